@@ -1,0 +1,40 @@
+"""The `chorister` command: one Typer application, one module a group of commands.
+
+Exit codes: 0 done; 1 a check said no (a refused recipe, a policy that contradicts itself);
+2 the command line or an input was wrong; 3 a bug in Chorister.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from chorister.errors import ChoristerError, InternalError
+
+__all__ = ["app", "console"]
+
+console = Console()
+
+
+class _Group(TyperGroup):
+    """Turns an error raised on purpose into one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 (the signature is Click's)
+        try:
+            return super().invoke(ctx)
+        except ChoristerError as error:
+            Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
+            sys.exit(3 if isinstance(error, InternalError) else 2)
+
+
+app = typer.Typer(
+    name="chorister",
+    cls=_Group,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Private federated statistics: you hear the choir, never a chorister.",
+)

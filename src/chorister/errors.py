@@ -1,0 +1,46 @@
+"""Every error that Chorister raises on purpose.
+
+Each message says what was wrong and what to do; fields carry the values for programs.
+
+    ChoristerError
+    ├── InvalidInput        a caller's value is outside the permitted range
+    ├── DecodeError         bytes from outside are not what they claim to be
+    ├── HPKEError           sealing or opening failed
+    │   └── UnsupportedSuite    an HPKE algorithm that Chorister does not speak
+    └── InternalError       a bug in Chorister; nothing was released
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ChoristerError",
+    "DecodeError",
+    "HPKEError",
+    "InternalError",
+    "InvalidInput",
+    "UnsupportedSuite",
+]
+
+
+class ChoristerError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class InvalidInput(ChoristerError, ValueError):
+    """A value outside the permitted range; the message names the range."""
+
+
+class DecodeError(ChoristerError, ValueError):
+    """Bytes from outside that do not decode; the message names the place."""
+
+
+class HPKEError(ChoristerError):
+    """HPKE sealing or opening failed: wrong key, or altered bytes."""
+
+
+class UnsupportedSuite(HPKEError, ValueError):
+    """An HPKE suite other than X25519, HKDF-SHA256, AES-128-GCM."""
+
+
+class InternalError(ChoristerError, RuntimeError):
+    """A bug in Chorister. Whatever was being computed was thrown away; please report it."""
