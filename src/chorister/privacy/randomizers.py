@@ -1,0 +1,319 @@
+"""Private one-hot encoding: what a device sends, and how an analyst reads the sum of it.
+
+A device that holds element `d` of a domain of `length` elements sends one bit a coordinate:
+1 with chance `h` at its own coordinate and 1 with chance `q = 1/(e^eps0 + 1)` elsewhere.
+
+- *asymmetric* (`h = 1/2`; paper, appendix A): eps0-DP in the replacement model;
+- *symmetric* (`h = 1 - q`; paper, appendix C): eps0-DP in the deletion model, and therefore
+  2 eps0-DP in the replacement model.
+
+**The law that is sampled.** Bits are drawn by comparing 64 random bits with an integer
+threshold, so the chances are multiples of 2^-64. `q` is rounded up and `h` towards `q`:
+
+1. *locally*, the largest likelihood ratio over all reports is `h(1-q) / (q(1-h))`, which falls
+   when q rises and when h falls towards q: the sampled law is never above eps0;
+2. *in the sum*, write the sampled chances as `q' = q + a(1 - 2q)`, `h' = h - a(2h - 1)`: every bit
+   is the nominal bit sent through a binary symmetric channel of error `a >= 0` (for h = 1/2 that
+   leaves h untouched). The sum of n such bits is `Bin(S, 1-a) + Bin(n-S, a)` given the nominal
+   sum S: a post-processing of S. Hence any bound that holds for the nominal sum holds for ours.
+   The aggregators' noise uses the same threshold and goes through the same channel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal, InvalidOperation
+from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtri
+
+from chorister.errors import InvalidInput
+from chorister.privacy.weights import TotalWeight, least_weight_bound
+
+__all__ = [
+    "MAX_LENGTH",
+    "MAX_LOCAL_EPSILON",
+    "MIN_LOCAL_EPSILON",
+    "Interval",
+    "LocalModel",
+    "Mechanism",
+    "OneHotRandomizer",
+    "as_deletion",
+    "as_local_epsilon",
+    "as_replacement",
+]
+
+Number: TypeAlias = Decimal | int | str | float
+Floats: TypeAlias = NDArray[np.float64]
+
+MIN_LOCAL_EPSILON = Decimal("0.001")
+MAX_LOCAL_EPSILON = Decimal(20)
+MAX_LENGTH = 1_000_000
+_MAX_DIGITS = 30
+
+# exp of a Decimal is correctly rounded, so 80 digits give the same threshold on every machine.
+_PRECISE = Context(prec=80)
+
+
+class Mechanism(StrEnum):
+    """Which private one-hot encoding."""
+
+    ASYMMETRIC = "asymmetric"
+    SYMMETRIC = "symmetric"
+
+
+class LocalModel(StrEnum):
+    """What a local guarantee compares: any two values, or any value with a reference law."""
+
+    REPLACEMENT = "replacement"
+    DELETION = "deletion"
+
+
+class Interval(NamedTuple):
+    """The two ends of a confidence interval, one entry a bin."""
+
+    low: Floats
+    high: Floats
+
+
+def as_local_epsilon(value: Number) -> Decimal:
+    """Read eps0 exactly: a float means the decimal number that it prints as."""
+    if isinstance(value, bool):
+        raise InvalidInput("local_epsilon must be a number, not a boolean")
+    try:
+        exact = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+    except (InvalidOperation, TypeError, ValueError):
+        raise InvalidInput(f"local_epsilon {value!r} is not a decimal number") from None
+    if not exact.is_finite() or not MIN_LOCAL_EPSILON <= exact <= MAX_LOCAL_EPSILON:
+        raise InvalidInput(
+            f"local_epsilon must lie between {MIN_LOCAL_EPSILON} and {MAX_LOCAL_EPSILON}, "
+            f"not {value}"
+        )
+    if len(exact.as_tuple().digits) > _MAX_DIGITS:
+        raise InvalidInput(f"local_epsilon must have at most {_MAX_DIGITS} significant digits")
+    return exact
+
+
+def as_replacement(epsilon: Decimal, model: LocalModel) -> Decimal:
+    """The replacement guarantee that follows from any eps0-DP guarantee in `model`.
+
+    Two values are each within epsilon of the reference law, hence within 2 epsilon of each other
+    (paper, appendix C). For a particular randomizer the truth may lie lower.
+    """
+    return 2 * epsilon if model is LocalModel.DELETION else epsilon
+
+
+def as_deletion(epsilon: Decimal, model: LocalModel) -> Decimal:
+    """The deletion guarantee that follows from any eps0-DP guarantee in `model`.
+
+    Any one value's law serves as the reference (paper, appendix C), so nothing is added.
+    """
+    del model
+    return epsilon
+
+
+@lru_cache(maxsize=256)
+def _thresholds(mechanism: Mechanism, local_epsilon: Decimal) -> tuple[int, int]:
+    """Chances of a 1 at other and own coordinates, times 2^64: q up, h towards q."""
+    scaled = _PRECISE.divide(Decimal(2**64), _PRECISE.add(_PRECISE.exp(local_epsilon), Decimal(1)))
+    q_threshold = int(scaled.to_integral_value(rounding=ROUND_CEILING))
+    h_threshold = 2**63 if mechanism is Mechanism.ASYMMETRIC else 2**64 - q_threshold
+    return q_threshold, h_threshold
+
+
+def _check_cohort(n: int, noise_trials: int) -> None:
+    if n < 1:
+        raise InvalidInput(f"n, the number of reports, must be at least 1, not {n}")
+    if noise_trials < 0:
+        raise InvalidInput(f"noise_trials must be at least 0 (no noise), not {noise_trials}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneHotRandomizer:
+    """One private one-hot encoding over a domain of `length` coordinates, OOV included.
+
+    `n` below is the number of reports in a sum and `noise_trials` is M = min_cohort - 1 where
+    *both* aggregators added an independent Bin(M, q) to every bin, and 0 where none did.
+    """
+
+    mechanism: Mechanism  # asymmetric or symmetric
+    local_epsilon: Decimal  # eps0, the mechanism's parameter, exactly as it was written
+    length: int  # |D|, the number of coordinates
+
+    def __init__(self, *, mechanism: Mechanism | str, local_epsilon: Number, length: int) -> None:
+        try:
+            chosen = Mechanism(mechanism)
+        except ValueError:
+            names = ", ".join(Mechanism)
+            raise InvalidInput(f"mechanism must be one of {names}, not {mechanism!r}") from None
+        if isinstance(length, bool) or not 2 <= length <= MAX_LENGTH:
+            raise InvalidInput(f"length must lie between 2 and {MAX_LENGTH:,}, not {length}")
+        object.__setattr__(self, "mechanism", chosen)
+        object.__setattr__(self, "local_epsilon", as_local_epsilon(local_epsilon))
+        object.__setattr__(self, "length", int(length))
+
+    # --- The law of one report ---------------------------------------------------------------
+
+    @property
+    def q_threshold(self) -> int:
+        """2^64 times the chance of a 1 at another coordinate, rounded up."""
+        return _thresholds(self.mechanism, self.local_epsilon)[0]
+
+    @property
+    def h_threshold(self) -> int:
+        """2^64 times the chance of a 1 at the own coordinate, rounded towards q."""
+        return _thresholds(self.mechanism, self.local_epsilon)[1]
+
+    @property
+    def q(self) -> float:
+        """Chance of a 1 at a coordinate that is not the device's own, as sampled."""
+        return self.q_threshold / 2**64
+
+    @property
+    def h(self) -> float:
+        """Chance of a 1 at the device's own coordinate, as sampled."""
+        return self.h_threshold / 2**64
+
+    @property
+    def replacement_epsilon(self) -> Decimal:
+        """Local guarantee in the replacement model: what a policy's local limits compare."""
+        model = (
+            LocalModel.DELETION if self.mechanism is Mechanism.SYMMETRIC else LocalModel.REPLACEMENT
+        )
+        return as_replacement(self.local_epsilon, model)
+
+    @property
+    def deletion_epsilon(self) -> Decimal:
+        """Local guarantee in the deletion model: eps0 for both mechanisms."""
+        return as_deletion(self.local_epsilon, LocalModel.REPLACEMENT)
+
+    @property
+    def max_weight(self) -> int:
+        """Weight bound of bounded reports: the least w with Pr[weight > w] <= 2^-80."""
+        return least_weight_bound(self.length, self.q_threshold, self.h_threshold)
+
+    # --- The device ----------------------------------------------------------------------------
+
+    def randomize(self, index: int, *, bounded: bool = True) -> bytes:
+        """Draw a report for coordinate `index`: one byte, 0 or 1, a coordinate.
+
+        Bounded reports are redrawn whole while their weight exceeds `max_weight`. The weight has
+        the same law whatever the index, so conditioning on it leaves every likelihood ratio, and
+        with it the replacement guarantee, untouched.
+        """
+        from chorister import _native  # the accountant alone needs no native module
+
+        self._check_index(index)
+        return _native.randomize_one_hot(
+            index,
+            self.length,
+            q_threshold=self.q_threshold,
+            h_threshold=self.h_threshold,
+            max_weight=self.max_weight if bounded else self.length,
+        )
+
+    def randomize_many(
+        self, indices: Sequence[int] | NDArray[np.int64], *, bounded: bool = True, threads: int = 0
+    ) -> NDArray[np.uint8]:
+        """Draw one report for each of many devices: an array of shape (devices, length)."""
+        from chorister import _native
+
+        held = np.ascontiguousarray(indices, dtype=np.int64)
+        if held.ndim != 1:
+            raise InvalidInput("indices must be one-dimensional")
+        if held.size and not 0 <= int(held.min()) <= int(held.max()) < self.length:
+            raise InvalidInput(f"every index must lie between 0 and {self.length - 1}")
+        drawn = _native.randomize_one_hot_many(
+            held,
+            self.length,
+            q_threshold=self.q_threshold,
+            h_threshold=self.h_threshold,
+            max_weight=self.max_weight if bounded else self.length,
+            threads=threads,
+        )
+        return np.frombuffer(drawn, dtype=np.uint8).reshape(held.size, self.length)
+
+    def _check_index(self, index: int) -> None:
+        if not 0 <= index < self.length:
+            raise InvalidInput(f"index must lie between 0 and {self.length - 1}, not {index}")
+
+    # --- The analyst ---------------------------------------------------------------------------
+
+    def debias(self, counts: ArrayLike, n: int, noise_trials: int = 0) -> Floats:
+        """Unbiased estimates of the true counts from the sums of `n` reports.
+
+        `(S - (n + 2M) q) / (h - q)`; without noise that is `2(E+1)/(E-1) S - 2n/(E-1)` for
+        asymmetric (the paper's appendix A prints n/(E-1), which is biased) and
+        `(E+1)/(E-1) S - n/(E-1)` for symmetric (appendix C).
+        """
+        _check_cohort(n, noise_trials)
+        sums = np.asarray(counts, dtype=np.float64)
+        return (sums - (n + 2 * noise_trials) * self.q) / (self.h - self.q)
+
+    def variance(self, n: int, frequency: ArrayLike = 0.0, noise_trials: int = 0) -> Floats:
+        """Variance of an estimate of a bin whose true count is `frequency`.
+
+        Without noise `4nE/(E-1)^2 + f` for asymmetric and `nE/(E-1)^2` for symmetric (paper,
+        appendices A and C); the aggregators' noise adds 2M q(1-q) before the scaling.
+        """
+        _check_cohort(n, noise_trials)
+        held = np.clip(np.asarray(frequency, dtype=np.float64), 0.0, float(n))
+        return self._base_variance(n, noise_trials) + self._variance_slope * held
+
+    def std_error(self, n: int, frequency: ArrayLike = 0.0, noise_trials: int = 0) -> Floats:
+        """Standard error of an estimate of a bin whose true count is `frequency`."""
+        return np.sqrt(self.variance(n, frequency, noise_trials))
+
+    def interval(
+        self, estimates: ArrayLike, n: int, noise_trials: int = 0, confidence: float = 0.95
+    ) -> Interval:
+        """Confidence intervals of the noise around unbiased `estimates`.
+
+        Score intervals: all true counts f with `|estimate - f| <= z sqrt(variance(f))`. The
+        variance is linear in f, so the ends solve a quadratic; its discriminant is positive for
+        every sum that can occur. Nothing is cut at 0 or n: averages of such intervals stay honest.
+        """
+        if not 0.0 < confidence < 1.0:
+            raise InvalidInput(f"confidence must lie strictly between 0 and 1, not {confidence}")
+        _check_cohort(n, noise_trials)
+        seen = np.asarray(estimates, dtype=np.float64)
+        z = float(ndtri(0.5 + confidence / 2.0))
+        shift = z * z * self._variance_slope / 2.0
+        spread = z * z * (self._base_variance(n, noise_trials) + self._variance_slope * seen)
+        half = np.sqrt(np.maximum(shift * shift + spread, 0.0))
+        return Interval(low=seen + shift - half, high=seen + shift + half)
+
+    def total_weight(self, n: int, noise_trials: int = 0, *, bounded: bool = True) -> TotalWeight:
+        """The law of the sum's total weight, which does not depend on anybody's data."""
+        _check_cohort(n, noise_trials)
+        return TotalWeight(
+            reports=n,
+            other_bits=n * (self.length - 1),
+            noise_bits=2 * noise_trials * self.length,
+            q=self.q,
+            h=self.h,
+            report_limit=self.max_weight if bounded else self.length,
+        )
+
+    def hostile_influence(self, *, bounded: bool = True) -> tuple[int, float]:
+        """What one hostile report can do at most: how many bins, and by how much each."""
+        bins = self.max_weight if bounded else self.length
+        return bins, 1.0 / (self.h - self.q)
+
+    def _base_variance(self, n: int, noise_trials: int) -> float:
+        scale = (self.h - self.q) ** 2
+        return (n + 2 * noise_trials) * self.q * (1.0 - self.q) / scale
+
+    @property
+    def _variance_slope(self) -> float:
+        """Variance that one holder adds to its bin: 1 for asymmetric, 0 for symmetric."""
+        if self.mechanism is Mechanism.SYMMETRIC:
+            return 0.0
+        own = self.h * (1.0 - self.h) - self.q * (1.0 - self.q)
+        return own / math.pow(self.h - self.q, 2)
