@@ -1,0 +1,95 @@
+"""Amplification by clones (Feldman, McMillan, Talwar), numerically.
+
+Each of the other n-1 reports is, with chance p, a *clone*: drawn from one of the two laws that are to
+be told apart, either with chance 1/2. With C ~ Bin(n-1, p) clones, E = e^eps0 and a = E/(E+1), the
+release is a post-processing of the pair
+
+    P = a Bin(C, 1/2) + 1 | else Bin(C, 1/2),   Q the same with a and 1-a swapped.
+
+- 2020 (arXiv 2012.12803, Theorem 3.1): `p = e^-eps0`, for *any* eps0-DP randomizer.
+- 2022 (arXiv 2208.04591, Theorem 3.1): `p = 2/(E+1)`. Its erratum restricts it to a class of
+  randomizers; for the *sum* of private one-hot reports it holds. On coordinates (d, d') let R0, R1 be
+  the laws of the two reports and `Q0 = (E R0 - R1)/(E-1)`, `Q1 = (E R1 - R0)/(E-1)`; then
+  `R0 = (E Q0 + Q1)/(E+1)`, and every other user's law satisfies `R >= (R0+R1)/(E+1)` pointwise:
+  asymmetric by q(1-q) >= q/2, q^2 = q^2 and (1-q)^2 >= q(1-q); symmetric, with E^2 for E, by
+  E^2 + 1 >= 2E.
+
+`eps0` is always the replacement value: 2 eps0 for symmetric one-hot.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from functools import lru_cache
+
+import numpy as np
+from scipy.stats import binom
+
+from chorister.privacy.binomials import Floats, binomial
+from chorister.privacy.envelopes import certified_slack, least_epsilon
+
+__all__ = ["CloneBound", "clones_delta", "clones_epsilon"]
+
+_MOST_COUNTS = 4096  # beyond this many values of C neighbours share the smallest one's divergence
+
+
+class CloneBound(StrEnum):
+    """Which clone probability."""
+
+    ANY_RANDOMIZER = "2020"
+    ONE_HOT_SUM = "2022"
+
+    def probability(self, replacement_epsilon: float) -> float:
+        """Chance that another report is a clone."""
+        if self is CloneBound.ANY_RANDOMIZER:
+            return math.exp(-replacement_epsilon)
+        return 2.0 / (math.exp(replacement_epsilon) + 1.0)
+
+
+def _conditional(clones: Floats, replacement_epsilon: float, epsilon: float) -> Floats:
+    """H_c: the divergence given c clones; nonincreasing in c.
+
+    With g = e^eps, `y = (ga - 1 + a)/(a - g(1-a))` and `k* = floor((c+1) y/(1+y)) + 1`:
+    `H_c = (a - g(1-a)) Pr[Bin(c,1/2) >= k*-1] - (ga - 1 + a) Pr[Bin(c,1/2) >= k*]`.
+    """
+    shrunk = math.exp(-replacement_epsilon)
+    a = 1.0 / (1.0 + shrunk)
+    not_a = shrunk / (1.0 + shrunk)
+    g = math.exp(epsilon)
+    gain, loss = a - g * not_a, g * a - not_a
+    least = np.floor((clones + 1.0) * (loss / (gain + loss))) + 1.0
+    # sf(k) is Pr[> k], so Pr[>= k*] is sf(k* - 1).
+    value = gain * binom.sf(least - 2.0, clones, 0.5) - loss * binom.sf(least - 1.0, clones, 0.5)
+    return np.maximum(value, 0.0)
+
+
+def clones_delta(
+    cohort: int, replacement_epsilon: float, epsilon: float, bound: CloneBound, cut: float = 1e-18
+) -> float:
+    """Delta at epsilon; what the window of C leaves out counts with H_0."""
+    if epsilon >= replacement_epsilon:
+        return 0.0
+    law = binomial(cohort - 1, min(1.0 - 2e-16, bound.probability(replacement_epsilon)), cut)
+    mass, first = law.mass, law.first
+    step = math.ceil(mass.size / _MOST_COUNTS)
+    if step > 1:
+        mass = np.add.reduceat(mass, np.arange(0, mass.size, step))
+    clones = first + step * np.arange(mass.size, dtype=np.float64)
+    none = _conditional(np.zeros(1), replacement_epsilon, epsilon)[0]
+    divergence = _conditional(clones, replacement_epsilon, epsilon)
+    return float(np.dot(mass, divergence) + law.missing * none)
+
+
+@lru_cache(maxsize=512)
+def clones_epsilon(
+    cohort: int, replacement_epsilon: float, delta: float, bound: CloneBound
+) -> float:
+    """Epsilon at delta, from above."""
+    slack = certified_slack(delta)
+    cut = max(delta * 1e-9, 1e-290)
+    return least_epsilon(
+        lambda e: clones_delta(cohort, replacement_epsilon, e, bound, cut) + slack,
+        delta,
+        replacement_epsilon,
+    )
