@@ -1,0 +1,95 @@
+# Two commands do everything on a fresh machine: make demo, make test.
+# Each target makes .venv and the native module by itself; the second time that is quick.
+
+SHELL  := /bin/bash
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+UV     := $(shell command -v uv 2>/dev/null)
+NATIVE := $(shell find src/rust -name '*.rs' -not -path '*/target/*') src/rust/Cargo.toml src/rust/Cargo.lock
+CARGO  := cargo --locked
+CRATE  := --manifest-path src/rust/Cargo.toml
+export CARGO_TARGET_DIR := $(CURDIR)/target
+export VIRTUAL_ENV      := $(CURDIR)/$(VENV)
+
+.PHONY: help demo test check bench docs browser wheel lock clean
+help:
+	@echo "make demo     a private histogram, from noisy bits to estimates, in one go"
+	@echo "make test     all tests"
+	@echo "make check    lint, types, import layers, clippy"
+	@echo "make bench    all benchmarks"
+	@echo "make docs     the documentation, into docs/_build/html"
+	@echo "make browser  Chromium for the console's tests (the only target that installs a system package)"
+	@echo "make wheel    a wheel, into dist/"
+	@echo "make lock     recompute the lock files"
+	@echo "make clean    remove everything that was built"
+
+# --- bootstrap -----------------------------------------------------------------------------------
+
+$(VENV)/.python: requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "Chorister needs Python 3.11 or newer: install it, or name one with 'make PYTHON=/path/to/python3 ...'." >&2; exit 1; }
+ifdef UV
+	@test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV)
+	$(UV) pip sync --quiet --require-hashes requirements.lock
+else
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { echo "Python's venv module is missing: install it (Debian: apt-get install python3-venv), or install uv." >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip --upgrade >/dev/null
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+endif
+	@touch $@
+
+# `maturin develop` puts the module into src/chorister and an editable install into .venv.
+$(VENV)/.native: $(VENV)/.python $(NATIVE) pyproject.toml
+	@command -v cargo >/dev/null || \
+	  { echo "Chorister's native module needs Rust 1.89 or newer: install it with rustup, then run make again." >&2; exit 1; }
+	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || \
+	  { echo "Rust needs a C compiler to link: install one (Debian: apt-get install gcc), then run make again." >&2; exit 1; }
+	$(BIN)/maturin develop --quiet --release --locked $(if $(UV),--uv,)
+	@touch $@
+
+# --- what people call ----------------------------------------------------------------------------
+
+demo: $(VENV)/.native
+	@$(BIN)/chorister demo
+
+# CI=true: a skipped test is a failure there, because CI has everything that a test could need.
+test: $(VENV)/.native
+	@if [ -z "$$CI" ] && ! $(BIN)/python -m tests.chromium >/dev/null; then \
+	  echo "No Chromium here: the console's browser tests will be skipped. 'make browser' installs it."; fi
+	@$(CARGO) test $(CRATE) --quiet --no-default-features
+	@$(BIN)/pytest -n auto $(PYTEST_ARGS)
+
+check: $(VENV)/.native
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --config pyproject.toml
+	@cargo fmt $(CRATE) --check
+	@$(CARGO) clippy $(CRATE) --quiet --all-targets -- -D warnings
+
+bench: $(VENV)/.native
+	@for bench in benchmarks/[a-z]*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+
+docs: $(VENV)/.native
+	@$(BIN)/sphinx-build -W -q docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+browser:
+	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends chromium; }
+
+wheel: $(VENV)/.native
+	@$(BIN)/maturin build --quiet --release --locked --out dist
+	@ls dist
+
+lock:
+	@test -n "$(UV)" || { echo "make lock needs uv: install it with 'pip install uv'." >&2; exit 1; }
+	@$(UV) pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
+	  --all-extras --group dev pyproject.toml --output-file requirements.lock
+	@cargo update $(CRATE) --workspace
+
+clean:
+	@rm -rf $(VENV) target dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -f src/chorister/_native*.so
+	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,15 @@
+//! The native module of Chorister: Prio3 and HPKE for whole batches, and random bits.
+//!
+//! Cryptography is done by the crates `prio` and `hpke-dispatch`; here are the batches around it. The modules
+//! follow a report: `sampling` makes its noisy bits, `prio3` and `hpke` its shares, `job` verifies and adds
+//! them up, `wire` is how they look in between. `python` is the only module that knows Python.
+
+pub mod error;
+pub mod hpke;
+pub mod job;
+pub mod parallel;
+pub mod prio3;
+#[cfg(feature = "python")]
+mod python;
+pub mod sampling;
+pub mod wire;
