@@ -1,9 +1,9 @@
 """The native module: Prio3 and HPKE for whole batches, and random bits.
 
-Every call releases the GIL. `threads` is the number of threads to use, 0 for all cores. Messages are `bytes`;
-columns of numbers come back as `bytes` of native 64-bit unsigned integers, for `numpy.frombuffer`. Per-report
-codes are the draft's `ReportError`, one byte a report, 0 where there is none. Errors are those of
-`chorister.errors`.
+Every call releases the GIL. `threads` is the number of threads to use, 0 for all cores. Messages
+are `bytes`; columns of numbers come back as `bytes` of native 64-bit unsigned integers, for
+`numpy.frombuffer`. Per-report codes are the draft's `ReportError`, one byte a report, 0 where there
+is none. Errors are those of `chorister.errors`.
 """
 
 from collections.abc import Sequence
@@ -50,8 +50,8 @@ class Prio3:
     ) -> bytes:
         """The entries of the result as uint64.
 
-        Raises DecodeError where an entry exceeds what `count` reports and twice `noise_trials` can add up to:
-        the shares are then of different batches.
+        Raises DecodeError where an entry exceeds what `count` reports and twice `noise_trials` can
+        add up to: the shares are then of different batches.
         """
 
 @final
@@ -124,7 +124,10 @@ class LeaderJob:
     @property
     def errors(self) -> bytes: ...
     def finish(self, verify_resps: bytes, *, threads: int = 0) -> Aggregated:
-        """Adds up what both found valid, once. Raises DecodeError, and waits on, if the answer is of another job."""
+        """Adds up what both found valid, once.
+
+        Raises DecodeError, and waits on, where the answer is not to this job.
+        """
 
 @final
 class Aggregated:
@@ -183,9 +186,13 @@ def randomize_one_hot(
 ) -> bytes:
     """One randomized one-hot vector for each index (uint8 or uint64), a byte a bit.
 
-    A bit is one with probability `q_threshold` / 2^64, the index's own with `h_threshold` / 2^64, all from the
-    operating system's generator; the whole vector is drawn again while its weight exceeds `max_weight`.
+    A bit is one with probability `q_threshold` / 2^64, the index's own with `h_threshold` / 2^64,
+    all from the operating system's generator; the whole vector is drawn again while its weight
+    exceeds `max_weight`.
     """
 
 def sample_binomials(count: int, trials: int, *, threshold: int, threads: int = 0) -> bytes:
-    """`count` exact draws of Bin(`trials`, `threshold` / 2^64) as uint64, from ChaCha20 keyed by the system."""
+    """`count` exact draws of Bin(`trials`, `threshold` / 2^64) as uint64.
+
+    From ChaCha20 with a key of the operating system's generator.
+    """
