@@ -1,9 +1,9 @@
 """The native module beside a plain Rust loop over the same crates, in one run.
 
 Both do the same work on reports of the same shape: open, decode, verify, encode, add up. The plain
-loop is `src/rust/examples/plain_loop.rs`. One thread is measured by its CPU time, two threads by the
-clock; the two sides take turns, and each figure is the best of its turns, because the machine has
-other work too.
+loop is `src/rust/examples/plain_loop.rs`. One thread is measured by its CPU time, two threads by
+the clock; the two sides take turns, and each figure is the best of its turns, because the machine
+has other work too.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ JOBS = [(1_000, 48, 500), (10_000, 230, 100)]
 def build_plain_loop() -> Path:
     target = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
     subprocess.run(
-        ["cargo", "build", "--quiet", "--release", "--locked", "--no-default-features"]  # noqa: RUF005
-        + ["--example", "plain_loop", "--manifest-path", "src/rust/Cargo.toml"]
-        + ["--target-dir", str(target)],
+        [
+            *("cargo", "build", "--quiet", "--release", "--locked", "--no-default-features"),
+            *("--example", "plain_loop", "--manifest-path", "src/rust/Cargo.toml"),
+            *("--target-dir", str(target)),
+        ],
         cwd=REPOSITORY,
         check=True,
     )

@@ -7,9 +7,12 @@ is none. Errors are those of `chorister.errors`.
 """
 
 from collections.abc import Sequence
-from typing import final
+from typing import TypeAlias, final
 
-from typing_extensions import Buffer
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers: TypeAlias = bytes | NDArray[np.uint8] | NDArray[np.uint64]
 
 @final
 class Prio3:
@@ -37,13 +40,13 @@ class Prio3:
     @property
     def length(self) -> int:
         """The number of entries of a result."""
-    def shard(self, ctx: bytes, measurement: Buffer, nonce: bytes) -> tuple[bytes, bytes, bytes]:
+    def shard(self, ctx: bytes, measurement: Numbers, nonce: bytes) -> tuple[bytes, bytes, bytes]:
         """Public share, leader's and helper's input share. The measurement is uint8 or uint64."""
     def zero(self) -> bytes:
         """The aggregate share of no report."""
     def merge(self, shares: Sequence[bytes]) -> bytes:
         """The sum of aggregate shares of one aggregator."""
-    def add_counts(self, share: bytes, counts: Buffer) -> bytes:
+    def add_counts(self, share: bytes, counts: Numbers) -> bytes:
         """Adds public numbers to an aggregate share: noise, drawn by `sample_binomials`."""
     def unshard(
         self, leader_share: bytes, helper_share: bytes, *, count: int, noise_trials: int = 0
@@ -85,7 +88,7 @@ class Task:
         """Takes the VDAF's application context, the start of the associated data, HPKE infos."""
     def seal_reports(
         self,
-        measurements: Buffer,
+        measurements: Numbers,
         *,
         report_ids: bytes,
         time: int,
@@ -176,7 +179,7 @@ def hpke_seal(config: bytes, info: bytes, aad: bytes, plaintext: bytes) -> bytes
     """Seals to an encoded `HpkeConfig`; returns an encoded `HpkeCiphertext`."""
 
 def randomize_one_hot(
-    indices: Buffer,
+    indices: Numbers,
     length: int,
     *,
     q_threshold: int,

@@ -211,7 +211,7 @@ class OneHotRandomizer:
 
         self._check_index(index)
         return _native.randomize_one_hot(
-            index,
+            np.array([index], dtype=np.uint64),
             self.length,
             q_threshold=self.q_threshold,
             h_threshold=self.h_threshold,
@@ -224,13 +224,13 @@ class OneHotRandomizer:
         """Draw one report for each of many devices: an array of shape (devices, length)."""
         from chorister import _native
 
-        held = np.ascontiguousarray(indices, dtype=np.int64)
+        held = np.asarray(indices, dtype=np.int64)
         if held.ndim != 1:
             raise InvalidInput("indices must be one-dimensional")
         if held.size and not 0 <= int(held.min()) <= int(held.max()) < self.length:
             raise InvalidInput(f"every index must lie between 0 and {self.length - 1}")
-        drawn = _native.randomize_one_hot_many(
-            held,
+        drawn = _native.randomize_one_hot(
+            held.astype(np.uint64),
             self.length,
             q_threshold=self.q_threshold,
             h_threshold=self.h_threshold,
