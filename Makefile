@@ -54,10 +54,8 @@ $(VENV)/.native: $(VENV)/.python $(NATIVE) pyproject.toml
 demo: $(VENV)/.native
 	@$(BIN)/chorister demo
 
-# CI=true: a skipped test is a failure there, because CI has everything that a test could need.
+# Skipped tests are listed with their reasons; with CI=true a skipped test has failed.
 test: $(VENV)/.native
-	@if [ -z "$$CI" ] && ! $(BIN)/python -m tests.chromium >/dev/null; then \
-	  echo "No Chromium here: the console's browser tests will be skipped. 'make browser' installs it."; fi
 	@$(CARGO) test $(CRATE) --quiet --no-default-features
 	@$(BIN)/pytest -n auto $(PYTEST_ARGS)
 

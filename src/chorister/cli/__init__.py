@@ -7,12 +7,13 @@ Exit codes: 0 done; 1 a check said no (a refused recipe, a policy that contradic
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from chorister import __version__
 from chorister.errors import ChoristerError, InternalError
 
 __all__ = ["app", "console"]
@@ -35,6 +36,20 @@ app = typer.Typer(
     name="chorister",
     cls=_Group,
     no_args_is_help=True,
+    invoke_without_command=True,
     rich_markup_mode="markdown",
-    help="Private federated statistics: you hear the choir, never a chorister.",
 )
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Private federated statistics: you hear the choir, never a chorister."""
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+# Each module adds its commands to `app`.
+from chorister.cli import demo  # noqa: E402, F401
