@@ -7,10 +7,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 UV     := $(shell command -v uv 2>/dev/null)
 NATIVE := $(shell find src/rust -name '*.rs' -not -path '*/target/*') src/rust/Cargo.toml src/rust/Cargo.lock
+PIP    := $(if $(UV),$(UV) pip,$(BIN)/python -m pip --disable-pip-version-check)
 CARGO  := cargo --locked
 CRATE  := --manifest-path src/rust/Cargo.toml
 export CARGO_TARGET_DIR := $(CURDIR)/target
 export VIRTUAL_ENV      := $(CURDIR)/$(VENV)
+export PATH             := $(CURDIR)/$(BIN):$(PATH)
+export MATURIN_PEP517_ARGS := --locked
 
 .PHONY: help demo test check bench docs browser wheel lock clean
 help:
@@ -31,22 +34,22 @@ $(VENV)/.python: requirements.lock
 	  { echo "Chorister needs Python 3.11 or newer: install it, or name one with 'make PYTHON=/path/to/python3 ...'." >&2; exit 1; }
 ifdef UV
 	@test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV)
-	$(UV) pip sync --quiet --require-hashes requirements.lock
+	$(PIP) sync --quiet --require-hashes requirements.lock
 else
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo "Python's venv module is missing: install it (Debian: apt-get install python3-venv), or install uv." >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip --upgrade >/dev/null
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(PIP) install --quiet --require-hashes -r requirements.lock
 endif
 	@touch $@
 
-# `maturin develop` puts the module into src/chorister and an editable install into .venv.
+# The editable install builds the native module in release mode, into src/chorister.
 $(VENV)/.native: $(VENV)/.python $(NATIVE) pyproject.toml
 	@command -v cargo >/dev/null || \
 	  { echo "Chorister's native module needs Rust 1.89 or newer: install it with rustup, then run make again." >&2; exit 1; }
 	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || \
 	  { echo "Rust needs a C compiler to link: install one (Debian: apt-get install gcc), then run make again." >&2; exit 1; }
-	$(BIN)/maturin develop --quiet --release --locked $(if $(UV),--uv,)
+	$(PIP) install --quiet --no-deps --no-build-isolation $(if $(UV),--reinstall,) --editable .
 	@touch $@
 
 # --- what people call ----------------------------------------------------------------------------
