@@ -77,8 +77,8 @@ def convolve(a: CountLaw, b: CountLaw, tolerance: float) -> CountLaw:
         entry = 3.0 * _UNIT_ROUNDOFF * math.log2(length) * norm
         if entry * size <= tolerance:
             mass = irfft(rfft(a.mass, length) * rfft(b.mass, length), length)[:size]
-            # Entries below 1e4 errors are noise; they sit at the two ends of a log-concave law.
-            solid = np.flatnonzero(mass > 1e4 * entry)
+            # Entries near the error are noise; they sit at the two ends of a log-concave law.
+            solid = np.flatnonzero(mass > 30.0 * entry)
             start, stop = int(solid[0]), int(solid[-1]) + 1
             lost = float(np.abs(mass[:start]).sum() + np.abs(mass[stop:]).sum())
             return CountLaw(

@@ -28,7 +28,10 @@ __all__ = ["cohort_envelope", "cut_for", "pair_envelope", "probabilities"]
 
 _KNOTS = 2000  # about 120 a standard deviation of the loss: chords cost 5e-6 of epsilon
 _TAIL_KNOTS = 48  # between the window's last ratio and the largest possible one
-_RISE = {Mechanism.ASYMMETRIC: 2e-4, Mechanism.SYMMETRIC: 4e-3}  # of delta, all blocks together
+# By how much all blocks together may raise delta, relatively. A small eps0 makes holders and
+# references nearly alike, so that every k costs the same and blocks must be many: it gets more.
+_RISE = {Mechanism.ASYMMETRIC: 2e-4, Mechanism.SYMMETRIC: 4e-3}
+_MOST_RISE = 5e-2
 
 
 def probabilities(mechanism: Mechanism, local_epsilon: float) -> tuple[float, float]:
@@ -67,7 +70,8 @@ def cohort_envelope(
         limit = local_epsilon * (2.0 if symmetric else 1.0)
         epsilon = least_epsilon(base.delta, delta, limit, precision=1e-4)
     weight = _sensitivity(base, epsilon)
-    budget = _RISE[mechanism] * max(delta, base.delta(epsilon))
+    share = min(_MOST_RISE, _RISE[mechanism] / min(1.0, local_epsilon) ** 2)
+    budget = share * max(delta, base.delta(epsilon))
     covered = 1
     for first, last, excess in _sweep(others, q, h, cut, g, envelope, weight, budget, symmetric):
         if first != covered:
@@ -96,11 +100,11 @@ def _sweep(
     k, so half of the range suffices once every curve is merged with its own reversal.
     """
     end = others // 2 if symmetric else others
-    first, width, growth = 1, 1, 2.0
+    first, width, growth = 1, 1.0, 2.0
     floor = budget / 40.0  # so that the last blocks are not starved into width 1
     while first <= end:
         while True:
-            last = min(end, first + width - 1)
+            last = min(end, first + int(width) - 1)
             if symmetric:
                 pair = coordinate(first, others - last, q, h, cut)
             else:
@@ -108,16 +112,16 @@ def _sweep(
             excess = _merged(pair.excess(g), g, symmetric=symmetric)
             rise = float(np.dot(weight, np.maximum(excess - envelope, 0.0)))
             allowed = max(budget / 2.0, floor)
-            if width == 1 or rise <= allowed:
+            if last == first or rise <= allowed:
                 break
-            # Doubling blindly after a refusal would be refused again: grow gently from there.
-            width, growth = max(1, int(width / growth)), max(1.0 + (growth - 1.0) / 2.0, 1.1)
+            # Doubling again at once would be refused again: grow gently from here.
+            width, growth = max(1.0, width / growth), max(1.0 + (growth - 1.0) / 2.0, 1.1)
         if rise < allowed / 8.0:
             growth = min(2.0, 1.3 * growth)
         budget -= min(rise, budget / 2.0)
         yield first, last, excess
         first = last + 1
-        width = math.ceil(width * growth)
+        width *= growth
 
 
 def _merged(excess: Floats, g: Floats, *, symmetric: bool) -> Floats:
