@@ -20,9 +20,9 @@ from chorister.privacy.binomials import CountLaw, Floats, binomial, convolve
 
 __all__ = ["Coordinate", "coordinate"]
 
-# A cut is 1e-9 of the delta that matters; a transform may err by a twentieth of that delta, which
+# A cut is 1e-9 of the delta that matters; a transform may err by a tenth of that delta, which
 # moves epsilon by a fraction of a percent and occurs only at deltas near 1e-12.
-_ERROR_SHARE = 5e7
+_ERROR_SHARE = 1e8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
