@@ -4,6 +4,7 @@ Each message says what was wrong and what to do; fields carry the values for pro
 
     ChoristerError
     ├── InvalidInput        a caller's value is outside the permitted range
+    ├── BudgetExceeded      a charge that a privacy budget does not allow
     ├── DecodeError         bytes from outside are not what they claim to be
     ├── HPKEError           sealing or opening failed
     │   └── UnsupportedSuite    an HPKE algorithm that Chorister does not speak
@@ -12,7 +13,10 @@ Each message says what was wrong and what to do; fields carry the values for pro
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 __all__ = [
+    "BudgetExceeded",
     "ChoristerError",
     "DecodeError",
     "HPKEError",
@@ -28,6 +32,20 @@ class ChoristerError(Exception):
 
 class InvalidInput(ChoristerError, ValueError):
     """A value outside the permitted range; the message names the range."""
+
+
+class BudgetExceeded(ChoristerError):
+    """A charge that a privacy budget does not allow; nothing was charged."""
+
+    def __init__(self, *, spent: Decimal, asked: Decimal, allowed: Decimal, field: str) -> None:
+        super().__init__(
+            f"the budget allows {field} {allowed:f} in all, {spent:f} is spent, and this asks for "
+            f"{asked:f}: wait until the budget renews, or ask for less"
+        )
+        self.spent = spent  # before this charge
+        self.asked = asked  # by this charge
+        self.allowed = allowed  # in all
+        self.field = field  # which limit: epsilon, delta, …
 
 
 class DecodeError(ChoristerError, ValueError):

@@ -1,10 +1,10 @@
 """Amplification by aggregation: what a sum over a cohort reveals, by every method.
 
 Four questions, one for each quantity that can be unknown: :func:`epsilon`, :func:`delta`,
-:func:`min_cohort`, :func:`local_epsilon`. Every answer is a certified upper bound on the privacy loss
-(or a cohort and a local epsilon for which that bound holds). Answers are remembered in this process
-only and never read from a disk: a device may enforce what it gets here. Planning tools that may trust
-their own disk go through :mod:`chorister.privacy.cache`.
+:func:`min_cohort`, :func:`local_epsilon`. Every answer is a certified upper bound on the privacy
+loss (or a cohort and a local epsilon for which that bound holds). Answers are remembered in this
+process only and never read from a disk: a device may enforce what it gets here. Planning tools
+that may trust their own disk go through :mod:`chorister.privacy.cache`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from enum import StrEnum
 from fractions import Fraction
 
 from chorister.errors import InvalidInput
-from chorister.privacy.closed_form import closed_form_epsilon, smallest_valid_cohort
 from chorister.privacy.clones import CloneBound, clones_delta, clones_epsilon
+from chorister.privacy.closed_form import closed_form_epsilon, smallest_valid_cohort
 from chorister.privacy.envelopes import certified_slack
 from chorister.privacy.exact import exact_delta, exact_epsilon, witness_delta
 from chorister.privacy.randomizers import (
@@ -26,25 +26,27 @@ from chorister.privacy.randomizers import (
     MIN_LOCAL_EPSILON,
     Mechanism,
     Number,
-    as_local_epsilon,
 )
 from chorister.privacy.renyi import renyi_delta, renyi_epsilon
+from chorister.privacy.settings import (
+    MAX_COHORT,
+    Crowd,
+    Setting,
+    as_choice,
+    as_delta,
+    as_epsilon,
+    honest_members,
+)
 
 __all__ = [
-    "MAX_COHORT",
     "Bound",
-    "Crowd",
     "Method",
-    "Setting",
     "delta",
     "epsilon",
-    "honest_members",
     "local_epsilon",
     "min_cohort",
 ]
 
-MAX_COHORT = 10**9
-_MAX_EPSILON = 50.0
 _STEP = Decimal("0.0001")  # resolution of the largest local epsilon
 
 
@@ -57,13 +59,6 @@ class Method(StrEnum):
     RENYI = "renyi"
 
 
-class Crowd(StrEnum):
-    """What hides a device: other people assumed honest, or noise of the aggregators."""
-
-    HONEST = "honest"
-    NOISED = "noised"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
     """A certified upper bound, and where the method has one a lower bound on the truth."""
@@ -73,125 +68,12 @@ class Bound:
     method: Method
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
-    """What stays fixed while cohort, epsilon and delta vary."""
-
-    local_epsilon: Decimal  # eps0, the mechanism's parameter
-    mechanism: Mechanism
-    crowd: Crowd
-    honest_fraction: Fraction  # of the cohort, in every released batch; 1 for a noised crowd
-
-    def __init__(
-        self,
-        *,
-        local_epsilon: Number,
-        mechanism: Mechanism | str = Mechanism.ASYMMETRIC,
-        crowd: Crowd | str = Crowd.HONEST,
-        honest_fraction: Fraction | int | str = Fraction(1),
-    ) -> None:
-        object.__setattr__(self, "local_epsilon", as_local_epsilon(local_epsilon))
-        object.__setattr__(self, "mechanism", _choice(Mechanism, mechanism, "mechanism"))
-        object.__setattr__(self, "crowd", _choice(Crowd, crowd, "crowd"))
-        object.__setattr__(self, "honest_fraction", _as_fraction(honest_fraction))
-        if self.crowd is Crowd.NOISED and self.honest_fraction != 1:
-            raise InvalidInput(
-                "a crowd noised by the aggregators assumes nothing of other clients: "
-                "leave honest_fraction at 1"
-            )
-
-    @property
-    def noised(self) -> bool:
-        """Whether the aggregators hide the device."""
-        return self.crowd is Crowd.NOISED
-
-    @property
-    def parameter(self) -> float:
-        """eps0 as a float, rounded up: a larger eps0 never has a smaller epsilon."""
-        nearest = float(self.local_epsilon)
-        return nearest if Decimal(nearest) >= self.local_epsilon else math.nextafter(nearest, 99.0)
-
-    @property
-    def replacement(self) -> float:
-        """The local guarantee in the replacement model, which bounds epsilon for every cohort."""
-        return self.parameter * (2.0 if self.mechanism is Mechanism.SYMMETRIC else 1.0)
-
-    def members(self, cohort: int) -> int:
-        """How many of a cohort hide the device, itself included."""
-        return honest_members(cohort, self.honest_fraction)
-
-
-def _choice(kind: type[StrEnum], value: str, name: str) -> StrEnum:
-    try:
-        return kind(value)
-    except ValueError:
-        raise InvalidInput(f"{name} must be one of {', '.join(kind)}, not {value!r}") from None
-
-
-def _as_fraction(value: Fraction | int | str) -> Fraction:
-    """Floats are refused: floor(0.07 * 100) is 7 in arithmetic and 7.000000000000001's luck in code."""
-    if isinstance(value, bool) or not isinstance(value, Fraction | int | str):
-        raise InvalidInput("honest_fraction must be a rational such as Fraction(9, 10) or '9/10'")
-    try:
-        fraction = Fraction(value)
-    except (ValueError, ZeroDivisionError):
-        raise InvalidInput(f"honest_fraction {value!r} is not a rational number") from None
-    if not 0 < fraction <= 1:
-        raise InvalidInput(f"honest_fraction must lie in (0, 1], not {value}")
-    return fraction
-
-
-def honest_members(cohort: int, fraction: Fraction) -> int:
-    """floor(fraction x cohort), in integers; refused if nobody is left to be honest."""
-    _check_cohort(cohort)
-    members = fraction.numerator * cohort // fraction.denominator
-    if members < 1:
-        least = -(-fraction.denominator // fraction.numerator)
-        raise InvalidInput(
-            f"{fraction} of a cohort of {cohort} is nobody: the cohort must be at least {least}"
-        )
-    return members
-
-
-def _check_cohort(cohort: int) -> None:
-    whole = isinstance(cohort, int) and not isinstance(cohort, bool)
-    if not whole or not 1 <= cohort <= MAX_COHORT:
-        raise InvalidInput(f"cohort must be an integer from 1 to {MAX_COHORT:,}, not {cohort}")
-
-
-def _check_delta(value: Number) -> float:
-    number = _as_float(value, "delta")
-    if not 0.0 < number < 1.0:
-        raise InvalidInput(f"delta must lie strictly between 0 and 1, not {value}")
-    # Rounded down: a smaller delta never has a smaller epsilon.
-    exact = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
-    return number if Decimal(number) <= exact else math.nextafter(number, 0.0)
-
-
-def _check_epsilon(value: Number) -> float:
-    number = _as_float(value, "epsilon")
-    if not 0.0 <= number <= _MAX_EPSILON:
-        raise InvalidInput(f"epsilon must lie between 0 and {_MAX_EPSILON:g}, not {value}")
-    exact = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
-    return number if Decimal(number) <= exact else max(0.0, math.nextafter(number, 0.0))
-
-
-def _as_float(value: Number, name: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError, ArithmeticError):
-        raise InvalidInput(f"{name} {value!r} is not a number") from None
-    if math.isnan(number) or isinstance(value, bool):
-        raise InvalidInput(f"{name} must be a number, not {value}")
-    return number
-
-
 def epsilon(
     setting: Setting, *, cohort: int, delta: Number, method: Method | str = Method.EXACT
 ) -> Bound:
     """Epsilon of one release over at least `cohort` reports, at `delta`."""
-    chosen = Method(_choice(Method, method, "method"))
-    members, wanted = setting.members(cohort), _check_delta(delta)
+    chosen = as_choice(Method, method, "method")
+    members, wanted = setting.members(cohort), as_delta(delta)
     if chosen is Method.EXACT:
         found = exact_epsilon(
             members, setting.mechanism, setting.parameter, wanted, noised=setting.noised
@@ -202,9 +84,7 @@ def epsilon(
     elif chosen is Method.CLOSED_FORM:
         upper = closed_form_epsilon(members, setting.replacement, wanted)
     else:
-        upper, _ = renyi_epsilon(
-            members, setting.mechanism, setting.parameter, wanted, noised=setting.noised
-        )
+        upper, _ = renyi_epsilon([setting.renyi(members)], wanted)
         upper = min(upper, setting.replacement)
     return Bound(upper=upper, lower=None, method=chosen)
 
@@ -213,8 +93,8 @@ def delta(
     setting: Setting, *, cohort: int, epsilon: Number, method: Method | str = Method.EXACT
 ) -> Bound:
     """Delta of one release over at least `cohort` reports, at `epsilon`."""
-    chosen = Method(_choice(Method, method, "method"))
-    members, wanted = setting.members(cohort), _check_epsilon(epsilon)
+    chosen = as_choice(Method, method, "method")
+    members, wanted = setting.members(cohort), as_epsilon(epsilon)
     if wanted >= setting.replacement:
         return Bound(upper=0.0, lower=0.0, method=chosen)
     if chosen is Method.EXACT:
@@ -228,9 +108,7 @@ def delta(
     elif chosen is Method.CLOSED_FORM:
         upper = _closed_form_delta(members, setting.replacement, wanted)
     else:
-        upper, _ = renyi_delta(
-            members, setting.mechanism, setting.parameter, wanted, noised=setting.noised
-        )
+        upper, _ = renyi_delta([setting.renyi(members)], wanted)
     return Bound(upper=upper, lower=None, method=chosen)
 
 
@@ -263,18 +141,18 @@ def min_cohort(
     """Least cohort found for which the certified bound holds.
 
     Epsilon does not rise with the cohort (dropping a user never lowers a divergence), so whatever
-    holds at this size holds at every larger one, however the search got there. The witness, which is
-    cheap, says where to start; certified tests decide.
+    holds at this size holds at every larger one, however the search got there. The witness, which
+    is cheap, says where to start; certified tests decide.
     """
-    chosen = Method(_choice(Method, method, "method"))
-    target, wanted = _check_epsilon(epsilon), _check_delta(delta)
+    chosen = as_choice(Method, method, "method")
+    target, wanted = as_epsilon(epsilon), as_delta(delta)
     fraction = setting.honest_fraction
     most = fraction.numerator * MAX_COHORT // fraction.denominator
 
     def holds(members: int) -> bool:
         return _holds(setting, chosen, members, target, wanted)
 
-    first = 1
+    first: int | None = 1
     if chosen is Method.EXACT:
         first = _first_member(
             lambda n: _witness_holds(setting, n, target, wanted), 1, most, _guess(setting, target)
@@ -284,8 +162,8 @@ def min_cohort(
     members = None if first is None else _first_member(holds, first, most, first)
     if members is None:
         raise InvalidInput(
-            f"no cohort up to {MAX_COHORT:,} gives epsilon {target:g} at delta {wanted:g} with local "
-            f"epsilon {setting.local_epsilon} by method {chosen}: ask for a larger epsilon or a "
+            f"no cohort up to {MAX_COHORT:,} gives epsilon {target:g} at delta {wanted:g} with "
+            f"local epsilon {setting.local_epsilon} by method {chosen}: ask for a larger epsilon or a "
             "smaller local epsilon"
         )
     # ceil(members / fraction), then checked with the very function that enforcement uses.
@@ -311,9 +189,7 @@ def _holds(setting: Setting, method: Method, members: int, target: float, wanted
         return value + certified_slack(wanted) <= wanted
     if method is Method.CLOSED_FORM:
         return closed_form_epsilon(members, setting.replacement, wanted) <= target
-    value, _ = renyi_delta(
-        members, setting.mechanism, setting.parameter, target, noised=setting.noised
-    )
+    value, _ = renyi_delta([setting.renyi(members)], target)
     return value <= wanted
 
 
@@ -378,11 +254,11 @@ def local_epsilon(
 ) -> Decimal:
     """Largest eps0 (to 0.0001, rounded down) for which a cohort gives (epsilon, delta).
 
-    A smaller eps0 is a post-processing of a larger one (a binary symmetric channel on every bit), so
-    the test is monotone; the returned value was itself certified.
+    A smaller eps0 is a post-processing of a larger one (a binary symmetric channel on every bit),
+    so the test is monotone; the returned value was itself certified.
     """
-    chosen = Method(_choice(Method, method, "method"))
-    target, wanted = _check_epsilon(epsilon), _check_delta(delta)
+    chosen = as_choice(Method, method, "method")
+    target, wanted = as_epsilon(epsilon), as_delta(delta)
 
     def holds(steps: int) -> bool:
         setting = Setting(
@@ -402,8 +278,8 @@ def local_epsilon(
     most = int((MAX_LOCAL_EPSILON / _STEP).to_integral_value(ROUND_FLOOR))
     if not holds(least):
         raise InvalidInput(
-            f"a cohort of {cohort:,} gives epsilon {target:g} at delta {wanted:g} for no local epsilon "
-            f"of at least {MIN_LOCAL_EPSILON}: ask for a larger cohort or a larger epsilon"
+            f"a cohort of {cohort:,} gives epsilon {target:g} at delta {wanted:g} for no local "
+            f"epsilon of at least {MIN_LOCAL_EPSILON}: ask for a larger cohort or a larger epsilon"
         )
     if holds(most):
         return most * _STEP

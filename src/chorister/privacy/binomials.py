@@ -37,9 +37,10 @@ class CountLaw:
 def binomial(trials: int, p: float, cut: float) -> CountLaw:
     """Bin(trials, p) on a window that misses at most `cut` of its mass on either side.
 
-    By Bernstein, `Pr[|X - np| >= s] <= 2 exp(-s^2 / (2(v + s/3)))`, v = np(1-p); solving for s gives
-    the window. Inside, the ratio of neighbours is exact and products run outwards from the mode,
-    so the relative error is about the window's length in roundings (1e-12 at a length of 1e4).
+    By Bernstein, `Pr[|X - np| >= s] <= 2 exp(-s^2 / (2(v + s/3)))`, v = np(1-p); solving for s
+    gives the window. Inside, the ratio of neighbours is exact and products run outwards from the
+    mode, so the relative error is about the window's length in roundings (1e-12 at a length of
+    1e4).
     """
     c = -math.log(cut)
     variance = trials * p * (1.0 - p)

@@ -7,8 +7,8 @@ holders: a *block*. Blocks that cover 0..N without a gap bound every k; their ma
 ratios, joined by chords, is an :class:`Envelope` that dominates them all.
 
 Which widths are worth their price is decided by what matters: the derivative of the final delta
-with respect to the envelope at each knot. A block is halved if it would raise delta by more than its
-share; a block of width 1 is merged whatever it does, never skipped.
+with respect to the envelope at each knot. A block is halved if it would raise delta by more than
+its share; a block of width 1 is merged whatever it does, never skipped.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def _sweep(
 ) -> Iterator[tuple[int, int, Floats]]:
     """Blocks after the first, as distances from the worst k (0, or N for symmetric).
 
-    Symmetric one-hot is its own mirror: `Z_{N-k} = N - Z_k` turns pair N-k into the reversal of pair
-    k, so half of the range suffices once every curve is merged with its own reversal.
+    Symmetric one-hot is its own mirror: `Z_{N-k} = N - Z_k` turns pair N-k into the reversal of
+    pair k, so half of the range suffices once every curve is merged with its own reversal.
     """
     end = others // 2 if symmetric else others
     first, width, growth = 1, 1.0, 2.0
@@ -171,7 +171,8 @@ def _sensitivity(base: Envelope, epsilon: float) -> Floats:
     inside = (right > 0) & (right < g.size)
     at = right[inside]
     share = (reach[inside] - g[at - 1]) / (g[at] - g[at - 1])
-    weight = np.bincount(at, mass[inside] * share, g.size)
+    weight = np.zeros(g.size)
+    weight += np.bincount(at, mass[inside] * share, g.size)
     weight += np.bincount(at - 1, mass[inside] * (1.0 - share), g.size)
     weight[-1] += float(mass[right == g.size].sum())
     phi = base.divergence(reach)

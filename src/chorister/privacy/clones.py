@@ -1,18 +1,18 @@
 """Amplification by clones (Feldman, McMillan, Talwar), numerically.
 
-Each of the other n-1 reports is, with chance p, a *clone*: drawn from one of the two laws that are to
-be told apart, either with chance 1/2. With C ~ Bin(n-1, p) clones, E = e^eps0 and a = E/(E+1), the
-release is a post-processing of the pair
+Each of the other n-1 reports is, with chance p, a *clone*: drawn from one of the two laws that
+are to be told apart, either with chance 1/2. With C ~ Bin(n-1, p) clones, E = e^eps0 and a =
+E/(E+1), the release is a post-processing of the pair
 
     P = a Bin(C, 1/2) + 1 | else Bin(C, 1/2),   Q the same with a and 1-a swapped.
 
 - 2020 (arXiv 2012.12803, Theorem 3.1): `p = e^-eps0`, for *any* eps0-DP randomizer.
 - 2022 (arXiv 2208.04591, Theorem 3.1): `p = 2/(E+1)`. Its erratum restricts it to a class of
-  randomizers; for the *sum* of private one-hot reports it holds. On coordinates (d, d') let R0, R1 be
-  the laws of the two reports and `Q0 = (E R0 - R1)/(E-1)`, `Q1 = (E R1 - R0)/(E-1)`; then
+  randomizers; for the *sum* of private one-hot reports it holds. On coordinates (d, d') let R0,
+  R1 be the laws of the two reports and `Q0 = (E R0 - R1)/(E-1)`, `Q1 = (E R1 - R0)/(E-1)`; then
   `R0 = (E Q0 + Q1)/(E+1)`, and every other user's law satisfies `R >= (R0+R1)/(E+1)` pointwise:
-  asymmetric by q(1-q) >= q/2, q^2 = q^2 and (1-q)^2 >= q(1-q); symmetric, with E^2 for E, by
-  E^2 + 1 >= 2E.
+  asymmetric by q(1-q) >= q/2, q^2 = q^2 and (1-q)^2 >= q(1-q); symmetric, with E^2 for E, by E^2
+  + 1 >= 2E.
 
 `eps0` is always the replacement value: 2 eps0 for symmetric one-hot.
 """

@@ -1,6 +1,7 @@
 """The closed-form bound on amplification by aggregation (paper, Theorem 2.4; Feldman et al. 2022).
 
-For any eps0-DP randomizer in the replacement model, E = e^eps0, if `eps0 <= ln(n/(8 ln(2/delta)) - 1)`:
+For any eps0-DP randomizer in the replacement model, E = e^eps0, if
+`eps0 <= ln(n/(8 ln(2/delta)) - 1)`:
 
     eps <= ln(1 + (E-1) (4 sqrt(2 ln(4/delta)) / sqrt((E+1) n) + 4/n)).
 

@@ -51,15 +51,15 @@ class Coordinate:
     def excess(self, g: Floats) -> Floats:
         """How far the hockey-stick divergence exceeds its trivial floor (1-g)+, from above.
 
-        For g >= 1 that is `H_g(A||B) = sum (A - gB)+`; for g < 1 it is `H_g - (1-g) = sum (gB - A)+`.
-        Each is summed on the tail where it lives, so it keeps its relative precision however small;
-        with t the first count where A > gB,
+        That is `H_g(A||B) = sum (A - gB)+` for g >= 1 and `H_g - (1-g) = sum (gB - A)+` for g < 1.
+        Each is summed on the tail where it lives, so it keeps its relative precision however
+        small; with t the first count where A > gB,
 
             sum_{x>=t} A - gB = (1-g) Pr[Z >= t] + (h - gq) Z(t-1),
             sum_{x<t}  gB - A = (g-1) Pr[Z < t]  + (h - gq) Z(t-1).
 
-        The window holds Z conditioned on it, an honest law of its own; Z is a mixture of that and of
-        a rest of mass `missing`, and the divergence is convex, so `missing` times the trivial
+        The window holds Z conditioned on it, an honest law of its own; Z is a mixture of that and
+        of a rest of mass `missing`, and the divergence is convex, so `missing` times the trivial
         ceiling min(1, g) covers the rest.
         """
         t = np.minimum(np.searchsorted(self.ratio, g, side="right"), self.ratio.size)
@@ -67,8 +67,9 @@ class Coordinate:
         own[t == self.ratio.size] = 0.0  # no count has A > gB (g is at least h/q)
         above = (1.0 - g) * self.upper[t] + own
         below = (g - 1.0) * self.lower[t] + own
-        value = np.maximum(np.where(g >= 1.0, above, below), 0.0)
-        return value + np.minimum(1.0, g) * self.missing + (1.0 + g) * self.error
+        value: Floats = np.maximum(np.where(g >= 1.0, above, below), 0.0)
+        value += np.minimum(1.0, g) * self.missing + (1.0 + g) * self.error
+        return value
 
 
 def coordinate(references: int, holders: int, q: float, h: float, cut: float) -> Coordinate:

@@ -1,9 +1,10 @@
 """A pair of laws known by an upper bound on all its hockey-stick divergences.
 
-For laws P, Q and g >= 0, `H_g(P||Q) = sum (P - gQ)+` is convex and nonincreasing in g with H_0 = 1.
-Values on a grid, joined by chords, therefore bound it from above at *every* g, and a convex bound is
-itself the curve of a pair: the chord's change of slope at a knot is that pair's Q-mass with ratio g.
-g < 1 (negative epsilon) is needed as much as g > 1, or domination does not survive a product.
+For laws P, Q and g >= 0, `H_g(P||Q) = sum (P - gQ)+` is convex and nonincreasing in g, and
+H_0 = 1. Values on a grid, joined by chords, therefore bound it from above at *every* g, and a convex
+bound is itself the curve of a pair: the chord's change of slope at a knot is that pair's Q-mass
+with ratio g. g < 1 (negative epsilon) is needed as much as g > 1, or domination does not survive
+a product.
 
 What is stored is the excess over the trivial floor (1-g)+, which keeps its relative precision.
 """
@@ -69,9 +70,9 @@ def least_epsilon(
 ) -> float:
     """Least epsilon in [0, upper] with delta_at(epsilon) <= delta, from above.
 
-    The upper end is tested first and is the answer if it fails: it must hold for other reasons (pure
-    differential privacy). ln delta is nearly quadratic in epsilon, so a secant in ln delta converges
-    in a few steps; bisection guards it. The returned value was itself tested.
+    The upper end is tested first and is the answer if it fails: it must hold for other reasons
+    (pure differential privacy). ln delta is nearly quadratic in epsilon, so a secant in ln delta
+    converges in a few steps; bisection guards it. The returned value was itself tested.
     """
     if _checked(delta_at(upper)) > delta:
         return upper

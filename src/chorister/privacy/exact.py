@@ -1,11 +1,12 @@
 """Exact amplification for sums of private one-hot reports: certified from above, with a witness.
 
-*Honest crowd*: everybody's data but the device's own are arbitrary, so the bound is a supremum over
-all compositions (k, k') of the others at the two coordinates that change. The envelope X* of
+*Honest crowd*: everybody's data but the device's own are arbitrary, so the bound is a supremum
+over all compositions (k, k') of the others at the two coordinates that change. The envelope X* of
 :mod:`blocks` dominates every k at one coordinate, its reversal Y* every k' at the other, and the
-product X* x Y* every (k, k'): a **certified upper bound**. One composition, (0, 0) for asymmetric and
-(N, 0) for symmetric one-hot, is a **witness**: a lower bound on the truth. On large cohorts they
-agree to some 1e-5; on tiny ones the witness can lie far below. Only the upper bound is enforced.
+product X* x Y* every (k, k'): a **certified upper bound**. One composition, (0, 0) for asymmetric
+and (N, 0) for symmetric one-hot, is a **witness**: a lower bound on the truth. On large cohorts
+they agree to some 1e-5; on tiny ones the witness can lie far below. Only the upper bound is
+enforced.
 
 *Noised crowd*: each aggregator adds Bin(M, q), M = cohort - 1, to every bin. If one aggregator is
 honest the device's coordinates see the pair with M references and no holders whoever the other
@@ -138,7 +139,5 @@ def exact_envelope(
 
 def _certified(lower: float, upper: float) -> Exact:
     if not (math.isfinite(lower) and math.isfinite(upper)) or upper < lower:
-        raise InternalError(
-            f"certified {upper} below witness {lower}: a bug in the accountant; nothing was released"
-        )
+        raise InternalError(f"certified {upper} below witness {lower}: a bug; nothing was released")
     return Exact(lower=lower, upper=upper)

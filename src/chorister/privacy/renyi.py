@@ -1,8 +1,9 @@
 """Renyi divergences of a sum of one-hot reports, certified over every composition of the crowd.
 
-`D_alpha(P||Q) = ln(sum Q (P/Q)^alpha) / (alpha - 1)` adds up over the two coordinates that change and
-obeys post-processing, so the blocks of :mod:`blocks` bound it too: the maximum over blocks that cover
-0..N. One composition alone is *not* the worst case for large orders (up to 45 % too low).
+`D_alpha(P||Q) = ln(sum Q (P/Q)^alpha) / (alpha - 1)` adds up over the two coordinates that change
+and obeys post-processing, so the blocks of :mod:`blocks` bound it too: the maximum over blocks
+that cover 0..N. One composition alone is *not* the worst case for large orders (up to 45 % too
+low).
 
 **Tails.** High orders weigh events far beyond any fixed probability mass. Tilting Z by e^(theta x)
 gives a sum of two binomials with other chances, so windows moved along theta give ln Z with full
@@ -13,7 +14,7 @@ to the power alpha is below e^-35 (of a sum that is at least 1), and that rest i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -28,6 +29,8 @@ from chorister.privacy.randomizers import Mechanism
 __all__ = [
     "MAX_ORDER",
     "ORDERS",
+    "RenyiRelease",
+    "check_order",
     "renyi_delta",
     "renyi_divergence",
     "renyi_epsilon",
@@ -208,7 +211,7 @@ def renyi_divergence(
 def _one_composition(
     cohort: int, mechanism: Mechanism, local_epsilon: float, order: int, *, noised: bool
 ) -> float:
-    """D_order of the witness: cheap, a lower bound; it only shows which orders are worth a sweep."""
+    """D_order of the witness: cheap, no bound; it only shows which orders are worth a sweep."""
     gained, lost = _sides(mechanism, local_epsilon, order)
     others = cohort - 1
     if mechanism is Mechanism.SYMMETRIC and not noised:
@@ -241,7 +244,7 @@ def _sides(
 
 def check_order(order: int) -> None:
     """Raise unless the order is one that this module computes."""
-    if isinstance(order, bool) or not isinstance(order, int) or not 2 <= order <= MAX_ORDER:
+    if type(order) is not int or not 2 <= order <= MAX_ORDER:
         raise InvalidInput(f"a Renyi order must be an integer from 2 to {MAX_ORDER:,}, not {order}")
 
 
@@ -260,35 +263,41 @@ def renyi_to_delta(divergence: float, order: int, epsilon: float) -> float:
     return min(1.0, math.exp(min(log_delta, 0.0)))
 
 
-def renyi_epsilon(
-    cohort: int, mechanism: Mechanism, local_epsilon: float, delta: float, *, noised: bool
-) -> tuple[float, int]:
-    """Smallest epsilon over the orders, and its order."""
-    return _best_order(
-        lambda divergence, order: renyi_to_epsilon(divergence, order, delta),
-        *(cohort, mechanism, local_epsilon),
-        noised=noised,
-    )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RenyiRelease:
+    """One release, as often as it is repeated."""
+
+    cohort: int
+    mechanism: Mechanism
+    local_epsilon: float
+    noised: bool
+    count: int = 1
+
+    def divergence(self, order: int) -> float:
+        """Certified D_order of all repetitions."""
+        return self.count * renyi_divergence(
+            self.cohort, self.mechanism, self.local_epsilon, order, noised=self.noised
+        )
+
+    def witness(self, order: int) -> float:
+        """D_order of one composition: cheap, no bound."""
+        return self.count * _one_composition(
+            self.cohort, self.mechanism, self.local_epsilon, order, noised=self.noised
+        )
 
 
-def renyi_delta(
-    cohort: int, mechanism: Mechanism, local_epsilon: float, epsilon: float, *, noised: bool
-) -> tuple[float, int]:
-    """Smallest delta over the orders, and its order."""
-    return _best_order(
-        lambda divergence, order: renyi_to_delta(divergence, order, epsilon),
-        *(cohort, mechanism, local_epsilon),
-        noised=noised,
-    )
+def renyi_epsilon(releases: Sequence[RenyiRelease], delta: float) -> tuple[float, int]:
+    """Smallest epsilon of all releases together over the orders, and its order."""
+    return _best_order(lambda total, order: renyi_to_epsilon(total, order, delta), releases)
+
+
+def renyi_delta(releases: Sequence[RenyiRelease], epsilon: float) -> tuple[float, int]:
+    """Smallest delta of all releases together over the orders, and its order."""
+    return _best_order(lambda total, order: renyi_to_delta(total, order, epsilon), releases)
 
 
 def _best_order(
-    convert: Callable[[float, int], float],
-    cohort: int,
-    mechanism: Mechanism,
-    local_epsilon: float,
-    *,
-    noised: bool,
+    convert: Callable[[float, int], float], releases: Sequence[RenyiRelease]
 ) -> tuple[float, int]:
     """Least value over the orders; any order is valid, so the search need not be perfect.
 
@@ -298,19 +307,13 @@ def _best_order(
 
     def quick(index: int) -> float:
         order = ORDERS[index]
-        found = _one_composition(cohort, mechanism, local_epsilon, order, noised=noised)
-        return convert(found, order)
+        return convert(sum(release.witness(order) for release in releases), order)
 
     coarse = min(range(0, len(ORDERS), 8), key=quick)
     close = min(range(max(0, coarse - 7), min(len(ORDERS), coarse + 8)), key=quick)
-    if noised:
-        return quick(close), ORDERS[close]
     # Other compositions weigh more at high orders: the best certified order lies there or below.
     nearby = {ORDERS[max(0, close - back)] for back in (0, 2, 6)}
     return min(
-        (
-            convert(renyi_divergence(cohort, mechanism, local_epsilon, order, noised=False), order),
-            order,
-        )
+        (convert(sum(release.divergence(order) for release in releases), order), order)
         for order in nearby
     )

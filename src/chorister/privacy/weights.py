@@ -23,9 +23,11 @@ from scipy.stats import binom
 from chorister.errors import InvalidInput
 
 __all__ = [
+    "BOUND_DELTA",
     "MARKED_BELOW",
     "WEIGHT_TAIL",
     "TotalWeight",
+    "delta_before_bound",
     "delta_with_bound",
     "least_weight_bound",
     "weight_tail",
@@ -33,6 +35,9 @@ __all__ = [
 
 WEIGHT_TAIL = Decimal(2) ** -80  # largest chance that an honest report has to be drawn again
 MARKED_BELOW = 2e-9  # a total weight less likely than this (two-sided) marks the result
+
+_MOST_WEIGHTED = 1.2e12  # 2^-80 times this is just below 1e-12
+BOUND_DELTA = Decimal("1e-12")  # what a recipe's delta sets aside for bounded reports
 
 # Decimal sums, products and quotients are correctly rounded by specification, so w is the same
 # on every machine. 80 digits leave 50 to the complement 1 - cdf at 2^-80.
@@ -84,6 +89,25 @@ def delta_with_bound(delta: float, epsilon: float, honest: int, tau: float) -> f
         raise InvalidInput("tau must lie in [0, 1) and honest must be at least 1")
     log_kept = honest * math.log1p(-tau)
     return (delta - math.exp(epsilon) * math.expm1(log_kept)) / math.exp(log_kept)
+
+
+def delta_before_bound(delta: Decimal, epsilon: Decimal, honest: int) -> Decimal:
+    """The delta left for amplification out of a recipe's, which includes the price of the bound.
+
+    At tau <= 2^-80 the price is below 1e-12 as long as `honest e^eps <= 1.2e12`; `honest` is 1 in a
+    noised crowd, where nobody else's report matters. Beyond that, or where nothing would be left,
+    it refuses.
+    """
+    if honest < 1 or honest * math.exp(epsilon) > _MOST_WEIGHTED:
+        raise InvalidInput(
+            f"bounded reports need 1 <= honest reports x e^epsilon <= {_MOST_WEIGHTED:g}, "
+            f"not {honest:,} x e^{epsilon}"
+        )
+    if not BOUND_DELTA < delta < 1:
+        raise InvalidInput(
+            f"with bounded reports delta must lie strictly between {BOUND_DELTA} and 1, not {delta}"
+        )
+    return delta - BOUND_DELTA
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

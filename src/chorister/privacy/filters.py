@@ -1,0 +1,196 @@
+"""Filters: the only compositions that a device may enforce.
+
+An analyst chooses each question after seeing the last answer, its parameters included. A *filter*
+bounds the total all the same. Two are known to:
+
+- **basic**: sums of epsilon and of delta (Rogers et al. 2016). Always valid; the default.
+- **renyi**: the sum of D_alpha at orders written down beforehand (Feldman and Zrnic 2021). With
+  several orders each guards its own share of delta, and the budget holds while one of them holds.
+
+Exact and advanced composition are *not* filters (five options for a second question, each within
+delta 1e-6 if fixed, exceed it if chosen after the first answer). They live in
+:mod:`chorister.privacy.composition`, take a :class:`FixedSequence`, and share no type with this
+module: a ledger that asks for a :class:`Filter` cannot be given one.
+
+A filter is a frozen value; adding a charge gives the next one and touches no earlier charge.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Context, Decimal, localcontext
+from typing import Self, final
+
+from chorister.errors import BudgetExceeded, InvalidInput
+from chorister.privacy.renyi import check_order, renyi_divergence, renyi_to_epsilon
+from chorister.privacy.settings import Setting
+
+__all__ = ["BasicFilter", "Charge", "Filter", "Release", "RenyiFilter", "Spent", "require_filter"]
+
+# Sums of decimals as people write them stay exact: 60 digits are never reached.
+_EXACT = Context(prec=60)
+_UNIT = Decimal("1e-12")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Release:
+    """What determines the privacy loss of one answer: nothing in it depends on data."""
+
+    setting: Setting  # mechanism, local epsilon, crowd
+    cohort: int  # min_cohort
+
+    def __post_init__(self) -> None:
+        self.setting.members(self.cohort)  # raises where nobody would be honest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Charge:
+    """What one answer costs: the stated guarantee, and the release that justifies it."""
+
+    release: Release
+    epsilon: Decimal
+    delta: Decimal
+
+    def __post_init__(self) -> None:
+        if not (self.epsilon.is_finite() and self.epsilon >= 0):
+            raise InvalidInput(f"a charge's epsilon must be at least 0, not {self.epsilon}")
+        if not (self.delta.is_finite() and 0 <= self.delta < 1):
+            raise InvalidInput(f"a charge's delta must lie in [0, 1), not {self.delta}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spent:
+    """A total guarantee."""
+
+    epsilon: Decimal
+    delta: Decimal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Filter(ABC):
+    """A budget together with what was charged to it. Only this module defines filters."""
+
+    epsilon: Decimal  # the budget's epsilon
+    delta: Decimal  # the budget's delta
+    charges: int = 0  # how many were added
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ != __name__:
+            raise TypeError("a filter needs a proof of its own: it cannot be defined elsewhere")
+
+    def __post_init__(self) -> None:
+        if not (self.epsilon.is_finite() and self.epsilon > 0):
+            raise InvalidInput(f"a budget's epsilon must be above 0, not {self.epsilon}")
+        if not (self.delta.is_finite() and 0 < self.delta < 1):
+            raise InvalidInput(f"a budget's delta must lie strictly in (0, 1), not {self.delta}")
+
+    @property
+    @abstractmethod
+    def spent(self) -> Spent:
+        """The total guarantee so far."""
+
+    @abstractmethod
+    def _added(self, charge: Charge) -> Self:
+        """This filter with one charge more, unchecked."""
+
+    def add(self, charge: Charge) -> Self:
+        """The filter after this charge; raises BudgetExceeded if the budget does not allow it."""
+        after = self._added(charge)
+        total, before = after.spent, self.spent
+        if total.epsilon > self.epsilon:
+            raise BudgetExceeded(
+                spent=before.epsilon, asked=charge.epsilon, allowed=self.epsilon, field="epsilon"
+            )
+        if total.delta > self.delta:
+            raise BudgetExceeded(
+                spent=before.delta, asked=charge.delta, allowed=self.delta, field="delta"
+            )
+        return after
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BasicFilter(Filter):
+    """Sums of epsilon and delta, in exact decimal arithmetic."""
+
+    total_epsilon: Decimal = Decimal(0)
+    total_delta: Decimal = Decimal(0)
+
+    @property
+    def spent(self) -> Spent:
+        """Both sums."""
+        return Spent(epsilon=self.total_epsilon, delta=self.total_delta)
+
+    def _added(self, charge: Charge) -> Self:
+        with localcontext(_EXACT):
+            return replace(
+                self,
+                total_epsilon=self.total_epsilon + charge.epsilon,
+                total_delta=self.total_delta + charge.delta,
+                charges=self.charges + 1,
+            )
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RenyiFilter(Filter):
+    """Sums of certified Renyi divergences at orders fixed in the policy."""
+
+    orders: tuple[int, ...] = (32,)
+    totals: tuple[Decimal, ...] = ()  # one sum an order; empty before the first charge
+
+    def __post_init__(self) -> None:
+        # super() would name the class that slots=True replaced.
+        Filter.__post_init__(self)
+        if not self.orders or len(set(self.orders)) != len(self.orders):
+            raise InvalidInput("a Renyi filter needs at least one order, and each only once")
+        for order in self.orders:
+            check_order(order)
+        if self.totals and len(self.totals) != len(self.orders):
+            raise InvalidInput("a Renyi filter keeps one total an order")
+
+    @property
+    def spent(self) -> Spent:
+        """Epsilon at the budget's delta, by the best order, each with its share of delta.
+
+        Which order is the best one may depend on what was asked, hence on earlier answers: that is
+        why they share delta.
+        """
+        if not self.charges:
+            return Spent(epsilon=Decimal(0), delta=Decimal(0))
+        share = float(self.delta) / len(self.orders)
+        best = min(
+            renyi_to_epsilon(float(total), order, share)
+            for order, total in zip(self.orders, self.totals, strict=True)
+        )
+        epsilon = Decimal(best).quantize(_UNIT, rounding=ROUND_CEILING)
+        return Spent(epsilon=epsilon, delta=self.delta)
+
+    def _added(self, charge: Charge) -> Self:
+        release = charge.release
+        members = release.setting.members(release.cohort)
+        sums = self.totals or (Decimal(0),) * len(self.orders)
+        with localcontext(_EXACT):
+            totals = tuple(
+                total + _rounded_up(release.setting, members, order)
+                for order, total in zip(self.orders, sums, strict=True)
+            )
+        return replace(self, totals=totals, charges=self.charges + 1)
+
+
+def _rounded_up(setting: Setting, members: int, order: int) -> Decimal:
+    divergence = renyi_divergence(
+        members, setting.mechanism, setting.parameter, order, noised=setting.noised
+    )
+    return Decimal(divergence).quantize(_UNIT, rounding=ROUND_CEILING)
+
+
+def require_filter(composition: object) -> Filter:
+    """Return the filter, or raise: what a ledger calls on whatever it is handed at run time."""
+    if not isinstance(composition, Filter):
+        raise InvalidInput(
+            f"{type(composition).__name__} is not a filter: a ledger composes by `basic` or "
+            "`renyi` only, because the analyst chooses each question after the last answer"
+        )
+    return composition

@@ -1,0 +1,214 @@
+"""What planned questions cost, and what a wanted accuracy costs.
+
+Planning only: nothing here charges a ledger. Standard errors are of counts in one bin that is rare
+(true count 0 unless told otherwise), aggregator noise included where the crowd is noised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+
+from chorister.errors import BudgetExceeded, InvalidInput
+from chorister.privacy.amplification import epsilon, min_cohort
+from chorister.privacy.composition import Composed, FixedSequence, compose
+from chorister.privacy.filters import Charge, Filter, Release
+from chorister.privacy.randomizers import (
+    MAX_LOCAL_EPSILON,
+    MIN_LOCAL_EPSILON,
+    Number,
+    OneHotRandomizer,
+)
+from chorister.privacy.settings import MAX_COHORT, Setting
+
+__all__ = ["Cost", "Plan", "PlannedQuestion", "accuracy_for_cohort", "cost", "cost_of_accuracy"]
+
+_STEP = Decimal("0.0001")
+_MOST_MORE = 100_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedQuestion:
+    """A question before it is asked."""
+
+    setting: Setting  # mechanism, local epsilon, crowd
+    epsilon: Decimal  # what it asks of the aggregate
+    delta: Decimal
+    length: int  # number of bins, OOV included
+    reports: int | None = None  # how many reports to expect; the minimum cohort if None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What one question costs and gives."""
+
+    charge: Charge  # what a ledger would write
+    local_epsilon: Decimal  # replacement value: what local limits compare
+    min_cohort: int  # the least cohort that gives the asked epsilon
+    reports: int  # at which the standard error is stated
+    std_error: float  # of a rare bin's count
+    relative_error: float  # the same as a share of the reports
+    more: int | None  # how many more such questions the budget allows; None without a budget
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Planned questions, each and all."""
+
+    each: tuple[Cost, ...]
+    total: Composed | None  # if the sequence is fixed beforehand, at the sum of the deltas
+    remaining: Filter | None  # the budget after all of them
+
+
+def _noise_trials(setting: Setting, cohort: int) -> int:
+    return cohort - 1 if setting.noised else 0
+
+
+def _randomizer(setting: Setting, length: int) -> OneHotRandomizer:
+    return OneHotRandomizer(
+        mechanism=setting.mechanism, local_epsilon=setting.local_epsilon, length=length
+    )
+
+
+def cost(
+    questions: Sequence[PlannedQuestion], budget: Filter | None = None, *, total: bool = True
+) -> Plan:
+    """Price each question in turn and all together; raises where the budget does not allow one."""
+    if not questions:
+        raise InvalidInput("a plan needs at least one question")
+    each: list[Cost] = []
+    for question in questions:
+        priced, budget = _price(question, budget)
+        each.append(priced)
+    composed = None
+    if total:
+        releases = tuple(priced.charge.release for priced in each)
+        whole = sum((question.delta for question in questions), Decimal(0))
+        composed = compose(FixedSequence(releases=releases), whole)
+    return Plan(each=tuple(each), total=composed, remaining=budget)
+
+
+def _price(question: PlannedQuestion, budget: Filter | None) -> tuple[Cost, Filter | None]:
+    setting = question.setting
+    cohort = min_cohort(setting, epsilon=question.epsilon, delta=question.delta)
+    reports = cohort if question.reports is None else question.reports
+    if reports < cohort:
+        raise InvalidInput(
+            f"epsilon {question.epsilon} needs a cohort of at least {cohort:,}, not {reports:,}"
+        )
+    randomizer = _randomizer(setting, question.length)
+    error = float(randomizer.std_error(reports, 0.0, _noise_trials(setting, cohort)))
+    charge = Charge(
+        release=Release(setting=setting, cohort=cohort),
+        epsilon=question.epsilon,
+        delta=question.delta,
+    )
+    more = None
+    if budget is not None:
+        budget = budget.add(charge)
+        more = _how_many(budget, charge)
+    priced = Cost(
+        charge=charge,
+        local_epsilon=randomizer.replacement_epsilon,
+        min_cohort=cohort,
+        reports=reports,
+        std_error=error,
+        relative_error=error / reports,
+        more=more,
+    )
+    return priced, budget
+
+
+def _how_many(budget: Filter, charge: Charge) -> int:
+    """How often a charge still fits, counted by charging."""
+    for count in range(_MOST_MORE):
+        try:
+            budget = budget.add(charge)
+        except BudgetExceeded:
+            return count
+    return _MOST_MORE
+
+
+def cost_of_accuracy(
+    setting: Setting, *, relative_error: float, delta: Number, length: int = 1000
+) -> Cost:
+    """The cohort at which a rare bin's standard error is this share of it, and its epsilon.
+
+    The share falls as 1/sqrt(n), so the cohort is found directly; every member of it hides the
+    device, so min_cohort is that cohort and epsilon is what it certifies.
+    """
+    if not 0.0 < relative_error < 1.0:
+        raise InvalidInput(
+            f"relative_error must lie strictly between 0 and 1, not {relative_error}"
+        )
+    randomizer = _randomizer(setting, length)
+
+    def share(n: int) -> float:
+        return float(randomizer.std_error(n, 0.0, _noise_trials(setting, n))) / n
+
+    needed = math.ceil((share(10**6) * 1000.0 / relative_error) ** 2)
+    cohort = max(2, min(needed, MAX_COHORT))
+    while share(cohort) > relative_error:
+        if cohort >= MAX_COHORT:
+            raise InvalidInput(
+                f"a relative error of {relative_error:g} needs more than {MAX_COHORT:,} reports at "
+                f"local epsilon {setting.local_epsilon}: ask for a larger one"
+            )
+        cohort = min(MAX_COHORT, cohort + max(1, cohort // 1000))
+    found = epsilon(setting, cohort=cohort, delta=delta).upper
+    return _stated(setting, cohort, found, delta, share(cohort) * cohort)
+
+
+def accuracy_for_cohort(
+    setting: Setting, *, std_error: float, reports: int, delta: Number, length: int = 1000
+) -> Cost:
+    """The least local epsilon with this standard error at so many reports, and its epsilon.
+
+    `setting` gives mechanism and crowd; its local epsilon is replaced by the least sufficient one.
+    """
+    if not std_error > 0.0:
+        raise InvalidInput(f"std_error must be above 0, not {std_error}")
+
+    def at(steps: int) -> tuple[Setting, float]:
+        trial = Setting(
+            local_epsilon=steps * _STEP,
+            mechanism=setting.mechanism,
+            crowd=setting.crowd,
+            honest_fraction=setting.honest_fraction,
+        )
+        trials = _noise_trials(trial, reports)
+        return trial, float(_randomizer(trial, length).std_error(reports, 0.0, trials))
+
+    low = int((MIN_LOCAL_EPSILON / _STEP).to_integral_value(ROUND_FLOOR))
+    high = int((MAX_LOCAL_EPSILON / _STEP).to_integral_value(ROUND_FLOOR))
+    if at(high)[1] > std_error:
+        raise InvalidInput(
+            f"a standard error of {std_error:g} at {reports:,} reports needs a local epsilon above "
+            f"{MAX_LOCAL_EPSILON}: ask for more reports or a larger error"
+        )
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if at(middle)[1] <= std_error else (middle, high)
+    chosen, error = at(high)
+    found = epsilon(chosen, cohort=reports, delta=delta).upper
+    return _stated(chosen, reports, found, delta, error)
+
+
+def _stated(setting: Setting, cohort: int, found: float, delta: Number, error: float) -> Cost:
+    charge = Charge(
+        release=Release(setting=setting, cohort=cohort),
+        # Rounded up to what people write: the certified bound holds for anything above it.
+        epsilon=Decimal(found).quantize(Decimal("1e-6"), rounding=ROUND_CEILING),
+        delta=Decimal(repr(delta)) if isinstance(delta, float) else Decimal(delta),
+    )
+    return Cost(
+        charge=charge,
+        local_epsilon=_randomizer(setting, 2).replacement_epsilon,
+        min_cohort=cohort,
+        reports=cohort,
+        std_error=error,
+        relative_error=error / cohort,
+        more=None,
+    )
