@@ -163,8 +163,8 @@ def min_cohort(
     if members is None:
         raise InvalidInput(
             f"no cohort up to {MAX_COHORT:,} gives epsilon {target:g} at delta {wanted:g} with "
-            f"local epsilon {setting.local_epsilon} by method {chosen}: ask for a larger epsilon or a "
-            "smaller local epsilon"
+            f"local epsilon {setting.local_epsilon} by method {chosen}: ask for a larger "
+            "epsilon or a smaller local epsilon"
         )
     # ceil(members / fraction), then checked with the very function that enforcement uses.
     cohort = -(-members * fraction.denominator // fraction.numerator)

@@ -1,10 +1,10 @@
 """Amplification by clones (Feldman, McMillan, Talwar), numerically.
 
 Each of the other n-1 reports is, with chance p, a *clone*: drawn from one of the two laws that
-are to be told apart, either with chance 1/2. With C ~ Bin(n-1, p) clones, E = e^eps0 and a =
-E/(E+1), the release is a post-processing of the pair
+are to be told apart, either with chance 1/2. With C ~ Bin(n-1, p) clones, E = e^eps0 and
+a = E/(E+1), the release is a post-processing of C and the count
 
-    P = a Bin(C, 1/2) + 1 | else Bin(C, 1/2),   Q the same with a and 1-a swapped.
+    P: Bin(C, 1/2) + Ber(a),   Q: Bin(C, 1/2) + Ber(1-a).
 
 - 2020 (arXiv 2012.12803, Theorem 3.1): `p = e^-eps0`, for *any* eps0-DP randomizer.
 - 2022 (arXiv 2208.04591, Theorem 3.1): `p = 2/(E+1)`. Its erratum restricts it to a class of

@@ -1,7 +1,7 @@
 """A pair of laws known by an upper bound on all its hockey-stick divergences.
 
 For laws P, Q and g >= 0, `H_g(P||Q) = sum (P - gQ)+` is convex and nonincreasing in g, and
-H_0 = 1. Values on a grid, joined by chords, therefore bound it from above at *every* g, and a convex
+H_0 = 1. Values on a grid, joined by chords, thus bound it from above at *every* g, and a convex
 bound is itself the curve of a pair: the chord's change of slope at a knot is that pair's Q-mass
 with ratio g. g < 1 (negative epsilon) is needed as much as g > 1, or domination does not survive
 a product.

@@ -1,0 +1,368 @@
+"""`chorister privacy`: what a release reveals, what it needs, and what many of them add up to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+from rich.progress import track
+from rich.table import Table
+
+from chorister.cli import app, console
+from chorister.cli.curve import COHORTS, LOCAL_EPSILONS, Point, draw
+from chorister.errors import InvalidInput
+from chorister.privacy import (
+    Bound,
+    Crowd,
+    FixedSequence,
+    Mechanism,
+    Method,
+    Release,
+    Setting,
+    compose,
+    delta,
+    epsilon,
+    local_epsilon,
+    min_cohort,
+)
+from chorister.privacy.cache import remember
+
+privacy = typer.Typer(
+    name="privacy",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="What a sum over a cohort reveals: epsilon, delta, cohort and local epsilon, certified.",
+)
+app.add_typer(privacy)
+
+Cohort: TypeAlias = Annotated[int, typer.Option("--cohort", help="Least number of reports.")]
+LocalEpsilon: TypeAlias = Annotated[
+    str, typer.Option("--local-epsilon", help="The mechanism's parameter eps0.")
+]
+Epsilon: TypeAlias = Annotated[str, typer.Option("--epsilon", help="Epsilon of the aggregate.")]
+Delta: TypeAlias = Annotated[str, typer.Option("--delta", help="Delta of the aggregate.")]
+MechanismOption: TypeAlias = Annotated[
+    Mechanism, typer.Option("--mechanism", help="Which private one-hot encoding.")
+]
+MethodOption: TypeAlias = Annotated[
+    Method | None, typer.Option("--method", help="Only this method; all of them by default.")
+]
+CrowdOption: TypeAlias = Annotated[
+    Crowd,
+    typer.Option("--crowd", help="Other people assumed honest, or noise of both aggregators."),
+]
+HonestFraction: TypeAlias = Annotated[
+    str, typer.Option("--honest-fraction", help="Share of an honest crowd, as in 9/10.")
+]
+AsJSON: TypeAlias = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+
+_MEANING = {
+    Method.EXACT: "supremum over everybody else's data, certified; what devices enforce",
+    Method.CLONES: "Feldman, McMillan, Talwar 2022, on our sums",
+    Method.CLOSED_FORM: "the paper's theorem",
+    Method.RENYI: "certified Renyi divergence at the best order",
+}
+
+
+def _setting(local: str, mechanism: Mechanism, crowd: Crowd, honest_fraction: str) -> Setting:
+    return Setting(
+        local_epsilon=local, mechanism=mechanism, crowd=crowd, honest_fraction=honest_fraction
+    )
+
+
+def _parameters(setting: Setting, **others: object) -> dict[str, str]:
+    known = {
+        "local_epsilon": setting.local_epsilon.normalize(),
+        "mechanism": setting.mechanism,
+        "crowd": setting.crowd,
+        "honest_fraction": setting.honest_fraction,
+    }
+    return {name: str(value) for name, value in (known | others).items()}
+
+
+def _remembered_epsilon(setting: Setting, cohort: int, wanted: str, method: Method) -> Bound:
+    def compute() -> dict[str, float]:
+        found = epsilon(setting, cohort=cohort, delta=wanted, method=method)
+        lower = {} if found.lower is None else {"lower": found.lower}
+        return {"upper": found.upper} | lower
+
+    key = _parameters(setting, cohort=cohort, delta=wanted, method=method)
+    answer = remember("epsilon", key, compute)
+    return Bound(upper=answer["upper"], lower=answer.get("lower"), method=method)
+
+
+def _remembered_cohort(setting: Setting, target: str, wanted: str, method: Method) -> int:
+    key = _parameters(setting, epsilon=target, delta=wanted, method=method)
+    answer = remember(
+        "min_cohort",
+        key,
+        lambda: {"min_cohort": min_cohort(setting, epsilon=target, delta=wanted, method=method)},
+    )
+    return int(answer["min_cohort"])
+
+
+def _assumption(setting: Setting) -> str:
+    """What the figures rest on, in words."""
+    if setting.crowd is Crowd.NOISED:
+        return "Holds if one of the two aggregators is honest, whoever the other clients are."
+    if setting.honest_fraction == 1:
+        return "Assumes that every member of the cohort is honest; `--crowd noised` does not."
+    return (
+        f"Assumes that at least {setting.honest_fraction} of every released cohort is honest; "
+        "`--crowd noised` does not."
+    )
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("method")
+    for column in columns:
+        table.add_column(column, justify="right")
+    table.add_column("what it is")
+    return table
+
+
+def _style(method: Method) -> str:
+    return "bold green" if method is Method.EXACT else ""
+
+
+def _describe(setting: Setting) -> str:
+    return f"{setting.mechanism} one-hot, local epsilon {setting.local_epsilon}"
+
+
+@privacy.command("epsilon")
+def show_epsilon(
+    cohort: Cohort,
+    local: LocalEpsilon,
+    wanted: Delta,
+    mechanism: MechanismOption = Mechanism.ASYMMETRIC,
+    method: MethodOption = None,
+    crowd: CrowdOption = Crowd.HONEST,
+    honest_fraction: HonestFraction = "1",
+    as_json: AsJSON = False,
+) -> None:
+    """What one release over a cohort reveals at a given delta."""
+    setting = _setting(local, mechanism, crowd, honest_fraction)
+    if as_json or method is not None:
+        found = _remembered_epsilon(setting, cohort, wanted, method or Method.EXACT)
+        if as_json:
+            answer = {"epsilon": found.upper, "lower": found.lower, "method": found.method}
+            print(json.dumps(answer))
+            return
+    title = f"Epsilon of {cohort:,} reports, {_describe(setting)}, delta {wanted}"
+    table = _table(title, "epsilon", "truth is at least")
+    for each in [method] if method else list(Method):
+        try:
+            bound = _remembered_epsilon(setting, cohort, wanted, each)
+        except InvalidInput as refusal:
+            if method or each is not Method.CLOSED_FORM:
+                raise
+            table.add_row(each, "refused", "", str(refusal), style="dim")
+            continue
+        lower = "" if bound.lower is None else f"{bound.lower:.6f}"
+        table.add_row(each, f"{bound.upper:.6f}", lower, _MEANING[each], style=_style(each))
+    console.print(table)
+    console.print(_assumption(setting))
+
+
+@privacy.command("delta")
+def show_delta(
+    cohort: Cohort,
+    local: LocalEpsilon,
+    target: Epsilon,
+    mechanism: MechanismOption = Mechanism.ASYMMETRIC,
+    method: MethodOption = None,
+    crowd: CrowdOption = Crowd.HONEST,
+    honest_fraction: HonestFraction = "1",
+    as_json: AsJSON = False,
+) -> None:
+    """What is left over at a given epsilon."""
+    setting = _setting(local, mechanism, crowd, honest_fraction)
+    if as_json:
+        found = delta(setting, cohort=cohort, epsilon=target, method=method or Method.EXACT)
+        print(json.dumps({"delta": found.upper, "lower": found.lower, "method": found.method}))
+        return
+    title = f"Delta of {cohort:,} reports, {_describe(setting)}, epsilon {target}"
+    table = _table(title, "delta", "truth is at least")
+    for each in [method] if method else list(Method):
+        try:
+            bound = delta(setting, cohort=cohort, epsilon=target, method=each)
+        except InvalidInput as refusal:
+            if method or each is not Method.CLOSED_FORM:
+                raise
+            table.add_row(each, "refused", "", str(refusal), style="dim")
+            continue
+        lower = "" if bound.lower is None else f"{bound.lower:.3e}"
+        table.add_row(each, f"{bound.upper:.3e}", lower, _MEANING[each], style=_style(each))
+    console.print(table)
+    console.print(_assumption(setting))
+
+
+@privacy.command("cohort")
+def show_cohort(
+    target: Epsilon,
+    local: LocalEpsilon,
+    wanted: Delta,
+    mechanism: MechanismOption = Mechanism.ASYMMETRIC,
+    method: MethodOption = None,
+    crowd: CrowdOption = Crowd.HONEST,
+    honest_fraction: HonestFraction = "1",
+    as_json: AsJSON = False,
+) -> None:
+    """The least cohort that gives an epsilon and a delta."""
+    setting = _setting(local, mechanism, crowd, honest_fraction)
+    if as_json:
+        chosen = method or Method.EXACT
+        least = _remembered_cohort(setting, target, wanted, chosen)
+        print(json.dumps({"min_cohort": least, "method": chosen}))
+        return
+    title = f"Least cohort for epsilon {target}, delta {wanted}, {_describe(setting)}"
+    table = _table(title, "cohort", "times exact")
+    cohorts: dict[Method, int] = {}
+    for each in [method] if method else list(Method):
+        cohorts[each] = _remembered_cohort(setting, target, wanted, each)
+        exact = cohorts.get(Method.EXACT)
+        ratio = "" if exact is None else f"{cohorts[each] / exact:.1f}"
+        table.add_row(each, f"{cohorts[each]}", ratio, _MEANING[each], style=_style(each))
+    console.print(table)
+    if Method.EXACT in cohorts:
+        others = ", ".join(
+            f"{cohorts[each]} {words}"
+            for each, words in ((Method.CLONES, "by clones"), (Method.CLOSED_FORM, "closed form"))
+            if each in cohorts
+        )
+        console.print(
+            f"[bold green]{cohorts[Method.EXACT]}[/] certified" + (f" ({others})" if others else "")
+        )
+    console.print(_assumption(setting))
+
+
+@privacy.command("local")
+def show_local(
+    cohort: Cohort,
+    target: Epsilon,
+    wanted: Delta,
+    mechanism: MechanismOption = Mechanism.ASYMMETRIC,
+    method: MethodOption = None,
+    crowd: CrowdOption = Crowd.HONEST,
+    honest_fraction: HonestFraction = "1",
+    as_json: AsJSON = False,
+) -> None:
+    """The largest local epsilon that a cohort supports."""
+    chosen = method or Method.EXACT
+    largest = local_epsilon(
+        cohort=cohort,
+        epsilon=target,
+        delta=wanted,
+        mechanism=mechanism,
+        crowd=crowd,
+        honest_fraction=honest_fraction,
+        method=chosen,
+    )
+    if as_json:
+        print(json.dumps({"local_epsilon": float(largest), "method": chosen}))
+        return
+    setting = _setting(str(largest), mechanism, crowd, honest_fraction)
+    console.print(
+        f"Local epsilon [bold green]{largest}[/] ({mechanism}, by {chosen}) is the largest for which "
+        f"{cohort:,} reports give epsilon {target} at delta {wanted}."
+    )
+    console.print(_assumption(setting))
+
+
+@privacy.command("compose")
+def show_compose(
+    cohort: Cohort,
+    local: LocalEpsilon,
+    wanted: Delta,
+    count: Annotated[int, typer.Option("--count", help="How many such releases.")],
+    mechanism: MechanismOption = Mechanism.ASYMMETRIC,
+    crowd: CrowdOption = Crowd.HONEST,
+    honest_fraction: HonestFraction = "1",
+    as_json: AsJSON = False,
+) -> None:
+    """What several releases add up to, at one delta for all of them."""
+    setting = _setting(local, mechanism, crowd, honest_fraction)
+    sequence = FixedSequence.repeated(Release(setting=setting, cohort=cohort), count)
+    composed = compose(sequence, wanted)
+    name, value = composed.best
+    values = {
+        "basic": composed.basic,
+        "advanced": composed.advanced,
+        "renyi": composed.renyi,
+        "exact": composed.exact,
+    }
+    if as_json:
+        print(json.dumps(values | {"best": value, "best_name": name}))
+        return
+    title = (
+        f"Epsilon of {count} releases of {cohort:,} reports, {_describe(setting)}, delta {wanted}"
+    )
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("composition")
+    table.add_column("epsilon", justify="right")
+    table.add_column("a ledger may use it")
+    filters = {"basic": "yes: a filter", "renyi": "yes, at an order fixed in the policy"}
+    for each, total in values.items():
+        allowed = filters.get(each, "no: the sequence must be fixed beforehand")
+        table.add_row(each, f"{total:.5f}", allowed, style="bold green" if each == name else "")
+    console.print(table)
+    console.print(_assumption(setting))
+
+
+@privacy.command("curve")
+def show_curve(
+    to: Annotated[Path, typer.Option("--to", help="An .svg, .png or .html file.")] = Path(
+        "privacy-curve.svg"
+    ),
+    wanted: Delta = "1e-6",
+    mechanism: MechanismOption = Mechanism.ASYMMETRIC,
+    crowd: CrowdOption = Crowd.HONEST,
+    as_json: AsJSON = False,
+) -> None:
+    """Draw epsilon against the cohort's size by every method, and print the table."""
+    points: list[Point] = []
+    jobs = [(local, cohort) for local in LOCAL_EPSILONS for cohort in COHORTS]
+    for local, cohort in track(
+        jobs, description="computing", console=console, transient=True, disable=as_json
+    ):
+        setting = _setting(str(local), mechanism, crowd, "1")
+        for method in Method:
+            try:
+                found = _remembered_epsilon(setting, cohort, wanted, method)
+            except InvalidInput:
+                if method is not Method.CLOSED_FORM:
+                    raise
+                continue  # the theorem says nothing here, so the curve begins further right
+            points.append(
+                Point(local_epsilon=local, cohort=cohort, method=method, epsilon=found.upper)
+            )
+    draw(points, to, delta=wanted, mechanism=mechanism)
+    if as_json:
+        rows = [
+            {
+                "local_epsilon": point.local_epsilon,
+                "cohort": point.cohort,
+                "method": point.method,
+                "epsilon": point.epsilon,
+            }
+            for point in points
+        ]
+        print(json.dumps({"file": str(to), "delta": float(wanted), "points": rows}))
+        return
+    table = Table(title=f"Epsilon at delta {wanted}", title_justify="left", title_style="bold")
+    table.add_column("local epsilon", justify="right")
+    table.add_column("cohort", justify="right")
+    for method in Method:
+        table.add_column(method, justify="right", style=_style(method))
+    for local, cohort in jobs:
+        row = {
+            point.method: f"{point.epsilon:.4f}"
+            for point in points
+            if (point.local_epsilon, point.cohort) == (local, cohort)
+        }
+        table.add_row(str(local), f"{cohort:,}", *(row.get(m, "refused") for m in Method))
+    console.print(table)
+    console.print(f"Drawn to [bold]{to}[/].")
