@@ -58,33 +58,40 @@ def draw(points: Sequence[Point], to: Path, *, delta: str, mechanism: Mechanism)
     colour = alt.Color(
         "method:N",
         scale=alt.Scale(domain=names, range=_COLOURS),
-        legend=alt.Legend(title=None, orient="bottom", symbolSize=400, labelFontSize=13),
+        legend=alt.Legend(
+            title=None,
+            orient="bottom",
+            symbolType="stroke",
+            symbolSize=500,
+            symbolStrokeWidth=3,
+            labelFontSize=13,
+        ),
     )
     dash = alt.StrokeDash("method:N", scale=alt.Scale(domain=names, range=_DASHES), legend=None)
     least = min(point.epsilon for point in points)
     cohort = alt.X(
         "cohort:Q",
-        scale=alt.Scale(type="log"),
+        scale=alt.Scale(type="log", nice=False),
         title="cohort size",
         axis=alt.Axis(format="~s", values=[10**i for i in range(2, 7)], grid=True),
     )
     epsilon = alt.Y(
         "epsilon:Q",
-        scale=alt.Scale(type="log", domain=[least * 0.8, 7.0]),
+        scale=alt.Scale(type="log", domain=[least * 0.8, 8.0], nice=False),
         title="epsilon of the aggregate",
         axis=alt.Axis(values=[0.01, 0.03, 0.1, 0.3, 1, 3, 6], format="~g"),
     )
-    tip = ["method:N", "cohort:Q", alt.Tooltip("epsilon:Q", format=".4f")]
+    tip = [alt.Tooltip("method:N"), alt.Tooltip("cohort:Q"), alt.Tooltip("epsilon:Q", format=".4f")]
     base = alt.Chart().encode(x=cohort, y=epsilon, color=colour, tooltip=tip)
     lines = base.mark_line(strokeWidth=2.5).encode(strokeDash=dash)
     dots = base.mark_point(filled=True, size=22, opacity=1.0)
     local = (
         alt.Chart()
         .mark_rule(strokeDash=[1, 4], color="#555555")
-        .encode(y=alt.Y("local_epsilon:Q", scale=alt.Scale(type="log"), title=None))
+        .encode(y=alt.Y("local_epsilon:Q", title="epsilon of the aggregate"))
     )
     chart = (
-        alt.layer(lines, dots, local, data=alt.Data(values=rows))
+        alt.layer(lines, dots, local, data=alt.InlineData(values=rows))
         .properties(width=380, height=340)
         .facet(
             column=alt.Column(

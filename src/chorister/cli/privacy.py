@@ -266,8 +266,8 @@ def show_local(
         return
     setting = _setting(str(largest), mechanism, crowd, honest_fraction)
     console.print(
-        f"Local epsilon [bold green]{largest}[/] ({mechanism}, by {chosen}) is the largest for which "
-        f"{cohort:,} reports give epsilon {target} at delta {wanted}."
+        f"Local epsilon [bold green]{largest}[/] ({mechanism}, by {chosen}) is the largest for "
+        f"which {cohort:,} reports give epsilon {target} at delta {wanted}."
     )
     console.print(_assumption(setting))
 
