@@ -152,14 +152,15 @@ def min_cohort(
     def holds(members: int) -> bool:
         return _holds(setting, chosen, members, target, wanted)
 
-    first: int | None = 1
     if chosen is Method.EXACT:
         first = _first_member(
             lambda n: _witness_holds(setting, n, target, wanted), 1, most, _guess(setting, target)
         )
-    elif chosen is Method.CLOSED_FORM:
-        first = smallest_valid_cohort(setting.replacement, wanted)
-    members = None if first is None else _first_member(holds, first, most, first)
+        members = None if first is None else _next_certified(holds, first, most)
+    else:
+        valid = smallest_valid_cohort(setting.replacement, wanted)
+        least = valid if chosen is Method.CLOSED_FORM else 1
+        members = _first_member(holds, least, most, least)
     if members is None:
         raise InvalidInput(
             f"no cohort up to {MAX_COHORT:,} gives epsilon {target:g} at delta {wanted:g} with "
@@ -214,26 +215,39 @@ def _first_member(holds: Callable[[int], bool], least: int, most: int, guess: in
     """Least n in [least, most] for which a monotone test holds, galloping from a guess."""
     guess = min(max(guess, least), most)
     if holds(guess):
-        good, step = guess, 1
+        good, growth = guess, 1.125
         while good > least:
-            trial = max(least, good - step if guess == least else round(good / (1.0 + step / 8.0)))
+            trial = max(least, min(good - 1, round(good / growth)))
             if not holds(trial):
-                return _bisect(holds, trial, good)
-            good, step = trial, 2 * step
+                return _bisect(holds, trial, good, 1)
+            good, growth = trial, growth * growth
         return good
-    bad, step = guess, 1
+    bad, growth = guess, 1.125
     while bad < most:
-        trial = min(
-            most, bad + step if guess == least else max(bad + 1, round(bad * (1 + step / 8)))
-        )
+        trial = min(most, max(bad + 1, round(bad * growth)))
         if holds(trial):
-            return _bisect(holds, bad, trial)
-        bad, step = trial, 2 * step
+            return _bisect(holds, bad, trial, 1)
+        bad, growth = trial, growth * growth
     return None
 
 
-def _bisect(holds: Callable[[int], bool], bad: int, good: int) -> int:
-    while good - bad > 1:
+def _next_certified(holds: Callable[[int], bool], first: int, most: int) -> int | None:
+    """The least n from `first` on for which a dear test holds, to one part in ten thousand.
+
+    The truth lies just above `first`, so it is tried itself and the steps begin small.
+    """
+    bad, step = first - 1, 1
+    while bad < most:
+        trial = min(most, bad + step)
+        if holds(trial):
+            return _bisect(holds, bad, trial, 1 + trial // 10_000)
+        step = max(2 * step, trial // 4000)
+        bad = trial
+    return None
+
+
+def _bisect(holds: Callable[[int], bool], bad: int, good: int, tolerance: int) -> int:
+    while good - bad > tolerance:
         middle = (bad + good) // 2
         if holds(middle):
             good = middle

@@ -34,7 +34,7 @@ class CountLaw:
     error: float  # bound on the absolute error of any sum of entries, beyond relative rounding
 
 
-def binomial(trials: int, p: float, cut: float) -> CountLaw:
+def binomial(trials: int, p: float, cut: float, complement: float | None = None) -> CountLaw:
     """Bin(trials, p) on a window that misses at most `cut` of its mass on either side.
 
     By Bernstein, `Pr[|X - np| >= s] <= 2 exp(-s^2 / (2(v + s/3)))`, v = np(1-p); solving for s
@@ -48,7 +48,7 @@ def binomial(trials: int, p: float, cut: float) -> CountLaw:
     first = max(0, math.floor(trials * p - reach))
     last = min(trials, math.ceil(trials * p + reach))
     mode = min(max(math.floor((trials + 1) * p), first), last)
-    odds = p / (1.0 - p)
+    odds = p / (1.0 - p if complement is None else complement)
     up = np.arange(mode, last, dtype=np.float64)
     down = np.arange(mode, first, -1, dtype=np.float64)
     mass = np.concatenate(

@@ -30,7 +30,7 @@ _KNOTS = 2000  # about 120 a standard deviation of the loss: chords cost 5e-6 of
 _TAIL_KNOTS = 48  # between the window's last ratio and the largest possible one
 # By how much all blocks together may raise delta, relatively. A small eps0 makes holders and
 # references nearly alike, so that every k costs the same and blocks must be many: it gets more.
-_RISE = {Mechanism.ASYMMETRIC: 2e-4, Mechanism.SYMMETRIC: 4e-3}
+_RISE = {Mechanism.ASYMMETRIC: 2e-4, Mechanism.SYMMETRIC: 2e-3}
 _MOST_RISE = 5e-2
 
 

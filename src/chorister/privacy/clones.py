@@ -29,7 +29,7 @@ from scipy.stats import binom
 from chorister.privacy.binomials import Floats, binomial
 from chorister.privacy.envelopes import certified_slack, least_epsilon
 
-__all__ = ["CloneBound", "clones_delta", "clones_epsilon"]
+__all__ = ["CloneBound", "clones_delta", "clones_epsilon", "conditional_divergence"]
 
 _MOST_COUNTS = 4096  # beyond this many values of C neighbours share the smallest one's divergence
 
@@ -47,7 +47,7 @@ class CloneBound(StrEnum):
         return 2.0 / (math.exp(replacement_epsilon) + 1.0)
 
 
-def _conditional(clones: Floats, replacement_epsilon: float, epsilon: float) -> Floats:
+def conditional_divergence(clones: Floats, replacement_epsilon: float, epsilon: float) -> Floats:
     """H_c: the divergence given c clones; nonincreasing in c.
 
     With g = e^eps, `y = (ga - 1 + a)/(a - g(1-a))` and `k* = floor((c+1) y/(1+y)) + 1`:
@@ -76,8 +76,8 @@ def clones_delta(
     if step > 1:
         mass = np.add.reduceat(mass, np.arange(0, mass.size, step))
     clones = first + step * np.arange(mass.size, dtype=np.float64)
-    none = _conditional(np.zeros(1), replacement_epsilon, epsilon)[0]
-    divergence = _conditional(clones, replacement_epsilon, epsilon)
+    none = conditional_divergence(np.zeros(1), replacement_epsilon, epsilon)[0]
+    divergence = conditional_divergence(clones, replacement_epsilon, epsilon)
     return float(np.dot(mass, divergence) + law.missing * none)
 
 

@@ -74,20 +74,24 @@ class Coordinate:
 
 def coordinate(references: int, holders: int, q: float, h: float, cut: float) -> Coordinate:
     """Lay out the pair for so many references and holders, missing a mass of about `cut`."""
+    # For symmetric one-hot 1 - h is q; subtracting h = 1 - q from 1 again would lose its digits.
+    not_h = q if h == 1.0 - q else 1.0 - h
     if holders == 0:
         z = binomial(references, q, cut)
     elif references == 0:
-        z = binomial(holders, h, cut)
+        z = binomial(holders, h, cut, not_h)
     else:
-        z = convolve(binomial(references, q, cut), binomial(holders, h, cut), _ERROR_SHARE * cut)
-    return _lay_out(z, q, h)
+        z = convolve(
+            binomial(references, q, cut), binomial(holders, h, cut, not_h), _ERROR_SHARE * cut
+        )
+    return _lay_out(z, q, h, not_h)
 
 
-def _lay_out(z: CountLaw, q: float, h: float) -> Coordinate:
+def _lay_out(z: CountLaw, q: float, h: float, not_h: float) -> Coordinate:
     size = z.mass.size
     here, before = np.zeros(size + 1), np.zeros(size + 1)
     here[:-1] = before[1:] = z.mass
-    ratio = ((1.0 - h) * here + h * before) / ((1.0 - q) * here + q * before)
+    ratio = (not_h * here + h * before) / ((1.0 - q) * here + q * before)
     # Log-concavity makes the ratio nondecreasing; rounding must not unsort what is searched.
     np.maximum.accumulate(ratio, out=ratio)
     upper, lower = np.zeros(size + 2), np.zeros(size + 2)
