@@ -10,7 +10,7 @@ from pathlib import Path
 from chorister.errors import InvalidInput
 from chorister.privacy import Mechanism, Method
 
-__all__ = ["COHORTS", "LOCAL_EPSILONS", "Point", "draw"]
+__all__ = ["COHORTS", "LOCAL_EPSILONS", "Point", "check_target", "draw"]
 
 LOCAL_EPSILONS = (3, 6)
 COHORTS = tuple(round(100 * 10 ** (i / 4)) for i in range(17))  # 100 to a million
@@ -36,14 +36,19 @@ class Point:
     epsilon: float
 
 
-def draw(points: Sequence[Point], to: Path, *, delta: str, mechanism: Mechanism) -> None:
-    """Write the figure in the format that the file's ending names."""
+def check_target(to: Path) -> None:
+    """Raise unless a figure can be written there: before anything is computed."""
     if to.suffix not in {".svg", ".png", ".html"}:
         raise InvalidInput(f"--to must end in .svg, .png or .html, not {to.suffix or 'nothing'!r}")
     if not to.parent.is_dir():
         raise InvalidInput(f"the folder {to.parent} does not exist")
     if find_spec("altair") is None or find_spec("vl_convert") is None:
         raise InvalidInput("drawing needs the analyst's packages: install chorister[analyst]")
+
+
+def draw(points: Sequence[Point], to: Path, *, delta: str, mechanism: Mechanism) -> None:
+    """Write the figure in the format that the file's ending names."""
+    check_target(to)
     import altair as alt
 
     names = list(_LABELS.values())

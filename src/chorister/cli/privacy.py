@@ -11,7 +11,7 @@ from rich.progress import track
 from rich.table import Table
 
 from chorister.cli import app, console
-from chorister.cli.curve import COHORTS, LOCAL_EPSILONS, Point, draw
+from chorister.cli.curve import COHORTS, LOCAL_EPSILONS, Point, check_target, draw
 from chorister.errors import InvalidInput
 from chorister.privacy import (
     Bound,
@@ -323,6 +323,7 @@ def show_curve(
     as_json: AsJSON = False,
 ) -> None:
     """Draw epsilon against the cohort's size by every method, and print the table."""
+    check_target(to)
     points: list[Point] = []
     jobs = [(local, cohort) for local in LOCAL_EPSILONS for cohort in COHORTS]
     for local, cohort in track(

@@ -1,0 +1,259 @@
+"""Fixed compositions: reference values, dp-accounting, and why they are no filters."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import textwrap
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chorister.errors import BudgetExceeded, InvalidInput
+from chorister.privacy import (
+    BasicFilter,
+    Charge,
+    ExactTotal,
+    Filter,
+    FixedSequence,
+    Release,
+    RenyiFilter,
+    Setting,
+    compose,
+    epsilon,
+    min_cohort,
+    require_filter,
+)
+from chorister.privacy.composition import CompositionName, compose_exact
+from chorister.privacy.exact import exact_envelope
+from chorister.privacy.losses import PrivacyLoss, release_loss
+from chorister.privacy.randomizers import Mechanism
+from chorister.privacy.renyi import renyi_divergence
+
+RELEASE = Release(setting=Setting(local_epsilon=3), cohort=10_000)
+CHARGE = Charge(release=RELEASE, epsilon=Decimal("0.11001"), delta=Decimal("1e-6"))
+
+
+def test_the_reference_compositions() -> None:
+    four = compose(FixedSequence.repeated(RELEASE, 4), "1e-6")
+    assert four.basic == pytest.approx(0.4793, abs=6e-5)
+    assert four.advanced == pytest.approx(1.4036, abs=6e-5)
+    assert four.renyi == pytest.approx(0.2509, abs=6e-5)
+    assert four.exact == pytest.approx(0.23084, abs=1.5e-5)
+    assert four.best == (CompositionName.EXACT, four.exact)
+    sixteen = compose(FixedSequence.repeated(RELEASE, 16), "1e-6")
+    assert sixteen.basic == pytest.approx(2.064, abs=6e-4)
+    assert sixteen.renyi == pytest.approx(0.5241, abs=6e-5)
+    assert sixteen.exact == pytest.approx(0.48426, abs=1.5e-5)
+
+
+def test_advanced_is_worse_than_basic_below_twenty_seven_releases() -> None:
+    few = compose(FixedSequence.repeated(RELEASE, 20), "1e-6")
+    assert few.advanced > few.basic
+    many = compose(FixedSequence.repeated(RELEASE, 60), "1e-6")
+    assert many.advanced < many.basic
+
+
+def test_one_release_composes_to_itself() -> None:
+    alone = compose_exact(FixedSequence.repeated(RELEASE, 1), "1e-6")
+    direct = epsilon(RELEASE.setting, cohort=10_000, delta="1e-6")
+    assert direct.lower is not None
+    assert direct.lower <= alone <= direct.upper * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("crowd", ["honest", "noised"])
+@pytest.mark.parametrize("mechanism", ["asymmetric", "symmetric"])
+def test_adding_one_by_one_equals_composing_at_once(mechanism: str, crowd: str) -> None:
+    """Mixed releases, one grid; adding does not look at the earlier ones again."""
+    first = Release(setting=Setting(local_epsilon=3, mechanism=mechanism, crowd=crowd), cohort=3000)
+    second = Release(
+        setting=Setting(local_epsilon="1.5", mechanism=mechanism, crowd=crowd), cohort=2000
+    )
+    total = ExactTotal.of(FixedSequence(releases=(first,)), "1e-6")
+    for release in (second, first, second):
+        total = total.add(release)
+    at_once = compose_exact(FixedSequence(releases=(first, second, first, second)), "1e-6")
+    assert total.epsilon("1e-6") == pytest.approx(at_once, rel=2e-3)
+    assert total.delta(at_once) == pytest.approx(1e-6, rel=5e-2)
+
+
+@pytest.mark.parametrize("mechanism", list(Mechanism))
+@pytest.mark.parametrize("count", [1, 7])
+def test_dp_accounting_agrees(mechanism: Mechanism, count: int) -> None:
+    """Google's accountant, connect-the-dots, on the very pair of a noised crowd.
+
+    Its grid of 1e-4 rounds losses up; both are upper bounds, so they may differ by its rounding.
+    """
+    pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
+    from chorister.privacy.blocks import probabilities
+    from chorister.privacy.coordinates import coordinate
+
+    q, h = probabilities(mechanism, 3.0)
+    pair = coordinate(1999, 0, q, h, 1e-18)
+    other = pair.reference_mass
+    own = other * pair.ratio
+    upper = {i: math.log(p) for i, p in enumerate(own) if p > 0}
+    lower = {i: math.log(p) for i, p in enumerate(other) if p > 0}
+
+    def distribution(one: dict[int, float], two: dict[int, float]) -> Any:
+        return pld.from_two_probability_mass_functions(
+            one, two, pessimistic_estimate=True, value_discretization_interval=1e-4
+        )
+
+    total = distribution(upper, lower).compose(distribution(lower, upper))
+    theirs = total.self_compose(count).get_epsilon_for_delta(1e-6)
+    setting = Setting(local_epsilon=3, mechanism=mechanism, crowd="noised")
+    ours = compose_exact(
+        FixedSequence.repeated(Release(setting=setting, cohort=2000), count), "1e-6"
+    )
+    assert ours == pytest.approx(theirs, rel=1e-3)
+    assert ours <= theirs * (1 + 1e-4)
+
+
+# --- Why exact composition is not a filter -------------------------------------------------------
+
+
+def loss_of(local: str, cohort: int, spacing: float) -> PrivacyLoss:
+    envelope = exact_envelope(cohort, Mechanism.ASYMMETRIC, float(local), 1e-9, noised=True)
+    return release_loss(envelope, spacing, 1e-15)
+
+
+def test_choosing_the_second_question_after_the_first_answer_exceeds_delta() -> None:
+    """The counterexample: each second question is within delta(1.5) <= 1e-6 if fixed beforehand.
+
+    After the first answer with loss l the analyst takes the question that is worst at 1.5 - l.
+    """
+    target, spacing = 1.5, 2e-3
+    first = loss_of("3", 300, spacing)
+    options = []
+    for local in ("1.5", "3", "5", "7", "9"):
+        low, high = 2, 400_000
+        while high - low > 1:
+            cohort = (low + high) // 2
+            if first.then(loss_of(local, cohort, spacing), 1e-15).delta(target) <= 1e-6:
+                high = cohort
+            else:
+                low = cohort
+        options.append(loss_of(local, high, spacing))
+    fixed = [first.then(option, 1e-15).delta(target) for option in options]
+    assert max(fixed) <= 1e-6
+    losses = first.spacing * (first.first + np.arange(first.mass.size))
+    worst = np.array([max(option.delta(target - loss) for option in options) for loss in losses])
+    adaptive = float(np.dot(first.mass, worst)) + first.infinite
+    assert adaptive > 1.005e-6
+
+
+# --- Filters --------------------------------------------------------------------------------
+
+
+def test_basic_sums_exactly_and_checks_both() -> None:
+    budget = BasicFilter(epsilon=Decimal("0.3"), delta=Decimal("1e-5"))
+    tenth = Charge(release=RELEASE, epsilon=Decimal("0.1"), delta=Decimal("1e-6"))
+    for _ in range(3):  # in binary, 0.1 + 0.1 + 0.1 exceeds 0.3
+        budget = budget.add(tenth)
+    assert budget.spent.epsilon == Decimal("0.3")
+    assert budget.charges == 3
+    with pytest.raises(BudgetExceeded) as refused:
+        budget.add(tenth)
+    error = refused.value
+    assert (error.field, error.spent, error.allowed) == ("epsilon", Decimal("0.3"), Decimal("0.3"))
+    assert budget.charges == 3
+    costly = Charge(release=RELEASE, epsilon=Decimal(0), delta=Decimal("9e-6"))
+    with pytest.raises(BudgetExceeded, match="delta"):
+        budget.add(costly)
+
+
+def test_the_renyi_filter_at_the_stated_order() -> None:
+    """T = 16: .524 where exact is at .484 and basic far above."""
+    budget = RenyiFilter(epsilon=Decimal(1), delta=Decimal("1e-6"), orders=(38,))
+    assert budget.spent.epsilon == 0
+    for _ in range(16):
+        budget = budget.add(CHARGE)
+    assert float(budget.spent.epsilon) == pytest.approx(0.5241, abs=6e-5)
+    assert budget.spent.delta == Decimal("1e-6")
+
+
+def test_several_orders_share_delta() -> None:
+    one = RenyiFilter(epsilon=Decimal(1), delta=Decimal("1e-6"), orders=(38,)).add(CHARGE)
+    two = RenyiFilter(epsilon=Decimal(1), delta=Decimal("1e-6"), orders=(38, 140)).add(CHARGE)
+    half = RenyiFilter(epsilon=Decimal(1), delta=Decimal("5e-7"), orders=(140,)).add(CHARGE)
+    assert two.spent.epsilon == half.spent.epsilon < one.spent.epsilon
+
+
+def test_a_filter_only_looks_at_the_new_charge(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def counted(*arguments: Any, **named: Any) -> float:
+        seen.append(1)
+        return renyi_divergence(*arguments, **named)
+
+    monkeypatch.setattr("chorister.privacy.filters.renyi_divergence", counted)
+    budget = RenyiFilter(epsilon=Decimal(3), delta=Decimal("1e-6"), orders=(20, 40))
+    for _ in range(5):
+        seen.clear()
+        budget = budget.add(CHARGE)
+        assert len(seen) == 2
+
+
+def test_a_fixed_composition_is_not_a_filter_at_run_time() -> None:
+    sequence = FixedSequence.repeated(RELEASE, 2)
+    total = ExactTotal.of(sequence, "1e-6")
+    for composition in (sequence, total, compose(sequence, "1e-6"), "exact", None):
+        assert not isinstance(composition, Filter)
+        with pytest.raises(InvalidInput, match="not a filter"):
+            require_filter(composition)
+    budget = BasicFilter(epsilon=Decimal(1), delta=Decimal("1e-6"))
+    assert require_filter(budget) is budget
+    with pytest.raises(TypeError, match="proof of its own"):
+        type("ExactFilter", (Filter,), {})
+
+
+def test_a_fixed_composition_is_not_a_filter_for_the_type_checker(tmp_path: Path) -> None:
+    page = tmp_path / "ledger.py"
+    page.write_text(
+        textwrap.dedent(
+            """
+            from decimal import Decimal
+            from chorister.privacy import BasicFilter, ExactTotal, Filter, FixedSequence
+
+            def ledger(composition: Filter) -> None: ...
+
+            def try_it(sequence: FixedSequence, total: ExactTotal) -> None:
+                ledger(BasicFilter(epsilon=Decimal(1), delta=Decimal("1e-6")))
+                ledger(sequence)
+                ledger(total)
+            """
+        )
+    )
+    run = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(page)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    wrong = [line for line in run.stdout.splitlines() if "ledger.py" in line and "error" in line]
+    assert [int(line.split("ledger.py:")[1].split(":")[0]) for line in wrong] == [9, 10], run.stdout
+
+
+def test_bad_budgets_and_charges_are_refused() -> None:
+    for bad in ("0", "-1", "NaN", "Infinity"):
+        with pytest.raises(InvalidInput, match="epsilon"):
+            BasicFilter(epsilon=Decimal(bad), delta=Decimal("1e-6"))
+    for bad in ("0", "1", "NaN"):
+        with pytest.raises(InvalidInput, match="delta"):
+            BasicFilter(epsilon=Decimal(1), delta=Decimal(bad))
+    with pytest.raises(InvalidInput, match="epsilon"):
+        Charge(release=RELEASE, epsilon=Decimal(-1), delta=Decimal("1e-6"))
+    with pytest.raises(InvalidInput, match="delta"):
+        Charge(release=RELEASE, epsilon=Decimal(1), delta=Decimal("NaN"))
+    for orders in ((), (3, 3), (1,)):
+        with pytest.raises(InvalidInput, match="order"):
+            RenyiFilter(epsilon=Decimal(1), delta=Decimal("1e-6"), orders=orders)
+    with pytest.raises(InvalidInput, match="1 to"):
+        FixedSequence(releases=())
+    assert min_cohort(RELEASE.setting, epsilon="0.5", delta="1e-6") == 586

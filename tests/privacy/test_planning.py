@@ -1,0 +1,104 @@
+"""What questions cost, and what accuracy costs."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+
+from chorister.errors import BudgetExceeded, InvalidInput
+from chorister.privacy import (
+    BasicFilter,
+    PlannedQuestion,
+    RenyiFilter,
+    Setting,
+    accuracy_for_cohort,
+    cost,
+    cost_of_accuracy,
+    epsilon,
+)
+
+NOISED = Setting(local_epsilon=3, crowd="noised")
+QUESTION = PlannedQuestion(
+    setting=NOISED, epsilon=Decimal("0.5"), delta=Decimal("1e-6"), length=100, reports=10_000
+)
+
+
+def test_a_question_is_priced() -> None:
+    budget = BasicFilter(epsilon=Decimal(2), delta=Decimal("1e-5"))
+    plan = cost([QUESTION], budget)
+    (price,) = plan.each
+    assert price.min_cohort == 586
+    assert price.local_epsilon == 3
+    assert price.more == 3
+    # Sum variance (n + 2M) q (1-q), scaled by 1/(h - q)^2: 1.057 times the noiseless 46.97.
+    assert price.std_error == pytest.approx(49.6, abs=0.1)
+    assert price.relative_error == pytest.approx(price.std_error / 10_000)
+    assert plan.remaining is not None
+    assert plan.remaining.spent.epsilon == Decimal("0.5")
+    assert plan.total is not None
+    assert plan.total.exact == pytest.approx(0.49983, rel=1e-3)
+
+
+def test_a_plan_charges_in_turn_and_says_when_it_does_not_fit() -> None:
+    budget = BasicFilter(epsilon=Decimal("1.2"), delta=Decimal("1e-5"))
+    plan = cost([QUESTION, QUESTION], budget)
+    assert [price.more for price in plan.each] == [1, 0]
+    assert plan.total is not None
+    assert plan.total.exact < plan.total.basic <= 1.0 + 1e-9
+    with pytest.raises(BudgetExceeded):
+        cost([QUESTION] * 3, budget, total=False)
+
+
+def test_a_renyi_budget_allows_more_questions_than_a_basic_one() -> None:
+    basic = cost([QUESTION], BasicFilter(epsilon=Decimal(2), delta=Decimal("1e-5")), total=False)
+    renyi = cost(
+        [QUESTION],
+        RenyiFilter(epsilon=Decimal(2), delta=Decimal("1e-5"), orders=(12,)),
+        total=False,
+    )
+    assert basic.each[0].more is not None
+    assert renyi.each[0].more is not None
+    assert renyi.each[0].more > basic.each[0].more
+
+
+def test_too_few_reports_are_refused() -> None:
+    few = PlannedQuestion(
+        setting=NOISED, epsilon=Decimal("0.5"), delta=Decimal("1e-6"), length=100, reports=500
+    )
+    with pytest.raises(InvalidInput, match="at least 586"):
+        cost([few])
+    with pytest.raises(InvalidInput, match="at least one question"):
+        cost([])
+
+
+@pytest.mark.parametrize("crowd", ["honest", "noised"])
+def test_a_wanted_relative_error_gives_cohort_and_epsilon(crowd: str) -> None:
+    setting = Setting(local_epsilon=3, crowd=crowd)
+    found = cost_of_accuracy(setting, relative_error=0.01, delta="1e-6")
+    assert found.relative_error <= 0.01
+    assert found.relative_error == pytest.approx(0.01, rel=1e-2)
+    certified = epsilon(setting, cohort=found.min_cohort, delta="1e-6").upper
+    assert certified <= float(found.charge.epsilon) <= certified + 1.1e-6
+
+
+@pytest.mark.parametrize("crowd", ["honest", "noised"])
+def test_a_wanted_standard_error_gives_the_least_local_epsilon(crowd: str) -> None:
+    setting = Setting(local_epsilon=1, crowd=crowd)
+    found = accuracy_for_cohort(setting, std_error=60.0, reports=10_000, delta="1e-6")
+    assert 59.9 < found.std_error <= 60.0
+    assert found.charge.release.cohort == 10_000
+    more = accuracy_for_cohort(setting, std_error=30.0, reports=10_000, delta="1e-6")
+    assert more.local_epsilon > found.local_epsilon
+    assert more.charge.epsilon > found.charge.epsilon
+
+
+def test_impossible_accuracy_says_what_to_do() -> None:
+    with pytest.raises(InvalidInput, match="more reports"):
+        accuracy_for_cohort(NOISED, std_error=1e-6, reports=10_000, delta="1e-6")
+    with pytest.raises(InvalidInput, match="larger one"):
+        cost_of_accuracy(NOISED, relative_error=1e-7, delta="1e-6")
+    with pytest.raises(InvalidInput, match="relative_error"):
+        cost_of_accuracy(NOISED, relative_error=0.0, delta="1e-6")
+    with pytest.raises(InvalidInput, match="std_error"):
+        accuracy_for_cohort(NOISED, std_error=0.0, reports=100, delta="1e-6")
