@@ -79,7 +79,7 @@ class HPKEKeypair:
         """Opens an encoded `HpkeCiphertext`."""
 
 @final
-class Task:
+class TaskBinding:
     """What binds reports to one DAP task."""
 
     def __init__(

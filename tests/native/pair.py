@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from chorister._native import Aggregated, HPKEKeypair, LeaderJob, Prio3, Task
+from chorister._native import Aggregated, HPKEKeypair, LeaderJob, Prio3, TaskBinding
 
 # Report errors of draft-ietf-ppm-dap-18, section 4.2.
 HPKE_DECRYPT_ERROR, VDAF_VERIFY_ERROR, INVALID_MESSAGE = 5, 6, 8
@@ -43,8 +43,8 @@ class Pair:
     helper: HPKEKeypair = field(default_factory=lambda: HPKEKeypair.generate(2))
 
     @property
-    def task(self) -> Task:
-        return Task(
+    def task(self) -> TaskBinding:
+        return TaskBinding(
             self.vdaf,
             context=self.context,
             aad=self.aad,

@@ -87,6 +87,14 @@ def test_keys_survive_storage_and_do_not_print() -> None:
     assert repr(KEYS) == "HPKEKeypair(config_id=17)"
 
 
+@pytest.mark.parametrize("point", [bytes(32), b"\1" + bytes(31)])
+def test_points_of_low_order_are_refused(point: bytes) -> None:
+    """Sealing to them would give everybody the same shared secret."""
+    config = b"\x05" + bytes.fromhex("0020 0001 0001") + opaque16(point)
+    with pytest.raises(HPKEError, match="cannot seal"):
+        hpke_seal(config, b"", b"", b"a secret")
+
+
 def test_keys_that_are_no_pair_are_refused() -> None:
     other = HPKEKeypair.generate(1)
     with pytest.raises(HPKEError, match="does not belong"):

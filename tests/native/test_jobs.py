@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorister._native import Prio3, Task, hpke_seal, scan_reports, scan_verify_inits
+from chorister._native import Prio3, TaskBinding, hpke_seal, scan_reports, scan_verify_inits
 from chorister.errors import DecodeError, InvalidInput
 from tests.native.pair import (
     HELPER_INFO,
@@ -289,7 +289,7 @@ print(high_water() - before)
 
 def test_a_task_takes_any_prio3_instance() -> None:
     pair = Pair(Prio3.histogram(7))
-    task = Task(pair.vdaf, context=b"", aad=b"", leader_info=b"", helper_info=b"")
+    task = TaskBinding(pair.vdaf, context=b"", aad=b"", leader_info=b"", helper_info=b"")
     reports = task.seal_reports(
         np.array([3, 3, 6], dtype=np.uint64),
         report_ids=os.urandom(48),

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rich.progress import Progress
 from rich.table import Table
 
-from chorister._native import HPKEKeypair, Prio3, Task, sample_binomials
+from chorister._native import HPKEKeypair, Prio3, TaskBinding, sample_binomials
 from chorister.cli import app, console
 from chorister.errors import InternalError, InvalidInput
 from chorister.privacy.randomizers import OneHotRandomizer
@@ -55,7 +55,7 @@ def collect(
     """Device -> leader and helper -> sum: one privatized, sealed, verified report a device."""
     vdaf = Prio3.multihot_count_vec(randomizer.length, randomizer.max_weight)
     task_id = secrets.token_bytes(32)
-    task = Task(
+    task = TaskBinding(
         vdaf,
         context=b"dap-18" + task_id,
         aad=task_id,

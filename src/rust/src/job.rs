@@ -18,7 +18,7 @@ use crate::wire::{
 };
 
 /// What binds a report to its task. The draft's strings come from Python, where the draft has one home.
-pub struct Task {
+pub struct TaskBinding {
     pub engine: Arc<dyn Engine>,
     /// The VDAF's application context.
     pub context: Vec<u8>,
@@ -65,7 +65,7 @@ struct Partial {
     fault: Option<Error>,
 }
 
-impl Task {
+impl TaskBinding {
     /// Shards and seals one report a measurement. `values` holds them one behind the other.
     pub fn seal_reports(
         &self,

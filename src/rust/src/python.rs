@@ -277,10 +277,10 @@ impl PyKeypair {
 }
 
 #[pyclass(frozen, module = "chorister._native")]
-struct Task(job::Task);
+struct TaskBinding(job::TaskBinding);
 
 #[pymethods]
-impl Task {
+impl TaskBinding {
     #[new]
     #[pyo3(signature = (vdaf, *, context, aad, leader_info, helper_info))]
     fn new(
@@ -290,7 +290,13 @@ impl Task {
         leader_info: Vec<u8>,
         helper_info: Vec<u8>,
     ) -> Self {
-        Self(job::Task { engine: Arc::clone(&vdaf.engine), context, aad, leader_info, helper_info })
+        Self(job::TaskBinding {
+            engine: Arc::clone(&vdaf.engine),
+            context,
+            aad,
+            leader_info,
+            helper_info,
+        })
     }
 
     #[pyo3(signature = (measurements, *, report_ids, time, leader_config, helper_config, threads=0))]
@@ -524,7 +530,7 @@ fn sample_binomials<'py>(
 mod _native {
     #[pymodule_export]
     use super::{
-        Aggregated, Headers, LeaderJob, Prio3, PyKeypair, Task, hpke_seal, randomize_one_hot,
-        sample_binomials, scan_reports, scan_verify_inits,
+        Aggregated, Headers, LeaderJob, Prio3, PyKeypair, TaskBinding, hpke_seal,
+        randomize_one_hot, sample_binomials, scan_reports, scan_verify_inits,
     };
 }
