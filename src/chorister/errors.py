@@ -4,8 +4,12 @@ Each message says what was wrong and what to do; fields carry the values for pro
 
     ChoristerError
     ├── InvalidInput        a caller's value is outside the permitted range
+    │   └── PolicyError         a policy document is malformed
     ├── BudgetExceeded      a charge that a privacy budget does not allow
     ├── DecodeError         bytes from outside are not what they claim to be
+    │   └── RecipeError         a recipe is malformed, or not in its one canonical form
+    │       └── SignatureInvalid    its signature, or the key that made it, is not accepted
+    ├── QueryRefused        a policy does not allow this recipe
     ├── HPKEError           sealing or opening failed
     │   └── UnsupportedSuite    an HPKE algorithm that Chorister does not speak
     └── InternalError       a bug in Chorister; nothing was released
@@ -22,6 +26,10 @@ __all__ = [
     "HPKEError",
     "InternalError",
     "InvalidInput",
+    "PolicyError",
+    "QueryRefused",
+    "RecipeError",
+    "SignatureInvalid",
     "UnsupportedSuite",
 ]
 
@@ -48,8 +56,38 @@ class BudgetExceeded(ChoristerError):
         self.field = field  # which limit: epsilon, delta, …
 
 
+class PolicyError(InvalidInput):
+    """A policy document that is malformed; `field` is the dotted path of the culprit."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.field = field
+
+
 class DecodeError(ChoristerError, ValueError):
     """Bytes from outside that do not decode; the message names the place."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.field = field
+
+
+class RecipeError(DecodeError):
+    """A recipe that is malformed or not canonical; `field` is the dotted path of the culprit."""
+
+
+class SignatureInvalid(RecipeError):
+    """A recipe whose signature does not verify under any accepted author key."""
+
+
+class QueryRefused(ChoristerError):
+    """A recipe that a policy does not allow; `check` names the rule, `why` says it in words."""
+
+    def __init__(self, *, check: str, why: str, field: str | None = None) -> None:
+        super().__init__(f"refused ({check}): {why}")
+        self.check = check
+        self.why = why
+        self.field = field
 
 
 class HPKEError(ChoristerError):

@@ -1,0 +1,311 @@
+"""One byte string per value: canonical JSON, decimals, base64url, Ed25519 keys.
+
+What is signed or hashed must have exactly one encoding, or two parties can disagree about what
+was signed. The rules, all checked when reading:
+
+- **JSON** is the subset of RFC 8785 without floats and null: UTF-8 without a byte-order mark, no
+  white space, keys sorted by UTF-16 code units and unique, strings in Unicode NFC, integers of at
+  most 53 bits. What is absent is left out, never `null`.
+- **Decimals** are strings: an optional `-`, digits without leading zeros, then optionally a point
+  and digits that do not end in 0. Never `-0`, an exponent, or a JSON number.
+- **base64url** has no padding and no stray bits in its last character.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+import unicodedata
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Annotated, Any, Final
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PlainSerializer,
+    PlainValidator,
+    Strict,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+)
+
+from chorister.errors import DecodeError, InvalidInput
+
+__all__ = [
+    "Bool",
+    "Hex32",
+    "Int",
+    "Model",
+    "Number",
+    "PublicKey",
+    "b64url_decode",
+    "b64url_encode",
+    "culprit",
+    "decimal_text",
+    "dumps",
+    "key_id",
+    "loads",
+    "parse_decimal",
+    "sha256",
+]
+
+MAX_INT: Final = 2**53 - 1
+MAX_DEPTH: Final = 16
+# Long enough for every budget and coordinate, short enough that arithmetic stays exact and quick.
+_DECIMAL: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,19})(?:\.[0-9]{0,29}[1-9])?")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_HEX32: Final = re.compile(r"[0-9a-f]{64}")
+WIRE: Final = {"wire": True}
+"""Validation context for values from outside: decimals must then be canonical strings."""
+
+
+class _NotCanonicalError(Exception):
+    """Where (a dotted path) and why a value has no canonical form."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(why)
+        self.path = path
+
+
+class _Float:
+    """Stands for a JSON float until the walk over the document can name its path."""
+
+
+def sha256(data: bytes) -> bytes:
+    """SHA-256."""
+    return hashlib.sha256(data).digest()
+
+
+# --- JSON ---------------------------------------------------------------------------------------
+
+
+def dumps(value: Any) -> bytes:  # noqa: ANN401 (any JSON value)
+    """The canonical encoding; refuses what has none (floats, null, strings not in NFC)."""
+    try:
+        _check(value, "")
+    except _NotCanonicalError as error:
+        raise InvalidInput(f"{error.path or 'value'}: {error}") from None
+    # Keys are sorted here, not by json: RFC 8785 sorts by UTF-16 code units.
+    text = json.dumps(_sorted(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode("utf-8")
+
+
+def loads(data: bytes, *, max_bytes: int, canonical: bool = True) -> Any:  # noqa: ANN401
+    """Parse untrusted JSON. `canonical=False` permits white space and any order of keys.
+
+    Duplicate keys, floats, null and oversized or deeply nested documents are refused either way.
+    """
+    if len(data) > max_bytes:
+        raise DecodeError(f"{len(data)} bytes of JSON, where at most {max_bytes} are allowed")
+    try:
+        value = json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_float=_float,
+            parse_constant=_float,
+        )
+    except DecodeError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"not JSON: {error}") from None
+    try:
+        _check(value, "")
+    except _NotCanonicalError as error:
+        raise DecodeError(str(error), field=error.path or None) from None
+    if canonical and dumps(value) != data:
+        raise DecodeError("not canonical JSON: white space, key order or an escape differs")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise DecodeError("this key occurs twice", field=key)
+            seen.add(key)
+    return result
+
+
+def _float(_: str) -> _Float:
+    return _Float()
+
+
+def _check(value: Any, path: str, depth: int = 0) -> None:  # noqa: ANN401
+    """Raise at the first part that has no canonical form."""
+    if depth > MAX_DEPTH:
+        raise _NotCanonicalError(path, f"nested more than {MAX_DEPTH} deep")
+    match value:
+        case bool():
+            return
+        case int():
+            if abs(value) > MAX_INT:
+                raise _NotCanonicalError(path, "integers have at most 53 bits")
+        case str():
+            _check_text(value, path)
+        case list() | tuple():
+            for i, item in enumerate(value):
+                _check(item, f"{path}.{i}" if path else str(i), depth + 1)
+        case dict():
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    raise _NotCanonicalError(path, "keys are strings")
+                _check_text(key, path)
+                _check(item, f"{path}.{key}" if path else key, depth + 1)
+        case float() | _Float():
+            raise _NotCanonicalError(path, 'no floats here; a decimal is a string such as "0.3"')
+        case None:
+            raise _NotCanonicalError(path, "null is not used; leave the key out")
+        case _:
+            raise _NotCanonicalError(path, f"{type(value).__name__} has no canonical form")
+
+
+def _check_text(text: str, path: str) -> None:
+    if text.isascii():
+        return
+    if _SURROGATE.search(text):
+        raise _NotCanonicalError(path, "strings have no lone surrogates")
+    if not unicodedata.is_normalized("NFC", text):
+        raise _NotCanonicalError(path, "strings are in Unicode NFC")
+
+
+def _sorted(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, Mapping):
+        keys = sorted(value, key=lambda key: key.encode("utf-16-be"))
+        return {key: _sorted(value[key]) for key in keys}
+    if isinstance(value, list | tuple):
+        return [_sorted(item) for item in value]
+    return value
+
+
+# --- Decimals -----------------------------------------------------------------------------------
+
+
+def decimal_text(value: Decimal) -> str:
+    """The one spelling of a decimal: `Decimal("1E-6")` is "0.000001"."""
+    if not value.is_finite():
+        raise InvalidInput(f"{value} is not a finite decimal")
+    # Before it is spelled out: the exponent of Decimal("1E+999999") would fill the memory.
+    if value and not -30 <= value.adjusted() <= 19:
+        raise InvalidInput(f"{value} is outside the range of decimals, 1e-30 to 1e20")
+    text = format(value, "f") if value else "0"
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    if not _DECIMAL.fullmatch(text):
+        raise InvalidInput(f"{text} has more than 20 digits before the point or 30 after it")
+    return text
+
+
+def parse_decimal(text: str) -> Decimal:
+    """The decimal that `text` spells, if it is spelled canonically."""
+    if not _DECIMAL.fullmatch(text) or text == "-0":
+        raise DecodeError(f'a decimal is a string such as "0.3", not {text[:40]!r}')
+    return Decimal(text)
+
+
+def _validate_number(value: object, info: ValidationInfo) -> Decimal:
+    if isinstance(value, str):
+        return parse_decimal(value)
+    if info.context is WIRE:
+        raise ValueError('a decimal is a string such as "0.3", not a JSON number')
+    if isinstance(value, Decimal):
+        return parse_decimal(decimal_text(value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return parse_decimal(decimal_text(Decimal(value)))
+    raise ValueError(f"a decimal is an integer, a Decimal or a string, not {value!r}")
+
+
+Number = Annotated[
+    Decimal,
+    PlainValidator(_validate_number),
+    PlainSerializer(decimal_text, return_type=str),
+    WithJsonSchema(
+        {"type": "string", "pattern": r"^-?(0|[1-9][0-9]{0,19})(\.[0-9]{0,29}[1-9])?$"}
+    ),
+]
+"""A decimal in a model: exact, never a float."""
+
+Int = Annotated[int, Strict()]
+Bool = Annotated[bool, Strict()]
+
+
+# --- base64url, digests, keys -------------------------------------------------------------------
+
+
+def b64url_encode(data: bytes) -> str:
+    """base64url without padding."""
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
+
+
+def b64url_decode(text: str) -> bytes:
+    """Strict inverse of `b64url_encode`: every byte string has one spelling."""
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise DecodeError(f"not base64url: {text[:40]!r}") from None
+    if b64url_encode(data) != text:
+        raise DecodeError(f"not canonical base64url: {text[:40]!r}")
+    return data
+
+
+def key_id(public_key: bytes) -> str:
+    """The RFC 7638 thumbprint of an Ed25519 public key (as in RFC 8037, appendix A.3)."""
+    jwk = {"crv": "Ed25519", "kty": "OKP", "x": b64url_encode(public_key)}
+    return b64url_encode(sha256(dumps(jwk)))
+
+
+def _validate_public_key(value: object) -> str:
+    if not isinstance(value, str) or len(b64url_decode(value)) != 32:
+        raise ValueError("an Ed25519 public key is 43 characters of base64url (32 bytes)")
+    return value
+
+
+def _validate_hex32(value: object) -> str:
+    if not isinstance(value, str) or not _HEX32.fullmatch(value):
+        raise ValueError("a digest is 64 lower-case hexadecimal digits (32 bytes)")
+    return value
+
+
+PublicKey = Annotated[
+    str,
+    PlainValidator(_validate_public_key),
+    WithJsonSchema({"type": "string", "pattern": "^[A-Za-z0-9_-]{43}$"}),
+]
+"""An Ed25519 public key as base64url, the `x` of its JWK."""
+
+Hex32 = Annotated[
+    str,
+    PlainValidator(_validate_hex32),
+    WithJsonSchema({"type": "string", "pattern": "^[0-9a-f]{64}$"}),
+]
+"""A SHA-256 digest in hexadecimal."""
+
+
+# --- Models -------------------------------------------------------------------------------------
+
+
+class Model(BaseModel):
+    """A frozen value that refuses unknown fields and has one canonical encoding."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    def canonical(self) -> bytes:
+        """Its canonical JSON; fields that are None are left out."""
+        return dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def culprit(error: ValidationError) -> tuple[str | None, str]:
+    """The dotted path and the message of the first complaint in a validation error."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = "unknown field"
+    elif first["type"] == "missing":
+        message = "this field is missing"
+    return ".".join(str(part) for part in first["loc"]) or None, message

@@ -1,0 +1,94 @@
+"""What a word is: tokenisation version 1.
+
+Device and analyst must cut text into the same words, or counts land in the wrong bins. Version 1,
+which a recipe names and which never changes:
+
+1. Unicode NFKC, then case folding, then NFKC again (case folding can undo NFKC), twice over, which
+   makes it idempotent;
+2. U+2019 (right single quotation mark) becomes U+0027 (apostrophe);
+3. word characters are those of the general categories L (letters), M (marks) and N (numbers);
+   an apostrophe counts as one if it stands between two of them ("don't"); all else separates words;
+4. a word is a maximal run of word characters. A text's canonical form is its words, joined by one
+   space.
+
+Unicode promises never to change the normalisation, folding or category of an assigned character in
+a way that matters here; characters newer than the Unicode version of the device's Python are
+unassigned there and separate words, so such text falls into an OOV bin.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import Final
+
+__all__ = ["TOKENISATION", "canonical_text", "canonical_texts", "is_canonical", "split_words"]
+
+TOKENISATION: Final = 1
+"""The version of these rules."""
+
+_SEPARATOR: Final = "\0"
+# An apostrophe with a space, another apostrophe or the text's end beside it.
+_LONE_APOSTROPHE: Final = re.compile("(?<![^ '\0])'|'(?![^ '\0])")
+
+
+class _WordCharacters(dict[int, str]):
+    """For `str.translate`: word characters, apostrophe and NUL stay, all else becomes a space."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        keep = character in ("'", _SEPARATOR) or unicodedata.category(character)[0] in "LMN"
+        self[code] = character if keep else " "
+        return self[code]
+
+
+_WORD_CHARACTERS: Final = _WordCharacters({0x2019: "'"})
+# The same for ASCII with folding in one step, on bytes: most text is ASCII, and this is 10 x faster.
+_ASCII: Final = bytes(
+    ord(_WORD_CHARACTERS[code].lower()) if code < 128 else 0x20 for code in range(256)
+)
+
+
+def canonical_texts(texts: Sequence[str]) -> list[str]:
+    """The canonical form of each text.
+
+    All texts go through each step as one string, separated by NUL, which is neither changed by a
+    step nor combines with its neighbours: ten thousand short texts cost a few milliseconds.
+    """
+    if not texts:
+        return []
+    joined = _SEPARATOR.join(texts)
+    if joined.count(_SEPARATOR) != len(texts) - 1:
+        joined = _SEPARATOR.join([text.replace(_SEPARATOR, " ") for text in texts])
+    if joined.isascii():
+        joined = joined.encode("ascii").translate(_ASCII).decode("ascii")
+    else:
+        joined = _fold(joined).translate(_WORD_CHARACTERS)
+    if "'" in joined:
+        joined = _LONE_APOSTROPHE.sub(" ", joined)
+    while "  " in joined:
+        joined = joined.replace("  ", " ")
+    joined = joined.replace(" \0", "\0").replace("\0 ", "\0")
+    return joined.strip(" ").split(_SEPARATOR)
+
+
+def canonical_text(text: str) -> str:
+    """The words of `text`, joined by one space."""
+    return canonical_texts([text])[0]
+
+
+def split_words(text: str) -> list[str]:
+    """The words of `text`."""
+    return canonical_text(text).split()
+
+
+def is_canonical(text: str) -> bool:
+    """Whether `text` is its own canonical form: words joined by one space (or nothing at all)."""
+    return canonical_text(text) == text
+
+
+def _fold(text: str) -> str:
+    for _ in range(2):
+        text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return text
