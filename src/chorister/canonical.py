@@ -37,7 +37,9 @@ from pydantic import (
 from chorister.errors import DecodeError, InvalidInput
 
 __all__ = [
+    "WIRE",
     "Bool",
+    "Complaint",
     "Hex32",
     "Int",
     "Model",
@@ -225,9 +227,7 @@ Number = Annotated[
     Decimal,
     PlainValidator(_validate_number),
     PlainSerializer(decimal_text, return_type=str),
-    WithJsonSchema(
-        {"type": "string", "pattern": r"^-?(0|[1-9][0-9]{0,19})(\.[0-9]{0,29}[1-9])?$"}
-    ),
+    WithJsonSchema({"type": "string", "pattern": r"^-?(0|[1-9][0-9]{0,19})(\.[0-9]{0,29}[1-9])?$"}),
 ]
 """A decimal in a model: exact, never a float."""
 
@@ -300,12 +300,24 @@ class Model(BaseModel):
         return dumps(self.model_dump(mode="json", exclude_none=True))
 
 
+class Complaint(ValueError):  # noqa: N818 (validators raise it; callers see our own errors)
+    """What a validator of a whole model has against one of its fields."""
+
+    def __init__(self, field: str, why: str) -> None:
+        super().__init__(why)
+        self.field = field
+
+
 def culprit(error: ValidationError) -> tuple[str | None, str]:
     """The dotted path and the message of the first complaint in a validation error."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    first = error.errors(include_url=False, include_input=False)[0]
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         message = "unknown field"
     elif first["type"] == "missing":
         message = "this field is missing"
-    return ".".join(str(part) for part in first["loc"]) or None, message
+    path = [str(part) for part in first["loc"]]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, Complaint):
+        path.append(cause.field)
+    return ".".join(path) or None, message

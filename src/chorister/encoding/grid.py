@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from chorister.canonical import Int, Number
 from chorister.encoding.feature import OOV, Column, Feature, Indices, Values, as_numbers
+import itertools
 
 __all__ = ["Grid"]
 
@@ -51,7 +52,7 @@ class Grid(Feature):
             if not _QUADKEY.fullmatch(key):
                 raise ValueError(f"{key[:40]!r} is not a quadkey: 1 to 24 digits 0 to 3")
         ordered = sorted(self.cells or ())
-        for a, b in zip(ordered, ordered[1:], strict=False):
+        for a, b in itertools.pairwise(ordered):
             if b.startswith(a):
                 raise ValueError(f"cell {b} lies inside cell {a}")
         return self
@@ -127,7 +128,9 @@ class Grid(Feature):
         x0, y0, x1, y1 = (float(edge) for edge in self.box)
         inside = (x >= x0) & (x < x1) & (y >= y0) & (y < y1)  # false for NaN
         cells = np.zeros(len(x), dtype=np.int64)
-        code = _morton(_steps(x[inside], x0, x1, self._depth), _steps(y[inside], y0, y1, self._depth))
+        code = _morton(
+            _steps(x[inside], x0, x1, self._depth), _steps(y[inside], y0, y1, self._depth)
+        )
         if self.cells is None:
             cells[inside] = code + 1
             return cells

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 
 from chorister.canonical import Number, decimal_text
 from chorister.encoding.feature import OOV, Column, Indices, Listed, Values, as_numbers
+import itertools
 
 __all__ = ["Intervals"]
 
@@ -47,7 +48,7 @@ class Intervals(Listed):
     def labels(self) -> tuple[str, ...]:
         """OOV, "[10, 20)", ..."""
         text = [decimal_text(edge) for edge in self.edges]
-        return (OOV, *(f"[{a}, {b})" for a, b in zip(text, text[1:], strict=False)))
+        return (OOV, *(f"[{a}, {b})" for a, b in itertools.pairwise(text)))
 
     def bounds(self, index: int) -> tuple[Number, Number]:
         """Both ends of a cell other than OOV."""

@@ -44,7 +44,7 @@ class _WordCharacters(dict[int, str]):
 
 
 _WORD_CHARACTERS: Final = _WordCharacters({0x2019: "'"})
-# The same for ASCII with folding in one step, on bytes: most text is ASCII, and this is 10 x faster.
+# The same with folding, for ASCII, on bytes: most text is ASCII, and this is 10 x faster.
 _ASCII: Final = bytes(
     ord(_WORD_CHARACTERS[code].lower()) if code < 128 else 0x20 for code in range(256)
 )

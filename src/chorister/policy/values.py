@@ -1,0 +1,140 @@
+"""The scalar types of policies and recipes: names, durations, budgets, URLs, fractions."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from fractions import Fraction
+from typing import Annotated, Final, TypeAlias
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    PlainSerializer,
+    PlainValidator,
+    StringConstraints,
+    ValidationInfo,
+    WithJsonSchema,
+)
+
+from chorister.canonical import WIRE, Number
+
+__all__ = [
+    "URL",
+    "Delta",
+    "Duration",
+    "Epsilon",
+    "FieldRef",
+    "HonestFraction",
+    "Identifier",
+    "LocalEpsilon",
+    "Name",
+    "duration_text",
+]
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DURATION: Final = re.compile(r"([1-9][0-9]{0,8})([smhdw])")
+_FRACTION: Final = re.compile(r"[1-9][0-9]{0,8}/[1-9][0-9]{0,8}")
+_MAX_DURATION: Final = 100 * 366 * 86_400
+
+Name: TypeAlias = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,62}$", strict=True)
+]
+Identifier: TypeAlias = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$", strict=True)
+]
+FieldRef: TypeAlias = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,62}\.[A-Za-z_][A-Za-z0-9_-]{0,62}$", strict=True
+    ),
+]
+"""A field of a stream or profile: "stream.field"."""
+
+
+def _duration(value: object) -> int:
+    if isinstance(value, str) and (found := _DURATION.fullmatch(value)):
+        value = int(found[1]) * _UNITS[found[2]]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MAX_DURATION:
+        raise ValueError('a duration is a string such as "90s", "15m", "12h", "30d" or "2w"')
+    return value
+
+
+def duration_text(seconds: int) -> str:
+    """A duration in words: "30 days"."""
+    for unit, size in (("day", 86_400), ("hour", 3600), ("minute", 60)):
+        if seconds % size == 0:
+            n = seconds // size
+            return f"{n:,} {unit}{'' if n == 1 else 's'}"
+    return f"{seconds:,} seconds"
+
+
+Duration: TypeAlias = Annotated[
+    int, PlainValidator(_duration), WithJsonSchema({"type": "integer", "minimum": 1})
+]
+"""Seconds; in TOML a string such as "30d"."""
+
+
+def _between(low: Decimal, high: Decimal) -> AfterValidator:
+    def check(value: Decimal) -> Decimal:
+        if not low < value <= high:
+            raise ValueError(f"must be above {low} and at most {high}, not {value}")
+        return value
+
+    return AfterValidator(check)
+
+
+Epsilon: TypeAlias = Annotated[Number, _between(Decimal(0), Decimal(100))]
+LocalEpsilon: TypeAlias = Annotated[Number, _between(Decimal(0), Decimal(40))]
+"""A limit on the local epsilon in the replacement model (symmetric: twice its parameter)."""
+Delta: TypeAlias = Annotated[Number, _between(Decimal(0), Decimal("0.1"))]
+
+
+def _url(value: str) -> str:
+    """An endpoint in the one spelling that goes into task configurations, to the byte."""
+    if not value.isascii() or any(c <= " " or c == "\x7f" for c in value):
+        raise ValueError("a URL is ASCII without spaces")
+    try:
+        parts = urlsplit(value)
+        port = parts.port
+    except ValueError:
+        raise ValueError("this is not a URL") from None
+    local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if parts.scheme != "https" and not (parts.scheme == "http" and local):
+        raise ValueError("a URL starts with https:// (http:// for this machine only)")
+    if (
+        not parts.hostname
+        or port == 0
+        or parts.username is not None
+        or "?" in value
+        or "#" in value
+    ):
+        raise ValueError("a URL has a host, and neither user, query nor fragment")
+    if not value.endswith("/"):
+        raise ValueError("a URL ends with /, for resources are found below it")
+    return value
+
+
+URL: TypeAlias = Annotated[
+    str, StringConstraints(max_length=1000, strict=True), AfterValidator(_url)
+]
+
+
+def _honest_fraction(value: object, info: ValidationInfo) -> Fraction:
+    if isinstance(value, Fraction) and info.context is not WIRE:
+        value = f"{value.numerator}/{value.denominator}"
+    if not isinstance(value, str) or not _FRACTION.fullmatch(value):
+        raise ValueError('an honest fraction is a string such as "9/10"')
+    fraction = Fraction(value)
+    if not 0 < fraction <= 1 or value != f"{fraction.numerator}/{fraction.denominator}":
+        raise ValueError('an honest fraction is above 0, at most 1, and in lowest terms: "9/10"')
+    return fraction
+
+
+HonestFraction: TypeAlias = Annotated[
+    Fraction,
+    PlainValidator(_honest_fraction),
+    PlainSerializer(lambda f: f"{f.numerator}/{f.denominator}", return_type=str),
+    WithJsonSchema({"type": "string", "pattern": "^[1-9][0-9]{0,8}/[1-9][0-9]{0,8}$"}),
+]
+"""An exact rational: float division would misjudge cohorts."""

@@ -1,0 +1,118 @@
+"""Signed recipes: a compact JWS (RFC 7515) with Ed25519 (RFC 8037, RFC 9864).
+
+There is exactly one JWS for a recipe and a key: the header is fixed to the byte, the payload is
+canonical JSON, base64url has no second spelling, and Ed25519 is deterministic with S < L. So a
+digest of the JWS and one of the recipe identify the same thing, and nobody can publish "another"
+recipe by re-spelling one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from joserfc import jws
+from joserfc.errors import JoseError
+from joserfc.jwk import OKPKey
+
+from chorister.canonical import b64url_decode, b64url_encode, dumps, key_id
+from chorister.errors import DecodeError, InvalidInput, RecipeError, SignatureInvalid
+from chorister.recipe.model import MAX_BYTES, Recipe
+
+__all__ = ["SignedRecipe", "sign", "verify"]
+
+ALGORITHM: Final = "Ed25519"
+TYPE: Final = "chorister-recipe+jws"
+# The order of Ed25519's group: a signature whose S is not below it is a re-spelling of another.
+_ORDER: Final = 2**252 + 27742317777372353535851937790883648493
+_MAX_JWS: Final = MAX_BYTES * 4 // 3 + 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignedRecipe:
+    """A recipe in its JWS. `parse` checks the form; `verify` checks the signature."""
+
+    recipe: Recipe
+    jws: bytes
+    key_id: str  # RFC 7638 thumbprint of the author's key, as the header claims
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the canonical payload."""
+        return self.recipe.digest
+
+    @classmethod
+    def parse(cls, data: bytes) -> SignedRecipe:
+        """Take apart a JWS from outside; anything but the one canonical form raises."""
+        if len(data) > _MAX_JWS:
+            raise RecipeError(f"{len(data)} bytes, where a signed recipe has at most {_MAX_JWS}")
+        try:
+            header, payload, signature = data.decode("ascii").split(".")
+        except ValueError:
+            raise RecipeError("a signed recipe is three base64url parts, joined by dots") from None
+        try:
+            author = _author(b64url_decode(header))
+            raw = b64url_decode(signature)
+            body = b64url_decode(payload)
+        except RecipeError:
+            raise
+        except DecodeError as error:
+            raise RecipeError(str(error)) from None
+        if len(raw) != 64 or int.from_bytes(raw[32:], "little") >= _ORDER:
+            raise SignatureInvalid("the signature is not a canonical Ed25519 signature")
+        return cls(recipe=Recipe.parse(body), jws=data, key_id=author)
+
+
+def sign(recipe: Recipe, private_key: Ed25519PrivateKey) -> bytes:
+    """The recipe's JWS under the author's key."""
+    raw = private_key.public_key().public_bytes_raw()
+    key = OKPKey.import_key(
+        {
+            "kty": "OKP",
+            "crv": "Ed25519",
+            "x": b64url_encode(raw),
+            "d": b64url_encode(private_key.private_bytes_raw()),
+        }
+    )
+    payload = recipe.canonical()
+    if len(payload) > MAX_BYTES:
+        raise InvalidInput(f"a recipe has at most {MAX_BYTES} bytes, this one {len(payload)}")
+    return jws.serialize_compact(_header(key_id(raw)), payload, key, algorithms=[ALGORITHM]).encode(
+        "ascii"
+    )
+
+
+def verify(signed: SignedRecipe, public_keys: Iterable[str]) -> None:
+    """Raise `SignatureInvalid` unless one of `public_keys` (base64url) made the signature."""
+    for public_key in public_keys:
+        if key_id(b64url_decode(public_key)) != signed.key_id:
+            continue
+        key = OKPKey.import_key({"kty": "OKP", "crv": "Ed25519", "x": public_key})
+        try:
+            jws.deserialize_compact(signed.jws, key, algorithms=[ALGORITHM])
+        except (JoseError, ValueError):
+            raise SignatureInvalid("the signature does not match the recipe") from None
+        return
+    raise SignatureInvalid(f"signed by key {signed.key_id}, which is not an accepted author key")
+
+
+def _header(author: str) -> dict[str, str]:
+    return {"alg": ALGORITHM, "kid": author, "typ": TYPE}
+
+
+def _author(header: bytes) -> str:
+    """The key id in a protected header, if the rest of it is what it must be."""
+    start = dumps(_header("")).partition(b'"kid":"')
+    author = header.removeprefix(start[0] + start[1]).removesuffix(start[2])
+    try:
+        text = author.decode("ascii")
+        canonical = len(b64url_decode(text)) == 32 and dumps(_header(text)) == header
+    except ValueError:
+        canonical = False
+    if not canonical:
+        raise SignatureInvalid(
+            f'the protected header is not {{"alg":"{ALGORITHM}","kid":<key id>,"typ":"{TYPE}"}}'
+        )
+    return text
