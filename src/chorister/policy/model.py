@@ -185,7 +185,7 @@ class CohortLimits(Model):
     """Between what bounds a recipe's min_cohort lies."""
 
     smallest: Annotated[Int, Field(ge=2)]
-    largest: Annotated[Int, Field(ge=2, le=2**40)]
+    largest: Annotated[Int, Field(ge=2, le=2**32)]
 
 
 class Analysis(Model):

@@ -61,12 +61,13 @@ def _duration(value: object) -> int:
 
 
 def duration_text(seconds: int) -> str:
-    """A duration in words: "30 days"."""
-    for unit, size in (("day", 86_400), ("hour", 3600), ("minute", 60)):
-        if seconds % size == 0:
-            n = seconds // size
-            return f"{n:,} {unit}{'' if n == 1 else 's'}"
-    return f"{seconds:,} seconds"
+    """A duration in words, to two units: "30 days", "1 hour 5 minutes"."""
+    parts = []
+    for unit, size in (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1)):
+        count, seconds = divmod(seconds, size)
+        if count:
+            parts.append(f"{count:,} {unit}{'' if count == 1 else 's'}")
+    return " ".join(parts[:2]) or "0 seconds"
 
 
 Duration: TypeAlias = Annotated[

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from chorister.recipe.certify import certified_epsilon
+from chorister.recipe.check import Check, check, verify_recipe
 from chorister.recipe.model import Aggregators, Arm, Participation, Privacy, Recipe
 from chorister.recipe.signature import SignedRecipe, sign, verify
 from chorister.recipe.window import Bucket, Window
@@ -10,11 +12,15 @@ __all__ = [
     "Aggregators",
     "Arm",
     "Bucket",
+    "Check",
     "Participation",
     "Privacy",
     "Recipe",
     "SignedRecipe",
     "Window",
+    "certified_epsilon",
+    "check",
     "sign",
     "verify",
+    "verify_recipe",
 ]

@@ -82,7 +82,7 @@ class Privacy(Model):
     epsilon: Epsilon
     """What the device is charged, and what check 3 certifies for the aggregate of min_cohort."""
     delta: Delta
-    min_cohort: Annotated[Int, Field(ge=2, le=2**40)]
+    min_cohort: Annotated[Int, Field(ge=2, le=2**32)]
     crowd: Crowd
     honest_fraction: HonestFraction | None = None
     """With `crowd` honest: the share of every released batch that is assumed honest."""
