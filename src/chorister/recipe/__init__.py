@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from chorister.recipe.certify import certified_epsilon
 from chorister.recipe.check import Check, check, verify_recipe
 from chorister.recipe.model import Aggregators, Arm, Participation, Privacy, Recipe
 from chorister.recipe.signature import SignedRecipe, sign, verify
@@ -18,7 +17,6 @@ __all__ = [
     "Recipe",
     "SignedRecipe",
     "Window",
-    "certified_epsilon",
     "check",
     "sign",
     "verify",

@@ -16,7 +16,6 @@ from chorister.encoding import HashedPrefixTree
 from chorister.errors import ChoristerError, InvalidInput, QueryRefused, SignatureInvalid
 from chorister.policy import Analysis, Policy
 from chorister.policy.values import duration_text
-from chorister.recipe.certify import certified_epsilon
 from chorister.recipe.model import Recipe
 from chorister.recipe.signature import SignedRecipe, verify
 
@@ -40,9 +39,7 @@ class _Case:
     policy: Policy
 
 
-def check(
-    recipe: Recipe | SignedRecipe, policy: Policy, *, now: int | None = None
-) -> list[Check]:
+def check(recipe: Recipe | SignedRecipe, policy: Policy, *, now: int | None = None) -> list[Check]:
     """All checks. An unsigned recipe has no `author` check, and without `now` none is `open`."""
     body = recipe.recipe if isinstance(recipe, SignedRecipe) else recipe
     analysis = policy.analyses.get(body.analysis)
@@ -289,7 +286,9 @@ def _field_budgets(case: _Case) -> Check:
         for name, value, limit in asked:
             if value > limit:
                 why = f"{ref}: {name} {_text(value)} exceeds its whole {_text(limit)}"
-                return _outcome(name="field-budgets", passed=False, why=why, field=f"privacy.{name}")
+                return _outcome(
+                    name="field-budgets", passed=False, why=why, field=f"privacy.{name}"
+                )
         said.append(f"{ref} epsilon {_text(asked[1][1])} of {_text(budget.epsilon)}")
     return _outcome(name="field-budgets", passed=True, why="; ".join(said))
 
@@ -302,7 +301,7 @@ def _amplification(case: _Case) -> Check:
         why = "not computed: min_cohort is outside its limits"
         return _outcome(name="amplification", passed=False, why=why, field="privacy.min_cohort")
     try:
-        certified = certified_epsilon(privacy)
+        certified = privacy.certified_epsilon()
     except ChoristerError as error:
         return _outcome(name="amplification", passed=False, why=str(error), field="privacy")
     passed = Decimal(certified) <= privacy.epsilon
@@ -316,4 +315,4 @@ def _amplification(case: _Case) -> Check:
 
 def _text(value: Decimal) -> str:
     """Tiny numbers as powers of ten, for people."""
-    return decimal_text(value) if value >= Decimal("0.0001") else f"{value.normalize():E}"
+    return decimal_text(value) if value >= Decimal("0.0001") else f"{value.normalize():e}"

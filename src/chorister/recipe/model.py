@@ -29,6 +29,7 @@ from chorister.canonical import (
 from chorister.encoding import AnyFeature, DenyList, Encoding, Selection
 from chorister.errors import DecodeError, InvalidInput, RecipeError
 from chorister.policy import Crowd, ReportKind
+from chorister.policy.certify import BOUNDED_DELTA, certified_epsilon
 from chorister.policy.values import URL, Delta, Epsilon, FieldRef, HonestFraction, Identifier, Name
 from chorister.privacy.randomizers import (
     MAX_LOCAL_EPSILON,
@@ -39,7 +40,6 @@ from chorister.privacy.randomizers import (
 from chorister.recipe.window import Window
 
 __all__ = [
-    "BOUNDED_DELTA",
     "MAX_BYTES",
     "VERSION",
     "Aggregators",
@@ -52,8 +52,6 @@ __all__ = [
 VERSION: Final = 1
 MAX_BYTES: Final = 8_000_000
 """A vocabulary of 100,000 words fits; what every device must fetch should stay below."""
-BOUNDED_DELTA: Final = Decimal("1e-12")
-"""The part of delta that bounded reports use up: see docs/concepts/accounting.md."""
 
 
 def _in_range(value: Decimal) -> Decimal:
@@ -95,6 +93,19 @@ class Privacy(Model):
         if self.report == "bounded" and self.delta <= BOUNDED_DELTA:
             raise Complaint("delta", f"bounded reports use {BOUNDED_DELTA} of delta: ask for more")
         return self
+
+    def certified_epsilon(self) -> float:
+        """What the aggregate of min_cohort reports costs, certified; check 3 compares `epsilon`."""
+        return certified_epsilon(
+            mechanism=self.mechanism,
+            local_epsilon=self.local_epsilon,
+            min_cohort=self.min_cohort,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            crowd=self.crowd,
+            honest_fraction=self.honest_fraction,
+            report=self.report,
+        )
 
 
 class Participation(Model):

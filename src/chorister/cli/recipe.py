@@ -1,0 +1,118 @@
+"""`chorister recipe`: write a recipe, sign it, and see whether a policy allows it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from rich.markup import escape
+
+from chorister.cli import app, console
+from chorister.clock import SystemClock
+from chorister.errors import InvalidInput
+from chorister.policy import Policy
+from chorister.recipe import Recipe, SignedRecipe, check, sign
+from chorister.recipe.template import template
+
+commands = typer.Typer(no_args_is_help=True, help="Write, sign and explain recipes.")
+app.add_typer(commands, name="recipe")
+
+PolicyOption = Annotated[Path, typer.Option("--policy", help="The policy in TOML.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Where to; else printed.")]
+
+
+@commands.command("new")
+def new_command(
+    policy: PolicyOption,
+    analysis: Annotated[
+        str | None, typer.Option(help="One of the policy's; its first if left out.")
+    ] = None,
+    output: Output = None,
+) -> None:
+    """Write a recipe that the policy allows, as a draft to change."""
+    recipe = template(Policy.load(policy), analysis, now=SystemClock().now())
+    value = json.loads(recipe.canonical())
+    # In the order of the model, which is the order in which one reads a recipe.
+    ordered = {name: value[name] for name in Recipe.model_fields}
+    _write(json.dumps(ordered, indent=2, ensure_ascii=False).encode() + b"\n", output)
+
+
+@commands.command("sign")
+def sign_command(
+    file: Annotated[Path, typer.Argument(help="A draft in JSON.")],
+    key: Annotated[Path, typer.Option("--key", help="The author's Ed25519 key, PEM (PKCS 8).")],
+    output: Output = None,
+) -> None:
+    """Sign a draft: canonical JSON in a compact JWS."""
+    _write(sign(Recipe.draft(_read(file)), _private_key(key)), output)
+
+
+@commands.command("explain")
+def explain_command(
+    file: Annotated[Path, typer.Argument(metavar="RECIPE", help="A signed recipe, or a draft.")],
+    policy: PolicyOption,
+    at: Annotated[int | None, typer.Option(help="Judge as of this time (POSIX seconds).")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show each check with its outcome in words; exit with 1 where one fails.
+
+    Whether the recipe is open is judged only with --at: a recipe of next week can be explained today.
+    """
+    recipe = read_recipe(_read(file))
+    signed = isinstance(recipe, SignedRecipe)
+    checks = check(recipe, Policy.load(policy), now=at)
+    allowed = all(outcome.passed for outcome in checks)
+    if json_:
+        rows = [{"name": c.name, "passed": c.passed, "why": c.why} for c in checks]
+        typer.echo(
+            json.dumps({"allowed": allowed, "signed": signed, "checks": rows}, ensure_ascii=False)
+        )
+    else:
+        for outcome in checks:
+            mark = "[green]yes[/]" if outcome.passed else "[bold red]NO [/]"
+            text = f"{mark} {outcome.name:<14} {escape(outcome.why)}"
+            console.print(text, highlight=False, soft_wrap=True)
+        if not signed:
+            console.print("a draft: no device answers it before it is signed", highlight=False)
+        console.print("allowed" if allowed else "refused", highlight=False)
+    if not allowed:
+        raise typer.Exit(1)
+
+
+def read_recipe(data: bytes) -> Recipe | SignedRecipe:
+    """A draft if it is a JSON object, else a JWS."""
+    if data.lstrip()[:1] == b"{":
+        return Recipe.draft(data)
+    return SignedRecipe.parse(data.strip())
+
+
+def _private_key(path: Path) -> Ed25519PrivateKey:
+    try:
+        key = load_pem_private_key(_read(path), password=None)
+    except (TypeError, ValueError, UnsupportedAlgorithm):
+        raise InvalidInput(f"{path} is not an unencrypted private key in PEM") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise InvalidInput(f"{path} is not an Ed25519 key")
+    return key
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"can't read {path}: {error.strerror}") from None
+
+
+def _write(data: bytes, output: Path | None) -> None:
+    if output is None:
+        typer.echo(data.decode().rstrip("\n"))
+        return
+    try:
+        output.write_bytes(data)
+    except OSError as error:
+        raise InvalidInput(f"can't write {output}: {error.strerror}") from None

@@ -1,0 +1,192 @@
+"""Where a policy contradicts itself: budgets that can never be spent, limits that exclude all.
+
+A *contradiction* makes part of a policy meaningless, and `chorister policy check` fails. A *remark*
+is legitimate, but not what its author may expect: in the paper's own Table 1 the n-gram field may
+cost 1 in an analysis that may cost 0.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal
+
+from chorister.canonical import decimal_text
+from chorister.errors import InvalidInput
+from chorister.policy.certify import BOUNDED_DELTA, certified_epsilon
+from chorister.policy.model import Analysis, Budget, FieldBudget, Policy, Renyi
+from chorister.policy.values import duration_text
+from chorister.privacy.randomizers import MAX_LOCAL_EPSILON, MIN_LOCAL_EPSILON, Mechanism
+
+__all__ = ["Finding", "findings"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """Something about a policy that its author should know."""
+
+    kind: Literal["contradiction", "remark"]
+    field: str
+    why: str
+
+
+def _contradiction(field: str, why: str) -> Finding:
+    return Finding(kind="contradiction", field=field, why=why)
+
+
+def _remark(field: str, why: str) -> Finding:
+    return Finding(kind="remark", field=field, why=why)
+
+
+def findings(policy: Policy) -> list[Finding]:
+    """All contradictions and remarks, the contradictions first."""
+    found = list(_device(policy))
+    for name, analysis in policy.analyses.items():
+        where = f"analyses.{name}"
+        found.extend(_against_device(policy, where, analysis))
+        found.extend(_limits(policy, where, analysis))
+        found.extend(_renyi(f"{where}.budget", analysis.budget))
+        for ref, field in analysis.fields.items():
+            found.extend(_field(f"{where}.fields.{ref}", analysis, field))
+        found.extend(_cohorts(policy, where, analysis))
+    return sorted(found, key=lambda finding: finding.kind)
+
+
+def _device(policy: Policy) -> Iterator[Finding]:
+    yield from _renyi("device", policy.device)
+    if policy.device.period is not None and policy.device.min_ledger_age > policy.device.period:
+        why = "a new device is silent for longer than its budget takes to renew"
+        yield _remark("device.min_ledger_age", why)
+    for pair in policy.aggregators:
+        if pair.one_operator:
+            why = "one operator runs both aggregators: there is no protection against it"
+            yield _remark(f"aggregators.{pair.name}", why)
+
+
+def _against_device(policy: Policy, where: str, analysis: Analysis) -> Iterator[Finding]:
+    own, device = analysis.budget, policy.device
+    if device.period is not None and own.period is None:
+        return  # the device's budget renews beneath one that never does: any amount can be spent
+    renewals = 1
+    if device.period is not None and own.period is not None and device.period != own.period:
+        # So many of the device's periods can touch one of the analysis'.
+        renewals = -(-own.period // device.period) + 1
+    for name in ("epsilon", "delta", "reports"):
+        allowed, cap = getattr(own, name), getattr(device, name) * renewals
+        if allowed > cap:
+            why = (
+                f"{_text(allowed)} can never be spent: the device allows {_text(cap)} in that time"
+            )
+            yield _contradiction(f"{where}.budget.{name}", why)
+
+
+def _limits(policy: Policy, where: str, analysis: Analysis) -> Iterator[Finding]:
+    window, cohort = analysis.window, analysis.cohort
+    if window.shortest > window.longest:
+        yield _contradiction(f"{where}.window", "the shortest window is longer than the longest")
+    if cohort.smallest > cohort.largest:
+        yield _contradiction(f"{where}.cohort", "the smallest cohort is larger than the largest")
+    fraction = analysis.honest_fraction
+    if fraction is not None and fraction.numerator * cohort.smallest < fraction.denominator:
+        why = f"{fraction} of the smallest cohort is not one honest device"
+        yield _contradiction(f"{where}.honest_fraction", why)
+    if window.longest < policy.checkpoint_max_age:
+        age = duration_text(policy.checkpoint_max_age)
+        why = f"a device whose list is {age} old, as permitted, hears of no recipe in time"
+        yield _remark(f"{where}.window.longest", why)
+    if analysis.budget.period is not None and analysis.budget.period < window.longest:
+        why = "the budget can renew while one and the same recipe is still being answered"
+        yield _remark(f"{where}.budget.period", why)
+    for ref in analysis.group_by:
+        parts = len(policy.group_values(ref))
+        if parts > analysis.max_cells:
+            why = f"{ref} alone makes {parts} parts, and max_cells is {analysis.max_cells}"
+            yield _contradiction(f"{where}.group_by", why)
+
+
+def _field(where: str, analysis: Analysis, field: FieldBudget) -> Iterator[Finding]:
+    own = analysis.budget
+    symmetric_only = set(analysis.mechanisms) == {Mechanism.SYMMETRIC}
+    least = MIN_LOCAL_EPSILON * (2 if symmetric_only else 1)
+    if min(field.local_epsilon, own.local_epsilon) < least:
+        why = f"no permitted mechanism goes below {decimal_text(least)}: nothing can be asked"
+        yield _contradiction(f"{where}.local_epsilon", why)
+    if "plain" not in analysis.report_kinds and min(field.delta, own.delta) <= BOUNDED_DELTA:
+        why = "bounded reports use 1e-12 of delta: nothing can be asked"
+        yield _contradiction(f"{where}.delta", why)
+    for name in ("local_epsilon", "epsilon", "delta", "reports"):
+        allowed, cap = getattr(field, name), getattr(own, name)
+        if allowed > cap:
+            why = f"{_text(allowed)}, of which the analysis' {_text(cap)} is all that can be used"
+            yield _remark(f"{where}.{name}", why)
+
+
+def _renyi(where: str, budget: Budget) -> Iterator[Finding]:
+    if not isinstance(budget.composition, Renyi):
+        return
+    spare = _renyi_overhead(budget.composition.renyi, budget.delta)
+    if spare >= budget.epsilon:
+        why = (
+            f"at order {budget.composition.renyi} and delta {_text(budget.delta)} nothing at all "
+            f"already counts as epsilon {spare:.3f}: choose a higher order"
+        )
+        yield _contradiction(f"{where}.composition", why)
+
+
+def _renyi_overhead(order: int, delta: Decimal) -> Decimal:
+    """Epsilon of a Renyi divergence of 0, by Canonne, Kamath and Steinke's conversion."""
+    a = Decimal(order)
+    return max(Decimal(0), (1 - 1 / a).ln() - (delta.ln() + a.ln()) / (a - 1))
+
+
+def _cohorts(policy: Policy, where: str, analysis: Analysis) -> Iterator[Finding]:
+    """Whether the largest cohort makes each field's local epsilon affordable."""
+    short = []
+    for ref, field in analysis.fields.items():
+        local = min(field.local_epsilon, analysis.budget.local_epsilon)
+        epsilon = min(field.epsilon, analysis.budget.epsilon, policy.device.epsilon)
+        delta = min(field.delta, analysis.budget.delta, policy.device.delta)
+        if local <= epsilon or analysis.cohort.smallest > analysis.cohort.largest:
+            continue
+        if not any(_affordable(analysis, m, local, epsilon, delta) for m in analysis.mechanisms):
+            short.append((ref, local, epsilon))
+    kind = _contradiction if len(short) == len(analysis.fields) else _remark
+    for ref, local, epsilon in short:
+        why = (
+            f"local epsilon {_text(local)} can never be used in full: with {analysis.cohort.largest:,}"
+            f" devices, the most that may be asked for, it costs more than epsilon {_text(epsilon)}"
+        )
+        yield kind(f"{where}.fields.{ref}.local_epsilon", why)
+
+
+def _affordable(
+    analysis: Analysis, mechanism: Mechanism, local: Decimal, epsilon: Decimal, delta: Decimal
+) -> bool:
+    """Whether the largest cohort, in any permitted way, brings the local epsilon down enough."""
+    doubled = 2 if mechanism is Mechanism.SYMMETRIC else 1
+    parameter = min(local / doubled, MAX_LOCAL_EPSILON)
+    for crowd in analysis.crowds:
+        for report in analysis.report_kinds:
+            try:
+                certified = certified_epsilon(
+                    mechanism=mechanism,
+                    local_epsilon=parameter,
+                    min_cohort=analysis.cohort.largest,
+                    epsilon=epsilon,
+                    delta=delta,
+                    crowd=crowd,
+                    honest_fraction=analysis.honest_fraction,
+                    report=report,
+                )
+            except InvalidInput:
+                continue
+            if Decimal(certified) <= epsilon:
+                return True
+    return False
+
+
+def _text(value: Decimal | int) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return decimal_text(value) if value >= Decimal("0.0001") else f"{value.normalize():e}"

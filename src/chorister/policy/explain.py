@@ -1,0 +1,155 @@
+"""A policy in words: what may be asked, what it can cost, and whom one has to believe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+
+from chorister.canonical import decimal_text
+from chorister.policy.cost import Cost, analysis_cost, device_cost, field_cost
+from chorister.policy.model import Analysis, Composition, Policy, Renyi
+from chorister.policy.values import duration_text
+
+__all__ = ["Section", "composition_text", "cost_text", "explain", "number_text"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """A heading and what there is to say under it."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+def explain(policy: Policy) -> list[Section]:
+    """The whole policy, from who takes part to each field."""
+    return [
+        Section(title=f"Policy {policy.name}", lines=tuple(_parties(policy))),
+        Section(title="Data on the device", lines=tuple(_data(policy))),
+        Section(title="All analyses together", lines=tuple(_device(policy))),
+        *(
+            Section(title=f"Analysis {name}", lines=tuple(_analysis(policy, analysis)))
+            for name, analysis in policy.analyses.items()
+        ),
+        Section(title="What is assumed, and about whom", lines=tuple(_assumptions(policy))),
+    ]
+
+
+def number_text(value: Decimal) -> str:
+    """A decimal for people: tiny ones as powers of ten."""
+    return decimal_text(value) if value >= Decimal("0.0001") else f"{value.normalize():e}"
+
+
+def cost_text(cost: Cost) -> str:
+    """The paper's bounds in one sentence."""
+    count = f"{cost.reports:,} report{'' if cost.reports == 1 else 's'}"
+    every = f"every {duration_text(cost.period)}" if cost.period else "ever"
+    return (
+        f"at most {count} {every}: epsilon {number_text(cost.epsilon)}, delta "
+        f"{number_text(cost.delta)} to all who do not control both aggregators; to both together "
+        f"{number_text(cost.local_epsilon)} x {cost.reports:,} = {number_text(cost.local_total)}"
+    )
+
+
+def composition_text(composition: Composition) -> str:
+    """How charges add up."""
+    if isinstance(composition, Renyi):
+        return f"charges add up as Renyi divergences of order {composition.renyi}"
+    return "charges add up by basic composition (sums of epsilon and of delta)"
+
+
+def _parties(policy: Policy) -> Iterator[str]:
+    for pair in policy.aggregators:
+        yield f"aggregators {pair.name}: {pair.leader.url} and {pair.helper.url}"
+    age = duration_text(policy.checkpoint_max_age)
+    yield f"a device is silent if its copy of the public log's list is older than {age}"
+    yield f"digest {policy.digest.hex()}"
+
+
+def _data(policy: Policy) -> Iterator[str]:
+    for kind, tables in (("stream", policy.streams), ("profile", policy.profiles)):
+        for name, table in tables.items():
+            fields = ", ".join(f"{field} ({model.type})" for field, model in table.fields.items())
+            yield f"{kind} {name}, kept {duration_text(table.retention)}: {fields}"
+            for field, model in table.fields.items():
+                if model.group_values is not None:
+                    values = ", ".join(model.group_values)
+                    yield f"{name}.{field} is not sensitive: {values}; anything else is other"
+
+
+def _device(policy: Policy) -> Iterator[str]:
+    yield cost_text(device_cost(policy))
+    yield composition_text(policy.device.composition)
+    if policy.device.period is not None:
+        yield (
+            "the guarantee is per period; over n periods a device can lose n times as much. "
+            "Each device starts its period at a random time of its own"
+        )
+    age = duration_text(policy.device.min_ledger_age)
+    yield f"a new ledger is silent for {age}"
+
+
+def _analysis(policy: Policy, analysis: Analysis) -> Iterator[str]:
+    yield analysis.purpose
+    yield cost_text(analysis_cost(policy, analysis))
+    yield composition_text(analysis.budget.composition)
+    for ref, field in analysis.fields.items():
+        yield f"{ref}: {cost_text(field_cost(policy, analysis, field))}"
+    yield from _questions(analysis)
+    yield from _shape(analysis)
+
+
+def _questions(analysis: Analysis) -> Iterator[str]:
+    if analysis.query_class == "exact":
+        yield f"asks one of {len(analysis.queries)} queries that are listed to the letter"
+        yield from (f"query: {query}" for query in analysis.queries)
+    else:
+        functions = ", ".join(analysis.functions) or "no functions"
+        yield f"asks any SELECT over these fields, with {functions}"
+    if analysis.group_by:
+        fields = ", ".join(analysis.group_by)
+        yield f"may split the fleet by {fields}, into at most {analysis.max_cells:,} parts"
+    elif analysis.max_cells > 1:
+        yield f"may split the fleet into at most {analysis.max_cells:,} arms of an experiment"
+    if analysis.hashed_prefixes:
+        yield "prefix lists may be hashed: what exactly is asked can then not be read"
+
+
+def _shape(analysis: Analysis) -> Iterator[str]:
+    window, cohort = analysis.window, analysis.cohort
+    yield (
+        f"a histogram has at most {analysis.max_bins:,} bins, over at least {cohort.smallest:,} "
+        f"devices (a recipe may demand up to {cohort.largest:,})"
+    )
+    yield (
+        f"answered for {duration_text(window.shortest)} to {duration_text(window.longest)}, "
+        f"collected for up to {duration_text(window.longest_grace)} more"
+    )
+    yield (
+        f"noise on the device: {' or '.join(analysis.mechanisms)} one-hot encoding, "
+        f"{' or '.join(analysis.report_kinds)} reports"
+    )
+    keys, collectors = len(analysis.author_keys), len(analysis.collectors)
+    yield f"{keys} author key(s) may ask, {collectors} collector(s) may see results"
+
+
+def _assumptions(policy: Policy) -> Iterator[str]:
+    yield "the device's own software and its store are trusted"
+    for pair in policy.aggregators:
+        if pair.one_operator:
+            yield f"pair {pair.name}: ONE OPERATOR runs both; there is no protection against it"
+        else:
+            yield f"pair {pair.name}: at least one of the two aggregators is honest"
+    for name, analysis in policy.analyses.items():
+        if "noised" in analysis.crowds:
+            yield f"{name}, with noise: nothing about the other devices; all may be hostile"
+        if "honest" in analysis.crowds:
+            yield (
+                f"{name}, without noise: {analysis.honest_fraction} of every released batch are "
+                "honest devices; if fewer are, epsilon is larger than stated"
+            )
+    yield (
+        "not hidden: that, when and from where a device took part, its group and its arm. The "
+        "budget is one store's; several apps that embed a device have one each"
+    )
