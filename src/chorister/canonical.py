@@ -300,7 +300,7 @@ class Model(BaseModel):
         return dumps(self.model_dump(mode="json", exclude_none=True))
 
 
-class Complaint(ValueError):  # noqa: N818 (validators raise it; callers see our own errors)
+class Complaint(ValueError):
     """What a validator of a whole model has against one of its fields."""
 
     def __init__(self, field: str, why: str) -> None:

@@ -17,6 +17,7 @@ from chorister.clock import SystemClock
 from chorister.errors import InvalidInput
 from chorister.policy import Policy
 from chorister.recipe import Recipe, SignedRecipe, check, sign
+from chorister.recipe.schema import json_schema
 from chorister.recipe.template import template
 
 commands = typer.Typer(no_args_is_help=True, help="Write, sign and explain recipes.")
@@ -61,7 +62,7 @@ def explain_command(
 ) -> None:
     """Show each check with its outcome in words; exit with 1 where one fails.
 
-    Whether the recipe is open is judged only with --at: a recipe of next week can be explained today.
+    Whether the recipe is open is judged only with --at: next week's can be explained today.
     """
     recipe = read_recipe(_read(file))
     signed = isinstance(recipe, SignedRecipe)
@@ -82,6 +83,12 @@ def explain_command(
         console.print("allowed" if allowed else "refused", highlight=False)
     if not allowed:
         raise typer.Exit(1)
+
+
+@commands.command("schema")
+def schema_command(output: Output = None) -> None:
+    """Print the JSON Schema of recipes."""
+    _write(json.dumps(json_schema(), indent=2, ensure_ascii=False).encode() + b"\n", output)
 
 
 def read_recipe(data: bytes) -> Recipe | SignedRecipe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from decimal import Decimal
 from functools import cached_property
@@ -13,7 +14,6 @@ from pydantic import Field, field_validator, model_validator
 
 from chorister.canonical import Int, Number
 from chorister.encoding.feature import OOV, Column, Feature, Indices, Values, as_numbers
-import itertools
 
 __all__ = ["Grid"]
 
@@ -144,7 +144,8 @@ def _steps(values: NDArray[np.float64], low: float, high: float, depth: int) -> 
     """Which of 2^depth equal parts; scaling by a power of two is exact, so levels nest."""
     parts = np.floor((values - low) / (high - low) * 2.0**depth).astype(np.int64)
     # The quotient of a value just below `high` can round to 1.
-    return np.minimum(parts, 2**depth - 1)
+    parts[parts == 2**depth] -= 1
+    return parts
 
 
 def _morton(x: Indices, y: Indices) -> Indices:

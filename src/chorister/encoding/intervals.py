@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -11,7 +12,6 @@ from pydantic import Field, field_validator
 
 from chorister.canonical import Number, decimal_text
 from chorister.encoding.feature import OOV, Column, Indices, Listed, Values, as_numbers
-import itertools
 
 __all__ = ["Intervals"]
 

@@ -153,9 +153,10 @@ def _cohorts(policy: Policy, where: str, analysis: Analysis) -> Iterator[Finding
             short.append((ref, local, epsilon))
     kind = _contradiction if len(short) == len(analysis.fields) else _remark
     for ref, local, epsilon in short:
+        most = f"{analysis.cohort.largest:,} devices, the most that may be asked for"
         why = (
-            f"local epsilon {_text(local)} can never be used in full: with {analysis.cohort.largest:,}"
-            f" devices, the most that may be asked for, it costs more than epsilon {_text(epsilon)}"
+            f"local epsilon {_text(local)} can never be used in full: with {most}, "
+            f"it costs more than epsilon {_text(epsilon)}"
         )
         yield kind(f"{where}.fields.{ref}.local_epsilon", why)
 

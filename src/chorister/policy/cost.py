@@ -1,7 +1,7 @@
 """What a policy can cost one device at most: the sums behind its explanation and its differences.
 
-The paper's bound: an analysis' reports cost at most eps_local x k locally, a field's at most its own
-eps_local x k (section 4.3). In the aggregate, the budgets themselves are the bounds.
+The paper's bound: an analysis' reports cost at most eps_local x k locally, a field's at most its
+own eps_local x k (section 4.3). In the aggregate, the budgets themselves are the bounds.
 """
 
 from __future__ import annotations

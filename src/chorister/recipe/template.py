@@ -29,9 +29,7 @@ def template(policy: Policy, analysis: str | None, *, now: int) -> Recipe:
         study=name,
         analysis=name,
         collector=allowed.collectors[0],
-        query=allowed.queries[0]
-        if allowed.queries
-        else f'SELECT "{field}" AS value FROM "{table}"',
+        query=allowed.queries[0] if allowed.queries else _query(table, field),
         reads={table: (field,)},
         group_by=(),
         arms=(),
@@ -43,6 +41,10 @@ def template(policy: Policy, analysis: str | None, *, now: int) -> Recipe:
         participation=Participation(probability=Decimal(1), once_per_study=False),
         aggregators=Aggregators(leader=pair.leader.url, helper=pair.helper.url),
     )
+
+
+def _query(table: str, field: str) -> str:
+    return f'SELECT "{field}" AS value FROM "{table}"'  # noqa: S608 (names are identifiers)
 
 
 def _feature(kind: str) -> AnyFeature:
