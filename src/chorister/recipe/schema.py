@@ -15,10 +15,9 @@ __all__ = ["json_schema"]
 
 def json_schema() -> dict[str, Any]:
     """The schema of the payload of a signed recipe, draft 2020-12."""
-    # As it is written, not as it may be built in Python: defaults are spelled out on the wire.
     schema = Recipe.model_json_schema(mode="serialization")
     for definition in [schema, *schema.get("$defs", {}).values()]:
-        _drop_null(definition)
+        _as_on_the_wire(definition)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:chorister:recipe:{VERSION}",
@@ -26,11 +25,15 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def _drop_null(definition: dict[str, Any]) -> None:
-    """Optional fields are left out, never null."""
+def _as_on_the_wire(definition: dict[str, Any]) -> None:
+    """Optional fields are left out, never null; all others are always there, defaults too."""
+    required = []
     for name, field in definition.get("properties", {}).items():
-        choices = [choice for choice in field.get("anyOf", []) if choice != {"type": "null"}]
-        if len(choices) == 1 != len(field["anyOf"]):
-            del field["anyOf"], field["default"]
-            field.update(choices[0])
-            definition["required"].remove(name)
+        if {"type": "null"} in field.get("anyOf", []):
+            (choice,) = (c for c in field.pop("anyOf") if c != {"type": "null"})
+            field.update(choice)
+        else:
+            required.append(name)
+        field.pop("default", None)
+    if required:
+        definition["required"] = required
