@@ -115,8 +115,7 @@ def test_too_many_bins_are_refused() -> None:
 
 
 def test_selection_prefers_rows_that_fall_into_a_bucket() -> None:
-    columns = {"age": [25, 25, 25], "ngram": ["no match", "how are you", "i got it"]}
-    bins = PAPER.find(columns)
+    bins = PAPER.find({"age": [25] * 3, "ngram": ["no match", "how are you", "i got it"]})
     matching = {PAPER.index(["[20, 30)", label]) for label in ("how are you", "i got it")}
     drawn = {PAPER.select(bins, "uniform") for _ in range(200)}
     assert drawn == matching
@@ -135,7 +134,7 @@ def test_selection_is_uniform_over_rows() -> None:
     bins = np.array([40, 40, 40, 50], dtype=np.int64)
     tickets = iter(range(4))
     counts = Counter(
-        PAPER.select(bins, "uniform", randbelow=lambda n: next(tickets)) for _ in range(4)
+        PAPER.select(bins, "uniform", randbelow=lambda _: next(tickets)) for _ in range(4)
     )
     assert counts == {40: 3, 50: 1}
 
