@@ -1,0 +1,198 @@
+"""Policies: what is read, and what is refused with the field named."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from chorister.canonical import culprit
+from chorister.errors import InvalidInput, PolicyError
+from chorister.policy import Policy, Renyi
+from tests.keyboard import ANALYSIS, POLICY, POLICY_FILE, REMOVE, analysis_at, policy_at
+
+
+def test_the_papers_tables() -> None:
+    """Table 1: the analysis' row, and the rows of the three fields."""
+    analysis = POLICY.analyses[ANALYSIS]
+    assert (analysis.budget.epsilon, analysis.budget.reports) == (Decimal("0.5"), 1)
+    rows = {
+        ref: (field.local_epsilon, field.epsilon, field.reports)
+        for ref, field in analysis.fields.items()
+    }
+    assert rows == {
+        "keyboard.ngram": (5, 1, 1),
+        "user.age": (2, Decimal("0.3"), 1),
+        "keyboard.perplexity": (8, 1, 1),
+    }
+
+
+def test_decimals_are_exact() -> None:
+    assert POLICY.device.delta == Decimal("0.00001")
+    assert str(POLICY.analyses[ANALYSIS].budget.delta) == "0.000001"
+
+
+def test_names_that_others_rely_on() -> None:
+    assert POLICY.log_keys == ("2-EUcSFkDTK5p0UjXwMIxLO0C6LVfjuniFpJuD8eDHk",)
+    assert POLICY.checkpoint_max_age == 2 * 86_400
+    assert len(POLICY.digest) == 32
+    pair = POLICY.aggregators[0]
+    assert pair.leader.url == "https://leader.example.org/dap/"
+    assert pair.helper.cosigning_keys
+    assert [p.name for p in POLICY.pairs(POLICY.analyses[ANALYSIS])] == ["main"]
+    (key,) = POLICY.analyses[ANALYSIS].author_key_ids
+    assert key == "kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k"
+
+
+def test_the_digest_ignores_layout_and_sees_everything_else() -> None:
+    text = POLICY_FILE.read_bytes()
+    assert Policy.load(text + b"\n# a remark\n").digest == POLICY.digest
+    assert Policy.load(text.replace(b"1e-5", b"0.00001")).digest == POLICY.digest
+    assert Policy.load(text.replace(b"1e-5", b"2e-5")).digest != POLICY.digest
+
+
+def test_groups_have_closed_lists() -> None:
+    assert POLICY.group_values("user.locale") == ("de_DE", "en_GB", "en_US", "fr_FR", "other")
+    assert POLICY.group_value("user.locale", "en_US") == "en_US"
+    for stranger in ("en-US", "EN_US", None, 7, "", "other"):
+        assert POLICY.group_value("user.locale", stranger) == "other"
+    for field in ("user.age", "user.nothing"):
+        with pytest.raises(InvalidInput, match=field):
+            POLICY.group_values(field)
+    assert POLICY.cells(("user.locale",), 2) == 10
+    assert POLICY.cells((), 0) == 1
+
+
+def test_composition() -> None:
+    policy = analysis_at({"budget/composition": {"renyi": 32}})
+    assert policy.analyses[ANALYSIS].budget.composition == Renyi(renyi=32)
+
+
+LEADER = "aggregators/0/leader"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"surprise": 1}, "surprise"),
+        ({"version": 2}, "version"),
+        ({"device/epsilon": REMOVE}, "device.epsilon"),
+        ({"device/epsilon": "a lot"}, "device.epsilon"),
+        ({"device/epsilon": 0.5}, "device.epsilon"),
+        ({"device/epsilon": Decimal("NaN")}, "device.epsilon"),
+        ({"device/epsilon": Decimal("Infinity")}, "device.epsilon"),
+        ({"device/epsilon": 0}, "device.epsilon"),
+        ({"device/epsilon": Decimal(-1)}, "device.epsilon"),
+        ({"device/epsilon": True}, "device.epsilon"),
+        ({"device/delta": 1}, "device.delta"),
+        ({"device/reports": 0}, "device.reports"),
+        ({"device/reports": "4"}, "device.reports"),
+        ({"device/reports": True}, "device.reports"),
+        ({"device/period": "1 day"}, "device.period"),
+        ({"device/period": "0d"}, "device.period"),
+        ({"device/composition": "advanced"}, "device.composition"),
+        ({"device/composition": {"renyi": 1}}, "device.composition"),
+        ({"log/keys": []}, "log.keys"),
+        ({"log/keys/0": "AAAA"}, "log.keys.0"),
+        ({f"{LEADER}/url": "http://leader.example.org/"}, "aggregators.0.leader.url"),
+        ({f"{LEADER}/url": "https://leader.example.org/x"}, "aggregators.0.leader.url"),
+        ({f"{LEADER}/url": "https://a@leader.example.org/"}, "aggregators.0.leader.url"),
+        ({f"{LEADER}/url": "https://leader.example.org/?/"}, "aggregators.0.leader.url"),
+        ({f"{LEADER}/url": "https://leadér.example.org/"}, "aggregators.0.leader.url"),
+        ({f"{LEADER}/url": "https://[/"}, "aggregators.0.leader.url"),
+        ({f"{LEADER}/url": "https://helper.example.net/dap/"}, "aggregators.0.helper.url"),
+        ({"streams/user": {"retention": "1d", "fields": {"x": {"type": "text"}}}}, "profiles.user"),
+        (
+            {"streams/keyboard/fields/ngram/group_values": ["a"]},
+            "streams.keyboard.fields.ngram.group_values",
+        ),
+        (
+            {"profiles/user/fields/age/group_values": ["a"]},
+            "profiles.user.fields.age.group_values",
+        ),
+        (
+            {"profiles/user/fields/locale/group_values": ["a", "other"]},
+            "profiles.user.fields.locale.group_values",
+        ),
+        ({"analyses": {}}, "analyses"),
+    ],
+)
+def test_refused_with_the_field_named(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        policy_at(changes)
+    found, message = culprit(caught.value)
+    assert found is not None
+    assert found.startswith(field)
+    assert message
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"author_keys": []}, "author_keys"),
+        ({"collectors/0": "AB" * 32}, "collectors.0"),
+        ({"aggregators": ["elsewhere"]}, "aggregators"),
+        ({"query_class": "any"}, "query_class"),
+        ({"query_class": "exact"}, "queries"),
+        ({"queries": ["SELECT 1"]}, "queries"),
+        ({"mechanisms": ["laplace"]}, "mechanisms.0"),
+        ({"mechanisms": ["symmetric", "symmetric"]}, "mechanisms"),
+        ({"crowds": ["honest"]}, "honest_fraction"),
+        ({"honest_fraction": "9/10"}, "honest_fraction"),
+        ({"crowds": ["honest"], "honest_fraction": "18/20"}, "honest_fraction"),
+        ({"crowds": ["honest"], "honest_fraction": "11/10"}, "honest_fraction"),
+        ({"crowds": ["honest"], "honest_fraction": Decimal("0.9")}, "honest_fraction"),
+        ({"fields": {}}, "fields"),
+        ({"fields/keyboard.nothing": {"local_epsilon": 1, "epsilon": 1, "delta": Decimal("1e-9"),
+                                      "reports": 1}}, "fields.keyboard.nothing"),
+        ({"group_by": ["user.age"]}, "group_by"),
+        ({"group_by": ["user.nothing"]}, "group_by"),
+        ({"max_bins": 1}, "max_bins"),
+        ({"cohort/smallest": 1}, "cohort.smallest"),
+        ({"hashed_prefixes": 1}, "hashed_prefixes"),
+    ],
+)  # fmt: skip
+def test_analyses_refused_with_the_field_named(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        analysis_at(changes)
+    assert (culprit(caught.value)[0] or "").startswith(f"analyses.{ANALYSIS}.{field}")
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        (b"version = 1\nversion = 1", None),
+        (b"\xff", None),
+        (b"version = 1e9999999999999999999999", None),
+        (b"a = " + b"[" * 100_000, None),
+        (b"#" * 4_000_001, None),
+        (b"version = 2026-01-01", "version"),
+        (POLICY_FILE.read_bytes().replace(b"epsilon = 1\n", b"epsilon = nan\n"), "device.epsilon"),
+    ],
+)
+def test_documents_refused(text: bytes, field: str | None) -> None:
+    with pytest.raises(PolicyError) as caught:
+        Policy.load(text)
+    assert caught.value.field == field
+
+
+def test_a_missing_file_is_an_error_of_ours() -> None:
+    with pytest.raises(PolicyError, match="can't read"):
+        Policy.load("/nowhere/policy.toml")
+
+
+LINES = POLICY_FILE.read_bytes().splitlines(keepends=True)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, len(LINES) - 1), st.one_of(st.binary(max_size=20), st.sampled_from(LINES)))
+def test_fuzz(line: int, junk: bytes) -> None:
+    text = b"".join([*LINES[:line], junk, b"\n", *LINES[line + 1 :]])
+    try:
+        Policy.load(text)
+    except PolicyError:
+        pass
