@@ -61,6 +61,7 @@ class PolicyError(InvalidInput):
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(f"{field}: {message}" if field else message)
+        self.why = message
         self.field = field
 
 
@@ -69,6 +70,7 @@ class DecodeError(ChoristerError, ValueError):
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(f"{field}: {message}" if field else message)
+        self.why = message
         self.field = field
 
 

@@ -170,7 +170,7 @@ class Recipe(Model):
         try:
             value: Any = loads(data, max_bytes=MAX_BYTES, canonical=canonical)
         except DecodeError as error:
-            raise RecipeError(str(error)) from None
+            raise RecipeError(error.why, field=error.field) from None
         if not isinstance(value, dict):
             raise RecipeError("a recipe is a JSON object")
         version = value.get("version")

@@ -59,7 +59,7 @@ class SignedRecipe:
         except RecipeError:
             raise
         except DecodeError as error:
-            raise RecipeError(str(error)) from None
+            raise RecipeError(error.why) from None
         if len(raw) != 64 or int.from_bytes(raw[32:], "little") >= _ORDER:
             raise SignatureInvalid("the signature is not a canonical Ed25519 signature")
         return cls(recipe=Recipe.parse(body), jws=data, key_id=author)
