@@ -23,13 +23,10 @@ from chorister.canonical import (
 )
 from chorister.errors import DecodeError, InvalidInput
 
-
 TEXT = st.text(max_size=8).map(lambda text: unicodedata.normalize("NFC", text))
 JSON = st.recursive(
     st.one_of(st.booleans(), st.integers(-(2**53) + 1, 2**53 - 1), TEXT),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.dictionaries(TEXT, inner, max_size=4)
-    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXT, inner, max_size=4)),
     max_leaves=12,
 )
 
@@ -102,7 +99,11 @@ def test_refused(data: bytes, words: str) -> None:
         loads(data, max_bytes=200_000)
 
 
-@given(st.one_of(st.binary(max_size=60), st.text(alphabet='{}[]",:0123456789.eE-ntf\\u ').map(str.encode)))
+@given(
+    st.one_of(
+        st.binary(max_size=60), st.text(alphabet='{}[]",:0123456789.eE-ntf\\u ').map(str.encode)
+    )
+)
 def test_fuzz(data: bytes) -> None:
     try:
         value = loads(data, max_bytes=1000)
@@ -141,14 +142,19 @@ def test_decimals_out_of_range(number: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "-0", "01", "1.", ".5", "1.50", "1e3", "+1", " 1", "1\n", "٣", "1_0", "NaN", "1" * 21]
+    "text",
+    ["", "-0", "01", "1.", ".5", "1.50", "1e3", "+1", " 1", "1\n", "٣", "1_0", "NaN", "1" * 21],
 )
 def test_decimals_in_another_spelling(text: str) -> None:
     with pytest.raises(DecodeError):
         parse_decimal(text)
 
 
-@given(st.decimals(allow_nan=False, allow_infinity=False, places=12, min_value=-(10**9), max_value=10**9))
+@given(
+    st.decimals(
+        allow_nan=False, allow_infinity=False, places=12, min_value=-(10**9), max_value=10**9
+    )
+)
 def test_decimals_round_trip(number: Decimal) -> None:
     assert parse_decimal(decimal_text(number)) == number
 
@@ -158,7 +164,9 @@ def test_base64url_round_trip(data: bytes) -> None:
     assert b64url_decode(b64url_encode(data)) == data
 
 
-@pytest.mark.parametrize("text", ["A", "AB", "AA==", "A A", "AA+A", "AA/A", "AAA\n", "é", "AAB\u0660"])
+@pytest.mark.parametrize(
+    "text", ["A", "AB", "AA==", "A A", "AA+A", "AA/A", "AAA\n", "é", "AAB\u0660"]
+)
 def test_base64url_in_another_spelling(text: str) -> None:
     with pytest.raises(DecodeError):
         b64url_decode(text)

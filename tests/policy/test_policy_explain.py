@@ -15,7 +15,9 @@ from tests.keyboard import ANALYSIS, POLICY, REMOVE, analysis_at, policy_at, pol
 
 
 def said(policy: Any = POLICY) -> str:
-    return "\n".join(line for section in explain(policy) for line in (section.title, *section.lines))
+    return "\n".join(
+        line for section in explain(policy) for line in (section.title, *section.lines)
+    )
 
 
 def test_the_papers_local_bound() -> None:
@@ -51,9 +53,7 @@ def test_assumptions_follow_the_policy() -> None:
     assert "9/10 of every released batch are honest devices" in text
     assert "all may be hostile" not in text
     assert "ONE OPERATOR" in said(policy_at({"aggregators/0/one_operator": True}))
-    assert "Renyi divergences of order 32" in said(
-        policy_at({"device/composition": {"renyi": 32}})
-    )
+    assert "Renyi divergences of order 32" in said(policy_at({"device/composition": {"renyi": 32}}))
     forever = said(policy_at({"device/period": REMOVE}))
     assert "at most 4 reports ever" in forever
 

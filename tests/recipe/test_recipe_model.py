@@ -125,7 +125,8 @@ def test_json_that_another_reader_might_take(old: bytes, new: bytes, field: str 
 
 
 @pytest.mark.parametrize(
-    "payload", [b"", b"[]", b"1", b'"x"', b"{}", b"\xef\xbb\xbf" + RECIPE.canonical(), b" " * 9_000_000]
+    "payload",
+    [b"", b"[]", b"1", b'"x"', b"{}", b"\xef\xbb\xbf" + RECIPE.canonical(), b" " * 9_000_000],
 )
 def test_what_is_no_recipe(payload: bytes) -> None:
     for read in (Recipe.parse, Recipe.draft):
@@ -142,7 +143,9 @@ def test_an_optional_field_is_absent_not_null() -> None:
 
 def test_the_published_schema_is_up_to_date() -> None:
     published = json.loads(SCHEMA.read_text())
-    assert published == json_schema(), "run: chorister recipe schema -o docs/reference/recipe.schema.json"
+    assert published == json_schema(), (
+        "run: chorister recipe schema -o docs/reference/recipe.schema.json"
+    )
 
 
 def test_the_schema_takes_what_the_model_takes() -> None:
@@ -222,7 +225,9 @@ def slow_bucket(window: Window) -> Bucket:
 
 @settings(max_examples=300)
 @given(st.integers(0, 200_000), st.integers(1, 300), st.integers(0, 300))
-def test_the_bucket_is_the_shortest_that_holds_the_window(opens: int, answer: int, grace: int) -> None:
+def test_the_bucket_is_the_shortest_that_holds_the_window(
+    opens: int, answer: int, grace: int
+) -> None:
     window = Window(opens=opens, closes=opens + answer, ends=opens + answer + grace)
     bucket = window.bucket
     assert bucket == slow_bucket(window)
@@ -238,7 +243,7 @@ def test_every_window_has_a_bucket_soon(opens: int, length: int) -> None:
 
 def test_real_windows_have_short_buckets() -> None:
     """A week and three days from 2026 on: the bucket is less than 1 % longer than the window."""
-    for day in range(0, 2000):
+    for day in range(2000):
         opens = 1_794_787_200 + day * 86_400
         window = Window(opens=opens, closes=opens + 604_800, ends=opens + 864_000)
         assert window.bucket.length < 864_000 * 1.01

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from typer.core import TyperGroup
 
 from chorister import __version__
@@ -28,7 +29,7 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except ChoristerError as error:
-            Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
+            Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
             sys.exit(3 if isinstance(error, InternalError) else 2)
 
 

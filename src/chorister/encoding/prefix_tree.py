@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from itertools import compress
+from operator import itemgetter
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -97,14 +99,21 @@ class _Tree(Feature):
         """The cell of every text."""
         (values,) = columns
         cells = np.zeros(len(values), dtype=np.int64)
-        if {str}.issuperset(map(type, values)):
+        rows: Sequence[int] = range(len(values))
+        try:
             texts = canonical_texts(values)
-            cells[:] = list(map(self._locate, texts))
-            return cells
-        rows = [i for i, value in enumerate(values) if type(value) is str]
-        if rows:
-            cells[rows] = list(map(self._locate, canonical_texts([values[i] for i in rows])))
+        except TypeError:  # not all of them are text
+            rows = [i for i, value in enumerate(values) if type(value) is str]
+            texts = canonical_texts([values[i] for i in rows])
+        promising = list(self._promising(texts))
+        if promising:
+            locate = self._locate
+            cells[[rows[i] for i in promising]] = [locate(texts[i]) for i in promising]
         return cells
+
+    def _promising(self, texts: list[str]) -> Iterable[int]:
+        """Which texts to look at more closely; all others are OOV."""
+        return range(len(texts))
 
 
 class PrefixTree(_Tree):
@@ -184,6 +193,13 @@ class PrefixTree(_Tree):
 
         return locate
 
+    def _promising(self, texts: list[str]) -> Iterable[int]:
+        """Those that begin with the same letters as a prefix: few do, and this loop runs in C."""
+        length = min(len(prefix) for prefix in self.prefixes)
+        begins = {prefix[:length] for prefix in self.prefixes}
+        heads = map(itemgetter(slice(0, length)), texts)
+        return compress(range(len(texts)), map(begins.__contains__, heads))
+
     def hashed(self, salt: bytes) -> HashedPrefixTree:
         """The same tree, the same indices, without its words."""
         return HashedPrefixTree(
@@ -191,8 +207,8 @@ class PrefixTree(_Tree):
             tokenisation=self.tokenisation,
             salt=salt.hex(),
             depths=tuple(sorted({len(prefix.split()) for prefix in self.prefixes})),
-            prefixes=tuple(_hash(salt, prefix) for prefix in self.prefixes),
-            vocabulary=tuple(_hash(salt, word) for word in self.vocabulary),
+            prefixes=tuple(_hash(salt, prefix).hex() for prefix in self.prefixes),
+            vocabulary=tuple(_hash(salt, word).hex() for word in self.vocabulary),
         )
 
 
@@ -227,11 +243,12 @@ class HashedPrefixTree(_Tree):
     @cached_property
     def _locate(self) -> Callable[[str], int]:
         salt = bytes.fromhex(self.salt)
-        bases, words = self._tables
+        bases = {bytes.fromhex(prefix): base for prefix, base in self._tables[0].items()}
+        words = {bytes.fromhex(word): step for word, step in self._tables[1].items()}
         # Real text repeats itself: hash each phrase once. Kept as long as the recipe's encoding.
-        hashes: dict[str, str] = {}
+        hashes: dict[str, bytes] = {}
 
-        def hashed(text: str) -> str:
+        def hashed(text: str) -> bytes:
             found = hashes.get(text)
             if found is None:
                 found = hashes[text] = _hash(salt, text)
@@ -259,7 +276,7 @@ def _next(parts: list[str], depth: int, base: int, words: dict[str, int]) -> int
     return base + words.get(parts[depth], 1)
 
 
-def _hash(salt: bytes, text: str) -> str:
+def _hash(salt: bytes, text: str) -> bytes:
     if len(salt) != 16:
         raise InvalidInput(f"a salt has 16 bytes, not {len(salt)}")
-    return hashlib.sha256(salt + text.encode("utf-8")).hexdigest()[:32]
+    return hashlib.sha256(salt + text.encode("utf-8")).digest()[:16]

@@ -18,7 +18,6 @@ unassigned there and separate words, so such text falls into an OOV bin.
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Sequence
 from typing import Final
@@ -29,8 +28,7 @@ TOKENISATION: Final = 1
 """The version of these rules."""
 
 _SEPARATOR: Final = "\0"
-# An apostrophe with a space, another apostrophe or the text's end beside it.
-_LONE_APOSTROPHE: Final = re.compile("(?<![^ '\0])'|'(?![^ '\0])")
+_BOUNDARY: Final = " \0"
 
 
 class _WordCharacters(dict[int, str]):
@@ -58,19 +56,36 @@ def canonical_texts(texts: Sequence[str]) -> list[str]:
     """
     if not texts:
         return []
-    joined = _SEPARATOR.join(texts)
-    if joined.count(_SEPARATOR) != len(texts) - 1:
-        joined = _SEPARATOR.join([text.replace(_SEPARATOR, " ") for text in texts])
+    found = _canonical(_SEPARATOR.join(texts))
+    if len(found) != len(texts):  # a text contains NUL, which separates words as well
+        found = _canonical(_SEPARATOR.join([text.replace(_SEPARATOR, " ") for text in texts]))
+    return found
+
+
+def _canonical(joined: str) -> list[str]:
     if joined.isascii():
         joined = joined.encode("ascii").translate(_ASCII).decode("ascii")
     else:
         joined = _fold(joined).translate(_WORD_CHARACTERS)
     if "'" in joined:
-        joined = _LONE_APOSTROPHE.sub(" ", joined)
+        joined = _drop_lone_apostrophes(joined)
     while "  " in joined:
         joined = joined.replace("  ", " ")
-    joined = joined.replace(" \0", "\0").replace("\0 ", "\0")
+    for old in (" \0", "\0 "):
+        if old in joined:  # three times as fast as replacing nothing
+            joined = joined.replace(old, _SEPARATOR)
     return joined.strip(" ").split(_SEPARATOR)
+
+
+def _drop_lone_apostrophes(text: str) -> str:
+    """An apostrophe beside another one, a space or a text's end becomes a space."""
+    before, *rest = text.split("'")
+    pieces = [before]
+    for after in rest:
+        inside = before and after and before[-1] not in _BOUNDARY and after[0] not in _BOUNDARY
+        pieces += ("'" if inside else " ", after)
+        before = after
+    return "".join(pieces)
 
 
 def canonical_text(text: str) -> str:

@@ -41,6 +41,7 @@ from chorister.policy.values import (
     LocalEpsilon,
     Name,
 )
+from chorister.privacy.amplification import MAX_COHORT
 from chorister.privacy.randomizers import Mechanism
 
 __all__ = [
@@ -185,7 +186,7 @@ class CohortLimits(Model):
     """Between what bounds a recipe's min_cohort lies."""
 
     smallest: Annotated[Int, Field(ge=2)]
-    largest: Annotated[Int, Field(ge=2, le=2**32)]
+    largest: Annotated[Int, Field(ge=2, le=MAX_COHORT)]
 
 
 class Analysis(Model):

@@ -301,7 +301,7 @@ def _amplification(case: _Case) -> Check:
         why = "not computed: min_cohort is outside its limits"
         return _outcome(name="amplification", passed=False, why=why, field="privacy.min_cohort")
     try:
-        certified = privacy.certified_epsilon()
+        certified = privacy.claim.certified_epsilon(privacy.min_cohort)
     except ChoristerError as error:
         return _outcome(name="amplification", passed=False, why=str(error), field="privacy")
     passed = Decimal(certified) <= privacy.epsilon

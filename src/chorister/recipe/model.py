@@ -29,8 +29,9 @@ from chorister.canonical import (
 from chorister.encoding import AnyFeature, DenyList, Encoding, Selection
 from chorister.errors import DecodeError, InvalidInput, RecipeError
 from chorister.policy import Crowd, ReportKind
-from chorister.policy.certify import BOUNDED_DELTA, certified_epsilon
+from chorister.policy.certify import BOUNDED_DELTA, Claim
 from chorister.policy.values import URL, Delta, Epsilon, FieldRef, HonestFraction, Identifier, Name
+from chorister.privacy.amplification import MAX_COHORT
 from chorister.privacy.randomizers import (
     MAX_LOCAL_EPSILON,
     MIN_LOCAL_EPSILON,
@@ -80,7 +81,7 @@ class Privacy(Model):
     epsilon: Epsilon
     """What the device is charged, and what check 3 certifies for the aggregate of min_cohort."""
     delta: Delta
-    min_cohort: Annotated[Int, Field(ge=2, le=2**32)]
+    min_cohort: Annotated[Int, Field(ge=2, le=MAX_COHORT)]
     crowd: Crowd
     honest_fraction: HonestFraction | None = None
     """With `crowd` honest: the share of every released batch that is assumed honest."""
@@ -94,12 +95,12 @@ class Privacy(Model):
             raise Complaint("delta", f"bounded reports use {BOUNDED_DELTA} of delta: ask for more")
         return self
 
-    def certified_epsilon(self) -> float:
-        """What the aggregate of min_cohort reports costs, certified; check 3 compares `epsilon`."""
-        return certified_epsilon(
+    @property
+    def claim(self) -> Claim:
+        """What check 3 has to certify for min_cohort."""
+        return Claim(
             mechanism=self.mechanism,
             local_epsilon=self.local_epsilon,
-            min_cohort=self.min_cohort,
             epsilon=self.epsilon,
             delta=self.delta,
             crowd=self.crowd,

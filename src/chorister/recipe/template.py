@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from decimal import ROUND_FLOOR, Decimal
 
 from chorister.encoding import AnyFeature, Categories, Intervals, PrefixTree
 from chorister.errors import InvalidInput
 from chorister.policy import Analysis, Policy
+from chorister.policy.certify import Claim
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON, Mechanism
 from chorister.recipe.model import Aggregators, Participation, Privacy, Recipe
 from chorister.recipe.window import Window
@@ -64,16 +66,17 @@ def _privacy(policy: Policy, analysis: Analysis, ref: str) -> Privacy:
     # A parameter that people can read: three places, never rounded up.
     local = min(local, MAX_LOCAL_EPSILON).quantize(Decimal("0.001"), rounding=ROUND_FLOOR)
     crowd = analysis.crowds[0]
-    return Privacy(
+    claim = Claim(
         mechanism=mechanism,
         local_epsilon=local,
         epsilon=min(field.epsilon, own.epsilon, device.epsilon),
         delta=min(field.delta, own.delta, device.delta),
-        min_cohort=analysis.cohort.largest,
         crowd=crowd,
         honest_fraction=analysis.honest_fraction if crowd == "honest" else None,
         report=analysis.report_kinds[0],
     )
+    cohort = max(claim.least_cohort(), analysis.cohort.smallest)
+    return Privacy(min_cohort=cohort, **{f.name: getattr(claim, f.name) for f in fields(claim)})
 
 
 def _window(analysis: Analysis, now: int) -> Window:

@@ -1,0 +1,165 @@
+"""`chorister policy` and `chorister recipe`, as a shell sees them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
+from typer.testing import CliRunner, Result
+
+from chorister.cli import app
+from chorister.recipe import Recipe, SignedRecipe, verify
+from tests.keyboard import ANALYSIS, AUTHOR, EXAMPLE, POLICY, POLICY_FILE, RECIPE
+
+RECIPE_FILE = EXAMPLE / "recipe.jws"
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "author.pem"
+    path.write_bytes(AUTHOR.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return path
+
+
+def edited(tmp_path: Path, old: str, new: str) -> Path:
+    text = POLICY_FILE.read_text()
+    assert old in text
+    path = tmp_path / "policy.toml"
+    path.write_text(text.replace(old, new))
+    return path
+
+
+def test_policy_check() -> None:
+    result = run("policy", "check", POLICY_FILE)
+    assert result.exit_code == 0
+    assert "to both together 5 x 1 = 5" in result.output
+    assert "policy keyboard is consistent" in result.output
+
+
+def test_policy_check_as_json() -> None:
+    result = run("policy", "check", POLICY_FILE, "--json")
+    found = json.loads(result.output)
+    assert found["consistent"] is True
+    assert found["digest"] == POLICY.digest.hex()
+    assert found["cost"]["device"]["local_total"] == "32"
+    fields = found["cost"]["analyses"][ANALYSIS]["fields"]
+    assert fields["user.age"]["local_total"] == "2"
+    assert len(found["remarks"]) == 2
+
+
+def test_policy_check_fails_on_contradictions(tmp_path: Path) -> None:
+    path = edited(tmp_path, "epsilon = 0.5\n", "epsilon = 1.5\n")
+    result = run("policy", "check", path)
+    assert result.exit_code == 1
+    assert "contradiction" in result.output
+    assert "1.5 can never be spent: the device allows 1" in result.output
+    found = run("policy", "check", path, "--json")
+    assert found.exit_code == 1
+    assert json.loads(found.output)["contradictions"]
+
+
+def test_policy_check_names_the_field_of_a_malformed_policy(tmp_path: Path) -> None:
+    result = run("policy", "check", edited(tmp_path, "reports = 4\n", "report = 4\n"))
+    assert result.exit_code == 2
+    assert "device.reports" in result.stderr
+
+
+def test_policy_diff(tmp_path: Path) -> None:
+    newer = edited(tmp_path, "max_bins = 10_000", "max_bins = 20_000")
+    result = run("policy", "diff", POLICY_FILE, newer)
+    assert result.exit_code == 0
+    assert "More may be asked or spent" in result.output
+    assert "max_bins: 10000 -> 20000" in result.output
+    found = json.loads(run("policy", "diff", newer, POLICY_FILE, "--json").output)
+    assert [change["kind"] for change in found["changes"]] == ["less"]
+    assert "both mean the same" in run("policy", "diff", newer, newer).output
+
+
+def test_recipe_explain() -> None:
+    result = run("recipe", "explain", RECIPE_FILE, "--policy", POLICY_FILE)
+    assert result.exit_code == 0
+    assert "8 x 34 = 272 bins" in result.output
+    assert "allowed" in result.output
+
+
+def test_recipe_explain_as_json() -> None:
+    result = run("recipe", "explain", RECIPE_FILE, "--policy", POLICY_FILE, "--json")
+    found = json.loads(result.output)
+    assert found["allowed"] is True
+    assert found["signed"] is True
+    assert {"name", "passed", "why"} == set(found["checks"][0])
+    assert "author" in [check["name"] for check in found["checks"]]
+
+
+def test_recipe_explain_a_draft() -> None:
+    result = run("recipe", "explain", EXAMPLE / "recipe.json", "--policy", POLICY_FILE)
+    assert result.exit_code == 0
+    assert "no device answers it before it is signed" in result.output
+
+
+def test_recipe_explain_says_no(tmp_path: Path) -> None:
+    stricter = edited(tmp_path, "smallest = 1_000", "smallest = 2_000")
+    result = run("recipe", "explain", RECIPE_FILE, "--policy", stricter)
+    assert result.exit_code == 1
+    assert "NO  cohort" in result.output
+    assert "refused" in result.output
+    late = str(RECIPE.window.closes)
+    found = run("recipe", "explain", RECIPE_FILE, "--policy", POLICY_FILE, "--at", late, "--json")
+    assert found.exit_code == 1
+    failed = [c["name"] for c in json.loads(found.output)["checks"] if not c["passed"]]
+    assert failed == ["open"]
+
+
+def test_new_explain_sign(tmp_path: Path, key_file: Path) -> None:
+    """The way of a recipe, from nothing to signed."""
+    draft, signed = tmp_path / "draft.json", tmp_path / "signed.jws"
+    assert run("recipe", "new", "--policy", POLICY_FILE, "-o", draft).exit_code == 0
+    assert run("recipe", "explain", draft, "--policy", POLICY_FILE).exit_code == 0
+    assert run("recipe", "sign", draft, "--key", key_file, "-o", signed).exit_code == 0
+    assert run("recipe", "explain", signed, "--policy", POLICY_FILE).exit_code == 0
+    verify(SignedRecipe.parse(signed.read_bytes()), POLICY.analyses[ANALYSIS].author_keys)
+    printed = run("recipe", "new", "--policy", POLICY_FILE, "--analysis", ANALYSIS)
+    assert list(json.loads(printed.output)) == list(Recipe.model_fields)
+
+
+def test_signing_the_example_gives_the_example(key_file: Path) -> None:
+    result = run("recipe", "sign", EXAMPLE / "recipe.json", "--key", key_file)
+    assert result.output.strip() == RECIPE_FILE.read_text().strip()
+
+
+def test_recipe_schema() -> None:
+    assert json.loads(run("recipe", "schema").output)["$id"] == "urn:chorister:recipe:1"
+
+
+def test_wrong_inputs_are_told_in_one_line(tmp_path: Path) -> None:
+    junk = tmp_path / "junk"
+    junk.write_bytes(b"junk")
+    other = tmp_path / "other.pem"
+    other.write_bytes(
+        X25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    )
+    draft = EXAMPLE / "recipe.json"
+    for arguments in (
+        ("policy", "check", tmp_path / "nothing"),
+        ("recipe", "explain", tmp_path / "nothing", "--policy", POLICY_FILE),
+        ("recipe", "explain", junk, "--policy", POLICY_FILE),
+        ("recipe", "explain", RECIPE_FILE, "--policy", junk),
+        ("recipe", "sign", draft, "--key", junk),
+        ("recipe", "sign", draft, "--key", other),
+        ("recipe", "new", "--policy", POLICY_FILE, "--analysis", "nothing"),
+        ("recipe", "new", "--policy", POLICY_FILE, "-o", tmp_path / "no" / "folder"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert result.stderr.startswith("error:")
