@@ -23,13 +23,14 @@ from chorister.encoding import Encoding, Grid, Intervals, PrefixTree
 
 ROWS = 10_000
 REPEATS = 31
+COMMON = ("i", "the", "to", "you", "hello", "how", "are", "world", "got", "it")
 
 
 def rows(seed: int) -> list[tuple[int, str, float, float]]:
     """Ages, n-grams of two to four words with a long tail, and points."""
     rng = random.Random(seed)  # noqa: S311 (synthetic data)
     words = ["".join(rng.choices("abcdefghijklmnop", k=rng.randint(2, 9))) for _ in range(5_000)]
-    words[:12] = "I the to you hello how are don't World got it a".split()
+    words[:12] = [*COMMON, "don't", "a"]
     weights = [1 / (rank + 3) for rank in range(len(words))]
 
     def phrase() -> str:
@@ -81,11 +82,10 @@ def main() -> None:
         prefixes=("hello world", "how are", "i got"),
         vocabulary=("a", "all", "home", "it", "the", "to", "up", "world", "you"),
     )
-    common = "i the to you hello how are world got it".split()
     large = PrefixTree(
         column="ngram",
-        prefixes=tuple(f"{a} {b}" for a in common for b in common),
-        vocabulary=(*common, *(f"w{i}" for i in range(88))),
+        prefixes=tuple(f"{a} {b}" for a in COMMON for b in COMMON),
+        vocabulary=(*COMMON, *(f"w{i}" for i in range(88))),
     )
     box = (Decimal("-74.3"), Decimal("40.4"), Decimal("-73.6"), Decimal(41))
     cases = {

@@ -201,9 +201,11 @@ VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5),
     st.lists(st.integers(), max_size=2), st.dictionaries(st.text(max_size=3), st.text(), max_size=2)
 )  # fmt: skip
-PATHS = ["version", "reads", "features", "features/0", "features/0/edges", "features/1/prefixes",
-         "deny", "privacy", "privacy/epsilon", "privacy/min_cohort", "window", "window/opens",
-         "arms", "group_by", "aggregators/leader", "collector", "query", "participation"]  # fmt: skip
+PATHS = [
+    "version", "reads", "features", "features/0", "features/0/edges", "features/1/prefixes", "deny",
+    "privacy", "privacy/epsilon", "privacy/min_cohort", "window", "window/opens", "arms",
+    "group_by", "aggregators/leader", "collector", "query", "participation",
+]  # fmt: skip
 
 
 @settings(max_examples=200)

@@ -202,6 +202,8 @@ class PrefixTree(_Tree):
 
     def hashed(self, salt: bytes) -> HashedPrefixTree:
         """The same tree, the same indices, without its words."""
+        if len(salt) != 16:
+            raise InvalidInput(f"a salt has 16 bytes, not {len(salt)}")
         return HashedPrefixTree(
             column=self.column,
             tokenisation=self.tokenisation,
@@ -241,11 +243,20 @@ class HashedPrefixTree(_Tree):
         return self.prefixes, self.vocabulary
 
     @cached_property
+    def _digests(self) -> tuple[dict[bytes, int], dict[bytes, int]]:
+        """The tables by digest."""
+        bases, words = self._tables
+        return (
+            {bytes.fromhex(prefix): base for prefix, base in bases.items()},
+            {bytes.fromhex(word): step for word, step in words.items()},
+        )
+
+    @property
     def _locate(self) -> Callable[[str], int]:
         salt = bytes.fromhex(self.salt)
-        bases = {bytes.fromhex(prefix): base for prefix, base in self._tables[0].items()}
-        words = {bytes.fromhex(word): step for word, step in self._tables[1].items()}
-        # Real text repeats itself: hash each phrase once. Kept as long as the recipe's encoding.
+        bases, words = self._digests
+        # Real text repeats itself: hash each phrase once. Made anew for every column, so that
+        # nothing that was typed outlives the query.
         hashes: dict[str, bytes] = {}
 
         def hashed(text: str) -> bytes:
@@ -277,6 +288,4 @@ def _next(parts: list[str], depth: int, base: int, words: dict[str, int]) -> int
 
 
 def _hash(salt: bytes, text: str) -> bytes:
-    if len(salt) != 16:
-        raise InvalidInput(f"a salt has 16 bytes, not {len(salt)}")
     return hashlib.sha256(salt + text.encode("utf-8")).digest()[:16]
