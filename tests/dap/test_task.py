@@ -31,7 +31,7 @@ from chorister.dap.vdaf import (
     decode_vdaf,
     optimal_chunk_length,
 )
-from chorister.errors import DecodeError, InvalidInput
+from chorister.errors import DecodeError, InvalidInput, QueryRefused
 from chorister.recipe import Recipe
 from tests.keyboard import POLICY, RECIPE, recipe_at
 
@@ -198,6 +198,21 @@ def test_any_change_of_a_recipe_is_another_task(changes: dict[str, Any]) -> None
     values = {"user.locale": "en_US"}
     task = task_configuration(POLICY, RECIPE, values)
     assert task_configuration(POLICY, recipe_at(changes), values).task_id != task.task_id
+
+
+@pytest.mark.parametrize(
+    ("changes", "check"),
+    [
+        ({"analysis": "keyboard.unknown"}, "analysis"),
+        ({"group_by": ["user.age"]}, "groups"),
+        ({"arms": [{"name": f"a{i}", "weight": 1} for i in range(1000)]}, "cells"),
+        ({"features/1/vocabulary": [f"w{i}" for i in range(5000)]}, "bins"),
+    ],
+)
+def test_nobody_is_made_to_enumerate_too_many_tasks(changes: dict[str, Any], check: str) -> None:
+    with pytest.raises(QueryRefused) as caught:
+        task_configurations(POLICY, recipe_at(changes))
+    assert caught.value.check == check
 
 
 URLS = st.text(st.characters(codec="ascii"), min_size=1, max_size=20)

@@ -187,11 +187,21 @@ def test_a_missing_file_is_an_error_of_ours() -> None:
 
 
 LINES = POLICY_FILE.read_bytes().splitlines(keepends=True)
+LITERALS = st.sampled_from(
+    [
+        b"1e400", b"nan", b"-inf", b"-1", b"0", b"1.5", b"[]", b"{}", b"''", b"true", b"'a'",
+        b"1979-05-27", b"12:30:00", b"0x10", b"'\xc3\xa9'", b"[[1]]", b"['a', 1]", b"{a = 1}",
+        b"9" * 400, b"9" * 5000,
+    ]
+)  # fmt: skip
 
 
-@settings(max_examples=60)
-@given(st.integers(0, len(LINES) - 1), st.one_of(st.binary(max_size=20), st.sampled_from(LINES)))
+@settings(max_examples=150)
+@given(st.integers(0, len(LINES) - 1), st.one_of(st.binary(max_size=20), LITERALS))
 def test_fuzz(line: int, junk: bytes) -> None:
-    text = b"".join([*LINES[:line], junk, b"\n", *LINES[line + 1 :]])
-    with contextlib.suppress(PolicyError):
-        Policy.load(text)
+    """A line, or the value in it, replaced."""
+    key, equals, _ = LINES[line].partition(b"=")
+    for changed in (junk, key + equals + junk):
+        text = b"".join([*LINES[:line], changed, b"\n", *LINES[line + 1 :]])
+        with contextlib.suppress(PolicyError):
+            Policy.load(text)

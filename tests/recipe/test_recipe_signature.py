@@ -44,6 +44,15 @@ def test_any_jose_library_can_check_it() -> None:
     assert jws.deserialize_compact(JWS, key, algorithms=["Ed25519"]).payload == RECIPE.canonical()
 
 
+def test_opening_checks_the_signature_before_anything_is_parsed() -> None:
+    assert SignedRecipe.open(JWS, KEYS) == SignedRecipe.parse(JWS)
+    nonsense = assemble(HEADER, b64url_encode(b"not even JSON"))
+    with pytest.raises(SignatureInvalid, match="does not match"):
+        SignedRecipe.open(nonsense, KEYS)
+    with pytest.raises(RecipeError, match="not JSON"):
+        SignedRecipe.parse(nonsense)
+
+
 def test_one_changed_byte() -> None:
     payload = bytearray(b64url_decode(PAYLOAD))
     at = payload.index(b'"min_cohort":1000') + len(b'"min_cohort":')

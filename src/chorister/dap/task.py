@@ -22,7 +22,7 @@ from chorister.dap.draft import BatchMode, TaskExtensionType
 from chorister.dap.vdaf import VDAF, Prio3MultihotCountVec, Prio3SumVec, decode_vdaf
 from chorister.errors import InvalidInput
 from chorister.policy import Policy
-from chorister.recipe import Recipe
+from chorister.recipe import Recipe, verify_size
 
 __all__ = [
     "Group",
@@ -181,7 +181,16 @@ def task_configuration(
 
 
 def task_configurations(policy: Policy, recipe: Recipe) -> Iterator[Task]:
-    """All tasks of a recipe under a policy: every combination of group values and arms."""
+    """All tasks of a recipe under a policy: every combination of group values and arms.
+
+    Raises `QueryRefused` before the first one where the policy permits fewer groups or bins: nobody
+    can make an aggregator enumerate more than that.
+    """
+    verify_size(recipe, policy)
+    return _all_tasks(policy, recipe)
+
+
+def _all_tasks(policy: Policy, recipe: Recipe) -> Iterator[Task]:
     choices = [
         [(field, value) for value in policy.group_values(field)] for field in recipe.group_by
     ]

@@ -42,7 +42,7 @@ from chorister.policy.values import (
     Name,
 )
 from chorister.privacy.amplification import MAX_COHORT
-from chorister.privacy.randomizers import Mechanism
+from chorister.privacy.randomizers import MAX_LENGTH, Mechanism
 
 __all__ = [
     "OTHER",
@@ -206,7 +206,7 @@ class Analysis(Model):
     budget: AnalysisBudget
     fields: Annotated[dict[FieldRef, FieldBudget], Field(min_length=1)]
     """What may be read, and each field's own budget."""
-    max_bins: Annotated[Int, Field(ge=2, le=10_000_000)]
+    max_bins: Annotated[Int, Field(ge=2, le=MAX_LENGTH)]
     window: WindowLimits
     cohort: CohortLimits
     mechanisms: Annotated[tuple[Mechanism, ...], Field(min_length=1)] = (Mechanism.ASYMMETRIC,)

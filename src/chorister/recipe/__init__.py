@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chorister.recipe.check import Check, check, verify_recipe
+from chorister.recipe.check import Check, check, verify_recipe, verify_size
 from chorister.recipe.model import Aggregators, Arm, Participation, Privacy, Recipe
 from chorister.recipe.signature import SignedRecipe, sign, verify
 from chorister.recipe.window import Bucket, Window
@@ -21,4 +21,5 @@ __all__ = [
     "sign",
     "verify",
     "verify_recipe",
+    "verify_size",
 ]

@@ -19,7 +19,7 @@ from chorister.policy.values import duration_text
 from chorister.recipe.model import Recipe
 from chorister.recipe.signature import SignedRecipe, verify
 
-__all__ = ["Check", "check", "verify_recipe"]
+__all__ = ["Check", "check", "verify_recipe", "verify_size"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,11 +42,10 @@ class _Case:
 def check(recipe: Recipe | SignedRecipe, policy: Policy, *, now: int | None = None) -> list[Check]:
     """All checks. An unsigned recipe has no `author` check, and without `now` none is `open`."""
     body = recipe.recipe if isinstance(recipe, SignedRecipe) else recipe
+    found = [_analysis(body, policy)]
     analysis = policy.analyses.get(body.analysis)
     if analysis is None:
-        why = f"policy {policy.name} has no analysis {body.analysis}; nothing else can be judged"
-        return [Check(name="analysis", passed=False, why=why, field="analysis")]
-    found = [Check(name="analysis", passed=True, why=f"{body.analysis}: {analysis.purpose}")]
+        return found
     if isinstance(recipe, SignedRecipe):
         found.append(_author(recipe, analysis))
     case = _Case(recipe=body, analysis=analysis, policy=policy)
@@ -84,13 +83,35 @@ def check(recipe: Recipe | SignedRecipe, policy: Policy, *, now: int | None = No
 
 def verify_recipe(signed: SignedRecipe, policy: Policy, *, now: int) -> None:
     """Raise `QueryRefused` with the first check that fails."""
-    for outcome in check(signed, policy, now=now):
+    _insist(check(signed, policy, now=now))
+
+
+def verify_size(recipe: Recipe, policy: Policy) -> None:
+    """Raise `QueryRefused` where a recipe has more groups or bins than its analysis permits.
+
+    For whoever is about to do work that grows with them, whether or not a device would answer.
+    """
+    _insist([_analysis(recipe, policy)])
+    case = _Case(recipe=recipe, analysis=policy.analyses[recipe.analysis], policy=policy)
+    _insist([_groups(case), _cells(case), _bins(case)])
+
+
+def _insist(outcomes: list[Check]) -> None:
+    for outcome in outcomes:
         if not outcome.passed:
             raise QueryRefused(check=outcome.name, why=outcome.why, field=outcome.field)
 
 
 def _outcome(*, name: str, passed: bool, why: str, field: str | None = None) -> Check:
     return Check(name=name, passed=passed, why=why, field=None if passed else field)
+
+
+def _analysis(recipe: Recipe, policy: Policy) -> Check:
+    analysis = policy.analyses.get(recipe.analysis)
+    if analysis is None:
+        why = f"policy {policy.name} has no analysis {recipe.analysis}; nothing else can be judged"
+        return _outcome(name="analysis", passed=False, why=why, field="analysis")
+    return _outcome(name="analysis", passed=True, why=f"{recipe.analysis}: {analysis.purpose}")
 
 
 def _author(signed: SignedRecipe, analysis: Analysis) -> Check:
@@ -225,7 +246,8 @@ def _report(case: _Case) -> Check:
     asked = case.recipe.privacy.report
     passed = asked in case.analysis.report_kinds
     why = f"{asked} reports are {'permitted' if passed else 'not permitted'}"
-    if passed and asked == "bounded":
+    # A sum over the bins, so not for more bins than are permitted.
+    if passed and asked == "bounded" and _bins(case).passed:
         why += f": a hostile client sets at most {case.recipe.randomizer.max_weight:,} bits"
     return _outcome(name="report", passed=passed, why=why, field="privacy.report")
 

@@ -33,6 +33,7 @@ from chorister.policy.certify import BOUNDED_DELTA, Claim
 from chorister.policy.values import URL, Delta, Epsilon, FieldRef, HonestFraction, Identifier, Name
 from chorister.privacy.amplification import MAX_COHORT
 from chorister.privacy.randomizers import (
+    MAX_LENGTH,
     MAX_LOCAL_EPSILON,
     MIN_LOCAL_EPSILON,
     Mechanism,
@@ -69,7 +70,17 @@ def _probability(value: Decimal) -> Decimal:
     return value
 
 
-_SQL: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=20_000, strict=True)]
+def _printable(text: str) -> str:
+    if any(character < " " and character not in "\t\n" for character in text):
+        raise ValueError("no control characters but tab and newline")  # NUL ends SQL early
+    return text
+
+
+_SQL: TypeAlias = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=20_000, strict=True),
+    AfterValidator(_printable),
+]
 
 
 class Privacy(Model):
@@ -239,6 +250,6 @@ class Recipe(Model):
             size = self.encoding.size
         except InvalidInput as error:
             raise Complaint("features", str(error)) from None
-        if size < 2:
-            raise Complaint("features", "one bin alone tells nothing")
+        if not 2 <= size <= MAX_LENGTH:
+            raise Complaint("features", f"{size:,} bins, where 2 to {MAX_LENGTH:,} can be reported")
         return self
