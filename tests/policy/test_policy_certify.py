@@ -57,9 +57,9 @@ def test_local_epsilon_alone_can_be_enough() -> None:
 
 
 def test_bounded_reports_are_refused_where_nothing_is_proven() -> None:
-    with pytest.raises(InvalidInput, match=r"1\.2e12"):
+    with pytest.raises(InvalidInput, match="bounded reports need"):
         claim(report="bounded", epsilon=Decimal(30)).certified_epsilon(1000)
-    with pytest.raises(InvalidInput, match="of delta"):
+    with pytest.raises(InvalidInput, match="delta must lie"):
         claim(report="bounded", delta=Decimal("1e-12")).certified_epsilon(1000)
 
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from chorister.canonical import culprit
 from chorister.errors import InvalidInput, PolicyError
 from chorister.policy import Policy, Renyi
+from chorister.privacy.filters import BasicFilter, RenyiFilter
 from tests.keyboard import ANALYSIS, POLICY, POLICY_FILE, REMOVE, analysis_at, policy_at
 
 
@@ -70,7 +71,14 @@ def test_groups_have_closed_lists() -> None:
 
 def test_composition() -> None:
     policy = analysis_at({"budget/composition": {"renyi": 32}})
-    assert policy.analyses[ANALYSIS].budget.composition == Renyi(renyi=32)
+    budget = policy.analyses[ANALYSIS].budget
+    assert budget.composition == Renyi(renyi=(32,))
+    assert budget.filter() == RenyiFilter(epsilon=budget.epsilon, delta=budget.delta, orders=(32,))
+    several = analysis_at({"budget/composition": {"renyi": [16, 64]}}).analyses[ANALYSIS].budget
+    assert several.filter() == RenyiFilter(
+        epsilon=budget.epsilon, delta=budget.delta, orders=(16, 64)
+    )
+    assert POLICY.device.filter() == BasicFilter(epsilon=Decimal(1), delta=Decimal("1e-5"))
 
 
 LEADER = "aggregators/0/leader"
@@ -97,6 +105,9 @@ LEADER = "aggregators/0/leader"
         ({"device/period": "0d"}, "device.period"),
         ({"device/composition": "advanced"}, "device.composition"),
         ({"device/composition": {"renyi": 1}}, "device.composition"),
+        ({"device/composition": {"renyi": []}}, "device.composition"),
+        ({"device/composition": {"renyi": [32, 16]}}, "device.composition"),
+        ({"device/composition": {"renyi": True}}, "device.composition"),
         ({"log/keys": []}, "log.keys"),
         ({"log/keys/0": "AAAA"}, "log.keys.0"),
         ({f"{LEADER}/url": "http://leader.example.org/"}, "aggregators.0.leader.url"),

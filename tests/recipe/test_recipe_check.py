@@ -55,6 +55,7 @@ LEADER = "https://leader.example.net/dap/"
     [
         ({"analysis": "keyboard.other"}, "analysis", "analysis", "no analysis keyboard.other"),
         ({"collector": "ab" * 32}, "collector", "collector", "not among"),
+        ({"query": "DELETE FROM keyboard"}, "query", "query", "only SELECT"),
         ({"aggregators/leader": LEADER}, "aggregators", "aggregators", "not a permitted pair"),
         ({"arms": ARMS}, "cells", "group_by", "15 parts"),
         ({"features/1": HASHED}, "prefixes", "features", "hashed"),

@@ -53,6 +53,7 @@ TREE = "features/1"
         ({"id": "no spaces"}, "id"),
         ({"collector": "AB" * 32}, "collector"),
         ({"query": ""}, "query"),
+        ({"query": " "}, "query"),
         ({"query": "SELECT 1\0, 2"}, "query"),
         ({f"{TREE}/vocabulary": [f"w{i}" for i in range(50_000)]}, "features"),
         ({"reads": {}}, "reads"),

@@ -5,19 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Final
 
 from chorister.errors import InvalidInput
 from chorister.policy.model import Crowd, ReportKind
 from chorister.privacy import amplification
 from chorister.privacy.randomizers import Mechanism
+from chorister.privacy.settings import Setting
+from chorister.privacy.weights import delta_before_bound
 
-__all__ = ["BOUNDED_DELTA", "Claim"]
-
-BOUNDED_DELTA: Final = Decimal("1e-12")
-"""The part of delta that bounded reports use up."""
-
-_BOUNDED_LIMIT: Final = Decimal("1.2e12")
+__all__ = ["Claim"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,18 +28,23 @@ class Claim:
     honest_fraction: Fraction | None  # with an honest crowd, and only then
     report: ReportKind
 
-    def certified_epsilon(self, min_cohort: int) -> float:
-        """The certified upper bound on epsilon at this delta, to be compared with `epsilon`.
+    @property
+    def setting(self) -> Setting:
+        """What stays fixed while the cohort varies."""
+        if (self.crowd == "honest") != (self.honest_fraction is not None):
+            raise InvalidInput("an honest fraction is given if, and only if, the crowd is honest")
+        return Setting(
+            local_epsilon=self.local_epsilon,
+            mechanism=self.mechanism,
+            crowd=self.crowd,
+            honest_fraction=self.honest_fraction or Fraction(1),
+        )
 
-        That bounded reports add less than `BOUNDED_DELTA` is proven for m e^epsilon <= 1.2e12 (with
-        m honest devices, or m = 1 with aggregator noise); beyond that this refuses.
-        """
-        setting = self._setting()
-        if self.report == "bounded":
-            honest = 1 if setting.noised else setting.members(min_cohort)
-            if honest * self.epsilon.exp() > _BOUNDED_LIMIT:
-                raise InvalidInput("bounded reports are proven for m e^epsilon of at most 1.2e12")
-        return amplification.epsilon(setting, cohort=min_cohort, delta=self._delta()).upper
+    def certified_epsilon(self, min_cohort: int) -> float:
+        """The certified upper bound on epsilon at this delta, to be compared with `epsilon`."""
+        setting = self.setting
+        delta = self._delta(1 if setting.noised else setting.members(min_cohort))
+        return amplification.epsilon(setting, cohort=min_cohort, delta=delta).upper
 
     def holds(self, min_cohort: int) -> bool:
         """Whether the claim is certified for this cohort."""
@@ -52,7 +53,7 @@ class Claim:
     def least_cohort(self) -> int:
         """The smallest cohort found for which the claim is certified; raises if there is none."""
         cohort = amplification.min_cohort(
-            self._setting(), epsilon=self.epsilon, delta=self._delta()
+            self.setting, epsilon=self.epsilon, delta=self._delta(honest=1)
         )
         cohort = max(cohort, 2)
         # The search certifies delta, `holds` epsilon: rounding can part them by a device or two.
@@ -60,19 +61,8 @@ class Claim:
             cohort += 1 + cohort // 100_000
         return cohort
 
-    def _delta(self) -> Decimal:
+    def _delta(self, honest: int) -> Decimal:
+        """What bounded reports leave of delta."""
         if self.report == "plain":
             return self.delta
-        if self.delta <= BOUNDED_DELTA:
-            raise InvalidInput(f"bounded reports use {BOUNDED_DELTA} of delta: ask for more")
-        return self.delta - BOUNDED_DELTA
-
-    def _setting(self) -> amplification.Setting:
-        if (self.crowd == "honest") != (self.honest_fraction is not None):
-            raise InvalidInput("an honest fraction is given if, and only if, the crowd is honest")
-        return amplification.Setting(
-            local_epsilon=self.local_epsilon,
-            mechanism=self.mechanism,
-            crowd=self.crowd,
-            honest_fraction=self.honest_fraction or Fraction(1),
-        )
+        return delta_before_bound(self.delta, self.epsilon, honest)

@@ -14,10 +14,12 @@ from typing import Literal
 
 from chorister.canonical import decimal_text
 from chorister.errors import InvalidInput
-from chorister.policy.certify import BOUNDED_DELTA, Claim
+from chorister.policy.certify import Claim
 from chorister.policy.model import Analysis, Budget, FieldBudget, Policy, Renyi
 from chorister.policy.values import duration_text
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON, MIN_LOCAL_EPSILON, Mechanism
+from chorister.privacy.renyi import renyi_to_epsilon
+from chorister.privacy.weights import BOUND_DELTA
 
 __all__ = ["Finding", "findings"]
 
@@ -112,7 +114,7 @@ def _field(where: str, analysis: Analysis, field: FieldBudget) -> Iterator[Findi
     if min(field.local_epsilon, own.local_epsilon) < least:
         why = f"no permitted mechanism goes below {decimal_text(least)}: nothing can be asked"
         yield _contradiction(f"{where}.local_epsilon", why)
-    if "plain" not in analysis.report_kinds and min(field.delta, own.delta) <= BOUNDED_DELTA:
+    if "plain" not in analysis.report_kinds and min(field.delta, own.delta) <= BOUND_DELTA:
         why = "bounded reports use 1e-12 of delta: nothing can be asked"
         yield _contradiction(f"{where}.delta", why)
     for name in ("local_epsilon", "epsilon", "delta", "reports"):
@@ -125,19 +127,15 @@ def _field(where: str, analysis: Analysis, field: FieldBudget) -> Iterator[Findi
 def _renyi(where: str, budget: Budget) -> Iterator[Finding]:
     if not isinstance(budget.composition, Renyi):
         return
-    spare = _renyi_overhead(budget.composition.renyi, budget.delta)
-    if spare >= budget.epsilon:
+    orders = budget.composition.renyi
+    share = float(budget.delta) / len(orders)
+    spare = min(renyi_to_epsilon(0.0, order, share) for order in orders)
+    if Decimal(spare) >= budget.epsilon:
         why = (
-            f"at order {budget.composition.renyi} and delta {_text(budget.delta)} nothing at all "
-            f"already counts as epsilon {spare:.3f}: choose a higher order"
+            f"at this order and delta {_text(budget.delta)}, a divergence of 0 already counts as "
+            f"epsilon {spare:.3g}: choose a higher order"
         )
         yield _contradiction(f"{where}.composition", why)
-
-
-def _renyi_overhead(order: int, delta: Decimal) -> Decimal:
-    """Epsilon of a Renyi divergence of 0, by Canonne, Kamath and Steinke's conversion."""
-    a = Decimal(order)
-    return max(Decimal(0), (1 - 1 / a).ln() - (delta.ln() + a.ln()) / (a - 1))
 
 
 def _cohorts(policy: Policy, where: str, analysis: Analysis) -> Iterator[Finding]:

@@ -55,7 +55,8 @@ def cost_text(cost: Cost) -> str:
 def composition_text(composition: Composition) -> str:
     """How charges add up."""
     if isinstance(composition, Renyi):
-        return f"charges add up as Renyi divergences of order {composition.renyi}"
+        orders = ", ".join(str(order) for order in composition.renyi)
+        return f"charges add up as Renyi divergences of order {orders}"
     return "charges add up by basic composition (sums of epsilon and of delta)"
 
 

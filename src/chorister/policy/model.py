@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, StringConstraints, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, model_validator
 
 from chorister.canonical import (
     Bool,
@@ -41,8 +41,10 @@ from chorister.policy.values import (
     LocalEpsilon,
     Name,
 )
-from chorister.privacy.amplification import MAX_COHORT
+from chorister.privacy.filters import BasicFilter, Filter, RenyiFilter
 from chorister.privacy.randomizers import MAX_LENGTH, Mechanism
+from chorister.privacy.renyi import MAX_ORDER
+from chorister.privacy.settings import MAX_COHORT
 
 __all__ = [
     "OTHER",
@@ -71,10 +73,24 @@ Crowd: TypeAlias = Literal["noised", "honest"]
 ReportKind: TypeAlias = Literal["bounded", "plain"]
 
 
-class Renyi(Model):
-    """The Renyi filter at one order."""
+def _one_or_many(value: object) -> object:
+    return (value,) if isinstance(value, int) and not isinstance(value, bool) else value
 
-    renyi: Annotated[Int, Field(ge=2, le=4096)]
+
+class Renyi(Model):
+    """The Renyi filter at one order, or at several that share delta equally."""
+
+    renyi: Annotated[
+        tuple[Annotated[Int, Field(ge=2, le=MAX_ORDER)], ...],
+        Field(min_length=1, max_length=8),
+        BeforeValidator(_one_or_many),
+    ]
+
+    @model_validator(mode="after")
+    def _increasing(self) -> Renyi:
+        if list(self.renyi) != sorted(set(self.renyi)):
+            raise Complaint("renyi", "orders increase, each given once")
+        return self
 
 
 Composition: TypeAlias = Literal["basic"] | Renyi
@@ -150,6 +166,13 @@ class Budget(Model):
     reports: Count
     period: Duration | None = None
     composition: Composition = "basic"
+
+    def filter(self) -> Filter:
+        """The empty filter that a ledger starts a period with."""
+        if isinstance(self.composition, Renyi):
+            orders = self.composition.renyi
+            return RenyiFilter(epsilon=self.epsilon, delta=self.delta, orders=orders)
+        return BasicFilter(epsilon=self.epsilon, delta=self.delta)
 
 
 class DeviceBudget(Budget):

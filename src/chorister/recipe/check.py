@@ -143,9 +143,12 @@ def _aggregators(case: _Case) -> Check:
 
 def _query(case: _Case) -> Check:
     if case.analysis.query_class == "fields":
+        if case.recipe.query.split(maxsplit=1)[0].upper() not in ("SELECT", "WITH"):
+            why = "only SELECT (or WITH ... SELECT) is answered"
+            return _outcome(name="query", passed=False, why=why, field="query")
         functions = ", ".join(case.analysis.functions) or "none"
         why = (
-            "any SELECT over the permitted fields; the device's sandbox holds nothing else "
+            "a SELECT; when it runs, the device's sandbox holds nothing but the fields below "
             f"and permits these functions: {functions}"
         )
         return _outcome(name="query", passed=True, why=why)

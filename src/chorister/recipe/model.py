@@ -29,9 +29,8 @@ from chorister.canonical import (
 from chorister.encoding import AnyFeature, DenyList, Encoding, Selection
 from chorister.errors import DecodeError, InvalidInput, RecipeError
 from chorister.policy import Crowd, ReportKind
-from chorister.policy.certify import BOUNDED_DELTA, Claim
+from chorister.policy.certify import Claim
 from chorister.policy.values import URL, Delta, Epsilon, FieldRef, HonestFraction, Identifier, Name
-from chorister.privacy.amplification import MAX_COHORT
 from chorister.privacy.randomizers import (
     MAX_LENGTH,
     MAX_LOCAL_EPSILON,
@@ -39,6 +38,8 @@ from chorister.privacy.randomizers import (
     Mechanism,
     OneHotRandomizer,
 )
+from chorister.privacy.settings import MAX_COHORT
+from chorister.privacy.weights import BOUND_DELTA
 from chorister.recipe.window import Window
 
 __all__ = [
@@ -73,6 +74,8 @@ def _probability(value: Decimal) -> Decimal:
 def _printable(text: str) -> str:
     if any(character < " " and character not in "\t\n" for character in text):
         raise ValueError("no control characters but tab and newline")  # NUL ends SQL early
+    if not text.strip():
+        raise ValueError("a query is not blank")
     return text
 
 
@@ -102,8 +105,8 @@ class Privacy(Model):
     def _consistent(self) -> Privacy:
         if (self.crowd == "honest") != (self.honest_fraction is not None):
             raise Complaint("honest_fraction", "given if, and only if, the crowd is honest")
-        if self.report == "bounded" and self.delta <= BOUNDED_DELTA:
-            raise Complaint("delta", f"bounded reports use {BOUNDED_DELTA} of delta: ask for more")
+        if self.report == "bounded" and self.delta <= BOUND_DELTA:
+            raise Complaint("delta", f"bounded reports use {BOUND_DELTA} of delta: ask for more")
         return self
 
     @property
