@@ -257,6 +257,15 @@ def test_fuzzed_configurations(start: int, end: int, junk: bytes) -> None:
         _ = configuration.vdaf
 
 
+@given(st.sampled_from([*VDAFType, 0, 1, 2**32 - 1]), st.binary(max_size=20))
+def test_fuzzed_vdaf_configurations(kind: int, data: bytes) -> None:
+    try:
+        vdaf = decode_vdaf(kind, data)
+    except DecodeError:
+        return
+    assert (vdaf.TYPE, vdaf.encode()) == (kind, data)
+
+
 @given(st.binary(max_size=100))
 def test_junk_is_no_configuration(data: bytes) -> None:
     with pytest.raises(DecodeError):

@@ -130,6 +130,12 @@ LEADER = "aggregators/0/leader"
             {"profiles/user/fields/locale/group_values": ["a", "other"]},
             "profiles.user.fields.locale.group_values",
         ),
+        ({"streams/Keys": {"retention": "1d", "fields": {"x": {"type": "text"}}}}, "streams.Keys"),
+        (
+            {"streams/sqlite_x": {"retention": "1d", "fields": {"x": {"type": "text"}}}},
+            "streams.sqlite_x",
+        ),
+        ({"streams/keyboard/fields/Ngram": {"type": "text"}}, "streams.keyboard.fields.Ngram"),
         ({"analyses": {}}, "analyses"),
     ],
 )

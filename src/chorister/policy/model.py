@@ -40,6 +40,7 @@ from chorister.policy.values import (
     Identifier,
     LocalEpsilon,
     Name,
+    SQLName,
 )
 from chorister.privacy.filters import BasicFilter, Filter, RenyiFilter
 from chorister.privacy.randomizers import MAX_LENGTH, Mechanism
@@ -122,7 +123,7 @@ class Table(Model):
 
     retention: Duration
     """How long an event, or a profile that is not renewed, is kept."""
-    fields: Annotated[dict[Name, DataField], Field(min_length=1, max_length=200)]
+    fields: Annotated[dict[SQLName, DataField], Field(min_length=1, max_length=200)]
 
 
 class Aggregator(Model):
@@ -224,7 +225,7 @@ class Analysis(Model):
     query_class: Literal["exact", "fields"]
     queries: tuple[Text, ...] = ()
     """For `exact`: the permitted queries, to the letter."""
-    functions: tuple[Name, ...] = ()
+    functions: tuple[SQLName, ...] = ()
     """For `fields`: the SQL functions that a query may call."""
     budget: AnalysisBudget
     fields: Annotated[dict[FieldRef, FieldBudget], Field(min_length=1)]
@@ -272,8 +273,8 @@ class Policy(Model):
     log: Log
     aggregators: Annotated[tuple[AggregatorPair, ...], Field(min_length=1, max_length=64)]
     device: DeviceBudget
-    streams: dict[Name, Table] = Field(default_factory=dict)
-    profiles: dict[Name, Table] = Field(default_factory=dict)
+    streams: dict[SQLName, Table] = Field(default_factory=dict)
+    profiles: dict[SQLName, Table] = Field(default_factory=dict)
     analyses: Annotated[dict[Identifier, Analysis], Field(min_length=1)]
 
     @classmethod

@@ -29,6 +29,7 @@ __all__ = [
     "Identifier",
     "LocalEpsilon",
     "Name",
+    "SQLName",
     "duration_text",
 ]
 
@@ -43,11 +44,23 @@ Name: TypeAlias = Annotated[
 Identifier: TypeAlias = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$", strict=True)
 ]
-FieldRef: TypeAlias = Annotated[
+
+
+def _sql_name(name: str) -> str:
+    if name.startswith("sqlite_"):
+        raise ValueError("SQLite keeps names that begin with sqlite_ to itself")
+    return name
+
+
+SQLName: TypeAlias = Annotated[
     str,
-    StringConstraints(
-        pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,62}\.[A-Za-z_][A-Za-z0-9_-]{0,62}$", strict=True
-    ),
+    StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$", strict=True),
+    AfterValidator(_sql_name),
+]
+"""A table, field or function. In lower case, for SQLite would not tell two spellings apart."""
+
+FieldRef: TypeAlias = Annotated[
+    str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}\.[a-z][a-z0-9_]{0,62}$", strict=True)
 ]
 """A field of a stream or profile: "stream.field"."""
 

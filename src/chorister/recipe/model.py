@@ -30,7 +30,16 @@ from chorister.encoding import AnyFeature, DenyList, Encoding, Selection
 from chorister.errors import DecodeError, InvalidInput, RecipeError
 from chorister.policy import Crowd, ReportKind
 from chorister.policy.certify import Claim
-from chorister.policy.values import URL, Delta, Epsilon, FieldRef, HonestFraction, Identifier, Name
+from chorister.policy.values import (
+    URL,
+    Delta,
+    Epsilon,
+    FieldRef,
+    HonestFraction,
+    Identifier,
+    Name,
+    SQLName,
+)
 from chorister.privacy.randomizers import (
     MAX_LENGTH,
     MAX_LOCAL_EPSILON,
@@ -157,7 +166,7 @@ class Recipe(Model):
     """SHA-256 of the HPKE configuration that the aggregate shares are sealed to."""
     query: _SQL
     reads: Annotated[
-        dict[Name, Annotated[tuple[Name, ...], Field(min_length=1)]], Field(min_length=1)
+        dict[SQLName, Annotated[tuple[SQLName, ...], Field(min_length=1)]], Field(min_length=1)
     ]
     """The fields that the query reads, stream by stream; nothing else exists when it runs."""
     group_by: tuple[FieldRef, ...]

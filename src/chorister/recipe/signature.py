@@ -74,7 +74,7 @@ def _take_apart(data: bytes) -> tuple[str, bytes]:
     except DecodeError as error:
         raise RecipeError(error.why) from None
     if len(raw) != 64 or int.from_bytes(raw[32:], "little") >= _ORDER:
-        raise SignatureInvalid("the signature is not a canonical Ed25519 signature")
+        raise SignatureInvalid("not a canonical Ed25519 signature", field="signature")
     return author, body
 
 
@@ -110,9 +110,10 @@ def _verify(data: bytes, author: str, public_keys: Iterable[str]) -> None:
         try:
             jws.deserialize_compact(data, key, algorithms=[ALGORITHM])
         except (JoseError, ValueError):
-            raise SignatureInvalid("the signature does not match the recipe") from None
+            raise SignatureInvalid("does not match the recipe", field="signature") from None
         return
-    raise SignatureInvalid(f"signed by key {author}, which is not an accepted author key")
+    why = f"made by key {author}, which is not an accepted author key"
+    raise SignatureInvalid(why, field="signature")
 
 
 def _header(author: str) -> dict[str, str]:
@@ -129,7 +130,6 @@ def _author(header: bytes) -> str:
     except ValueError:
         canonical = False
     if not canonical:
-        raise SignatureInvalid(
-            f'the protected header is not {{"alg":"{ALGORITHM}","kid":<key id>,"typ":"{TYPE}"}}'
-        )
+        why = f'not {{"alg":"{ALGORITHM}","kid":<key id>,"typ":"{TYPE}"}}, to the byte'
+        raise SignatureInvalid(why, field="protected header")
     return text
