@@ -43,7 +43,7 @@ def edited(tmp_path: Path, old: str, new: str) -> Path:
 def test_policy_check() -> None:
     result = run("policy", "check", POLICY_FILE)
     assert result.exit_code == 0
-    assert "to both together 5 x 1 = 5" in result.output
+    assert "to both together eps_local x k = 5 x 1 = 5" in result.output
     assert "policy keyboard is consistent" in result.output
 
 

@@ -37,8 +37,8 @@ def test_the_explanation_says_what_it_must() -> None:
     for words in (
         "at most 1 report every 180 days: epsilon 0.5, delta 1e-6",
         "user.age: at most 1 report every 180 days: epsilon 0.3",
-        "to both together 2 x 1 = 2",
-        "to both together 8 x 4 = 32",
+        "to both together eps_local x k = 2 x 1 = 2",
+        "to both together eps_local x k = 8 x 4 = 32",
         "the guarantee is per period",
         "at least one of the two aggregators is honest",
         "nothing about the other devices; all may be hostile",

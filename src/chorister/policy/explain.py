@@ -45,10 +45,11 @@ def cost_text(cost: Cost) -> str:
     """The paper's bounds in one sentence."""
     count = f"{cost.reports:,} report{'' if cost.reports == 1 else 's'}"
     every = f"every {duration_text(cost.period)}" if cost.period else "ever"
+    local = f"{number_text(cost.local_epsilon)} x {cost.reports:,}"
     return (
         f"at most {count} {every}: epsilon {number_text(cost.epsilon)}, delta "
         f"{number_text(cost.delta)} to all who do not control both aggregators; to both together "
-        f"{number_text(cost.local_epsilon)} x {cost.reports:,} = {number_text(cost.local_total)}"
+        f"eps_local x k = {local} = {number_text(cost.local_total)}"
     )
 
 
