@@ -141,6 +141,12 @@ def test_unknown_labels(label: str) -> None:
         TREE.index(label)
 
 
+@pytest.mark.parametrize("label", ["", "END", "* hello", "*", "hello world"])
+def test_unknown_labels_of_first_words(label: str) -> None:
+    with pytest.raises(InvalidInput):
+        FIRST.index(label)
+
+
 def test_deny_lists_match_whole_words() -> None:
     deny = DenyList(column="x", phrases=("bad", "very rude"))
     texts: list[Any] = [

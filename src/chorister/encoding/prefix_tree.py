@@ -81,9 +81,10 @@ class _Tree(Feature):
             return 0
         prefix, _, last = label.rpartition(" ")
         bases, words = self._tables
-        base = bases.get("" if prefix == "*" and last in (END, OOV) else prefix)
-        step = {END: 0, OOV: 1}.get(last, words.get(last))
-        if base is None or step is None:
+        base, step = bases.get("" if prefix == "*" else prefix), words.get(last)
+        if last in (END, OOV):
+            step = (END, OOV).index(last)
+        if base is None or step is None or self.label(base + step) != label:
             raise self._unknown(label)
         return base + step
 
