@@ -18,8 +18,12 @@ import statistics
 import time
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
+from typing import TypeAlias
 
 from chorister.encoding import Encoding, Grid, Intervals, PrefixTree
+
+Step: TypeAlias = Callable[[], object]
 
 ROWS = 10_000
 REPEATS = 31
@@ -43,30 +47,29 @@ def rows(seed: int) -> list[tuple[int, str, float, float]]:
     ]
 
 
-def copies(data: list[tuple[int, str, float, float]], fields: str) -> tuple[float, float]:
-    """Median seconds of a copy in random order, and of one in order."""
+def copier(data: list[tuple[int, str, float, float]], fields: str, order: str) -> Step:
+    """A copy of some fields into a new table."""
     database = sqlite3.connect(":memory:")
     database.execute("CREATE TABLE source (age INTEGER, ngram TEXT, lon REAL, lat REAL)")
     database.executemany("INSERT INTO source VALUES (?, ?, ?, ?)", data)
 
-    def copy(order: str) -> Callable[[], object]:
-        def run() -> None:
-            database.execute(f"CREATE TABLE target AS SELECT {fields} FROM source WHERE 0")  # noqa: S608
-            database.execute(f"INSERT INTO target SELECT {fields} FROM source {order}")  # noqa: S608
-            database.execute("DROP TABLE target")
+    def run() -> None:
+        database.execute(f"CREATE TABLE target AS SELECT {fields} FROM source WHERE 0")  # noqa: S608
+        database.execute(f"INSERT INTO target SELECT {fields} FROM source {order}")  # noqa: S608
+        database.execute("DROP TABLE target")
 
-        return run
-
-    return median(copy("ORDER BY random()")), median(copy(""))
+    return run
 
 
-def median(run: Callable[[], object]) -> float:
-    times = []
+def medians(*steps: Step) -> list[float]:
+    """Seconds of each step; they take turns, so that a busy machine slows all of them alike."""
+    times: list[list[float]] = [[] for _ in steps]
     for _ in range(REPEATS):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+        for step, seen in zip(steps, times, strict=True):
+            start = time.perf_counter()
+            step()
+            seen.append(time.perf_counter() - start)
+    return [statistics.median(seen) for seen in times]
 
 
 def main() -> None:
@@ -99,8 +102,11 @@ def main() -> None:
     title = "finding the bins of 10,000 rows"
     print(f"{title:34} {'ms':>7} {'over copy':>10} {'over copy in order':>19}")
     for suffix, (title, encoding, fields) in cases.items():
-        copy, in_order = copies(data, fields)
-        find = median(lambda encoding=encoding: encoding.find(columns))  # type: ignore[misc]
+        find, copy, in_order = medians(
+            partial(encoding.find, columns),
+            copier(data, fields, "ORDER BY random()"),
+            copier(data, fields, ""),
+        )
         result[f"find_over_copy{suffix}"] = round(find / copy, 3)
         result[f"find_over_copy_in_order{suffix}"] = round(find / in_order, 3)
         print(f"{title:34} {find * 1e3:7.2f} {find / copy:10.2f} {find / in_order:19.2f}")
