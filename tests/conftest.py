@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from playwright.sync_api import Page, sync_playwright
 
 REPOSITORY = Path(__file__).parent.parent
 SHARED = REPOSITORY.parent / "shared"
@@ -25,6 +27,22 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"no shared material at {SHARED}")
     return SHARED
+
+
+@pytest.fixture
+def page() -> Generator[Page]:
+    """A page of a headless Chromium that reaches no network: whatever it asks for is refused."""
+    executable = shutil.which("chromium") or shutil.which("chromium-browser")
+    if executable is None:
+        pytest.skip("no Chromium here: 'make browser' installs it")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=executable,
+            args=["--no-sandbox", "--disable-background-networking", "--disable-component-update"],
+        )
+        with browser.new_context(offline=True) as context:
+            yield context.new_page()
+        browser.close()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from typing import Annotated
 
 import numpy as np
@@ -21,12 +22,16 @@ from rich.table import Table
 from chorister._native import HPKEKeypair, Prio3, TaskBinding, sample_binomials
 from chorister.cli import app, console
 from chorister.errors import InternalError, InvalidInput
-from chorister.privacy.randomizers import OneHotRandomizer
+from chorister.privacy import Crowd, OneHotRandomizer, Setting, delta_before_bound, epsilon
 
-WORDS = ("the I to and you a is it that of in my for on have be this so not we").split()
+WORDS = [
+    *("the", "I", "to", "and", "you", "a", "is", "it", "that", "of"),
+    *("in", "my", "for", "on", "have", "be", "this", "so", "not", "we"),
+]
 LABELS = ["(other)", *WORDS]
 LOCAL_EPSILON = 4
 MIN_COHORT = 500
+DELTA = Decimal("1e-6")
 JOB = 250  # reports that the aggregators verify at a time
 
 
@@ -170,16 +175,23 @@ def demo(
     held = simulate_truth(devices, seed)
     with Progress(console=console, transient=True, disable=as_json) as bar:
         rows = estimate(collect(held, randomizer, bar), held, randomizer)
+    crowd = Setting(local_epsilon=LOCAL_EPSILON, crowd=Crowd.NOISED)
+    # Part of delta pays for the weight bound of reports; the rest is amplification's.
+    rest = delta_before_bound(DELTA, Decimal(LOCAL_EPSILON), honest=1)
+    certified = epsilon(crowd, cohort=MIN_COHORT, delta=rest).upper
     covered = sum(row.ci_low <= row.truth <= row.ci_high for row in rows)
     if as_json:
-        spent = {"local_epsilon": LOCAL_EPSILON, "min_cohort": MIN_COHORT, "reports": 1}
+        spent = {"epsilon": certified, "delta": float(DELTA), "local_epsilon": LOCAL_EPSILON}
+        spent |= {"min_cohort": MIN_COHORT, "reports": 1}
         rounds = [{"reports": devices, "bins": len(rows), "covered": covered}]
         answer = {"devices": devices, "rounds": rounds, "estimates": [asdict(row) for row in rows]}
         print(json.dumps(answer | {"spent": spent}))
         return
     show(rows, devices)
     console.print(
-        f"{covered} of {len(rows)} intervals cover the truth. Each device sent one report of "
-        f"{len(rows)} noisy bits (local epsilon {LOCAL_EPSILON}); each aggregator saw random "
-        f"shares, and released nothing below {MIN_COHORT} verified reports."
+        f"{covered} of {len(rows)} intervals cover the truth.\n\n"
+        f"Each device sent one report of {len(rows)} noisy bits. To both aggregators together it "
+        f"is {LOCAL_EPSILON}-DP; to everybody who does not control both, even with all other "
+        f"devices, it is ({certified:.3f}, {DELTA:e})-DP. Each aggregator saw random shares, and "
+        f"releases nothing below {MIN_COHORT} verified reports."
     )
