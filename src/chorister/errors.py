@@ -12,6 +12,21 @@ Each message says what was wrong and what to do; fields carry the values for pro
     ├── QueryRefused        a policy does not allow this recipe
     ├── HPKEError           sealing or opening failed
     │   └── UnsupportedSuite    an HPKE algorithm that Chorister does not speak
+    ├── LogError            the public log, or someone's copy of it, is not what it must be
+    │   ├── ProofInvalid        a Merkle proof does not show what it claims
+    │   ├── LogSignatureInvalid a signature is missing or wrong
+    │   ├── LogForked           two histories: the log does not extend what was seen before
+    │   │   └── LogRewound          smaller or earlier than what was seen before
+    │   ├── LogWithheld         a file that the checkpoint covers can't be had
+    │   ├── CheckpointTime      a checkpoint from the future, or too old
+    │   ├── WrongList           the current list is not the one that follows from the entries
+    │   ├── EntryRefused        an entry that the log's rules do not permit
+    │   │   ├── DuplicateEntry      it is in the log already
+    │   │   └── ForeignHPKEConfig   a key in an aggregator's name that is not the aggregator's
+    │   ├── NotAuthorized       signed, but by a key that no policy lists for it
+    │   ├── HeadLost            a cosigner does not know what it signed last
+    │   └── StorageDamaged      files of a registry or cosigner are not as they were written
+    ├── ServiceError        a server can't start or go on
     └── InternalError       a bug in Chorister; nothing was released
 """
 
@@ -21,16 +36,31 @@ from decimal import Decimal
 
 __all__ = [
     "BudgetExceeded",
+    "CheckpointTime",
     "ChoristerError",
     "DecodeError",
+    "DuplicateEntry",
+    "EntryRefused",
+    "ForeignHPKEConfig",
     "HPKEError",
+    "HeadLost",
     "InternalError",
     "InvalidInput",
+    "LogError",
+    "LogForked",
+    "LogRewound",
+    "LogSignatureInvalid",
+    "LogWithheld",
+    "NotAuthorized",
     "PolicyError",
+    "ProofInvalid",
     "QueryRefused",
     "RecipeError",
+    "ServiceError",
     "SignatureInvalid",
+    "StorageDamaged",
     "UnsupportedSuite",
+    "WrongList",
 ]
 
 
@@ -98,6 +128,86 @@ class HPKEError(ChoristerError):
 
 class UnsupportedSuite(HPKEError, ValueError):
     """An HPKE suite other than X25519, HKDF-SHA256, AES-128-GCM."""
+
+
+class LogError(ChoristerError):
+    """The public log is not what it must be; nothing that depends on it may go on."""
+
+
+class ProofInvalid(LogError):
+    """A Merkle proof does not show what it claims: ask for another, from another mirror."""
+
+
+class LogSignatureInvalid(LogError):
+    """A signature that has to be there is missing or does not verify; the message says whose."""
+
+
+class LogForked(LogError):
+    """The log shows a history that is not an extension of one seen before.
+
+    Keep both checkpoints: two of them, signed by the log, are proof of what it did.
+    """
+
+
+class LogRewound(LogForked):
+    """A checkpoint that is smaller, or earlier, than one already accepted."""
+
+
+class LogWithheld(LogError):
+    """A file that the checkpoint covers is missing, or is not the file of that name."""
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class CheckpointTime(LogError):
+    """A checkpoint too old to rely on, or from the future: compare the clocks, then ask again."""
+
+    def __init__(self, message: str, *, time: int, now: int) -> None:
+        super().__init__(message)
+        self.time = time
+        self.now = now
+
+
+class WrongList(LogError):
+    """The current list is not the one that the checkpoint names or that the entries give."""
+
+
+class EntryRefused(LogError):
+    """An entry that the log's rules do not permit where it stands."""
+
+
+class DuplicateEntry(EntryRefused):
+    """What the entry says is in the log already, at `index`."""
+
+    def __init__(self, message: str, *, index: int) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+class ForeignHPKEConfig(EntryRefused):
+    """An HPKE config in an aggregator's name that is not its own: do not cosign, raise alarm."""
+
+
+class NotAuthorized(LogError):
+    """A good signature by a key that no policy lists for what it signed."""
+
+
+class HeadLost(LogError):
+    """A cosigner that does not know what it signed last, and therefore signs nothing.
+
+    Its operator decides: create a new head for a log never cosigned before, or adopt the newest
+    checkpoint that is known to carry its cosignature.
+    """
+
+
+class StorageDamaged(LogError):
+    """Files of a registry or a cosigner are not as they were written: restore them."""
+
+
+class ServiceError(ChoristerError):
+    """A server can't start or go on; the message says what to change."""
 
 
 class InternalError(ChoristerError, RuntimeError):

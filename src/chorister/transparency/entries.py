@@ -1,0 +1,261 @@
+"""What the log holds: four kinds of entries, each with one exact encoding.
+
+In the presentation language of RFC 8446, section 3 (as RFC 9162 and DAP use it):
+
+    enum { recipe(1), recipe_end(2), key_revocation(3), hpke_config(4), (255) } EntryType;
+    enum { target_reached(1), withdrawn(2), (255) } EndReason;
+
+    struct { opaque author_key[32]; opaque jws<1..2^24-1>; } Recipe;
+    struct { opaque recipe_digest[32]; EndReason reason; Signed; } RecipeEnd;
+    struct { opaque key[32]; Signed; } KeyRevocation;
+    struct { opaque aggregator<1..2^8-1>; uint64 not_before; uint64 not_after;
+             opaque config<1..2^16-1>; Signed; } HPKEConfig;
+    struct { opaque signer[32]; opaque signature[64]; } Signed;
+
+    struct { uint8 version = 1; EntryType type; select (type) { ... } body; } Entry;
+
+`signature` is Ed25519 by `signer` over the label `chorister log entry v1`, a newline, and the
+entry up to the signature. A recipe is signed by its own JWS. Every entry thus carries the key that
+vouches for it, and anyone can verify it without a policy; *whether that key may* is for a policy
+to say (`authority`). The leaf hash of an entry is the address of its body.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import ClassVar, Final, Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from chorister.errors import DecodeError, InvalidInput
+from chorister.transparency.note import check_ed25519, check_key_name
+from chorister.transparency.tree import leaf_hash
+from chorister.transparency.wire import Reader, opaque
+
+__all__ = [
+    "MAX_ENTRY",
+    "EndReason",
+    "Entry",
+    "HPKEConfigEntry",
+    "KeyRevocation",
+    "RecipeEnd",
+    "RecipeEntry",
+    "parse_entry",
+]
+
+MAX_ENTRY: Final = 1 << 20
+_VERSION: Final = 1
+_LABEL: Final = b"chorister log entry v1\n"
+_KEY: Final = 32
+_SIGNATURE: Final = 64
+_MAX_TIME: Final = 2**63 - 1
+
+
+class EndReason(IntEnum):
+    """Why a recipe is no longer asked."""
+
+    TARGET_REACHED = 1
+    WITHDRAWN = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeEntry:
+    """One signed question. Its signature is verified with `state.open_recipe`."""
+
+    TYPE: ClassVar[int] = 1
+    # The Ed25519 key under which the JWS verifies.
+    author_key: bytes
+    jws: bytes
+
+    def __post_init__(self) -> None:
+        _require(len(self.author_key) == _KEY, "an author key has 32 bytes")
+        _require(
+            0 < len(self.jws) <= MAX_ENTRY - 64, f"a recipe has at most {MAX_ENTRY - 64} bytes"
+        )
+
+    def encode(self) -> bytes:
+        """The entry's bytes."""
+        return _prefix(self.TYPE) + self.author_key + opaque(self.jws, 3)
+
+    @property
+    def address(self) -> bytes:
+        """The leaf hash, which is also where the body is found."""
+        return leaf_hash(self.encode())
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        """Read what follows the type."""
+        return cls(author_key=reader.take(_KEY), jws=reader.opaque(3))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Statement:
+    """An entry whose signature is its last field."""
+
+    TYPE: ClassVar[int]
+    signer: bytes
+    signature: bytes = bytes(_SIGNATURE)
+
+    def __post_init__(self) -> None:
+        _require(len(self.signer) == _KEY, "a signer's key has 32 bytes")
+        _require(len(self.signature) == _SIGNATURE, "a signature has 64 bytes")
+
+    def _body(self) -> bytes:
+        raise NotImplementedError
+
+    def _unsigned(self) -> bytes:
+        return _prefix(self.TYPE) + self._body() + self.signer
+
+    def encode(self) -> bytes:
+        """The entry's bytes."""
+        return self._unsigned() + self.signature
+
+    @property
+    def address(self) -> bytes:
+        """The leaf hash, which is also where the body is found."""
+        return leaf_hash(self.encode())
+
+    def signed(self, key: Ed25519PrivateKey) -> Self:
+        """This entry, signed; `signer` becomes the key's public half."""
+        unsigned = replace(self, signer=key.public_key().public_bytes_raw())
+        return replace(unsigned, signature=key.sign(_LABEL + unsigned._unsigned()))
+
+    def check_signature(self) -> None:
+        """Verify the signature under the key that the entry names."""
+        whose = f"{type(self).__name__} by key {self.signer.hex()}"
+        check_ed25519(self.signer, self.signature, _LABEL + self._unsigned(), whose)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeEnd(_Statement):
+    """The author's word that a recipe is over, signed with the key that signed the recipe."""
+
+    TYPE: ClassVar[int] = 2
+    recipe_digest: bytes
+    reason: EndReason
+    signer: bytes = bytes(_KEY)
+
+    def __post_init__(self) -> None:
+        _Statement.__post_init__(self)
+        _require(len(self.recipe_digest) == _KEY, "a recipe's digest has 32 bytes")
+
+    def _body(self) -> bytes:
+        return self.recipe_digest + bytes([self.reason])
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        """Read what follows the type."""
+        digest, reason = reader.take(32), reader.integer(1)
+        if reason not in set(EndReason):
+            raise DecodeError(f"{reason} is no reason for the end of a recipe")
+        return cls(
+            recipe_digest=digest,
+            reason=EndReason(reason),
+            signer=reader.take(_KEY),
+            signature=reader.take(_SIGNATURE),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyRevocation(_Statement):
+    """An author key is no longer to be believed, for ever.
+
+    Signed by the key itself, by another author key of the same analysis, or by the log. None of
+    them can do harm by it: a revocation only ever reduces what may be asked.
+    """
+
+    TYPE: ClassVar[int] = 3
+    key: bytes
+    signer: bytes = bytes(_KEY)
+
+    def __post_init__(self) -> None:
+        _Statement.__post_init__(self)
+        _require(len(self.key) == _KEY, "an author key has 32 bytes")
+
+    def _body(self) -> bytes:
+        return self.key
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        """Read what follows the type."""
+        return cls(
+            key=reader.take(_KEY), signer=reader.take(_KEY), signature=reader.take(_SIGNATURE)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HPKEConfigEntry(_Statement):
+    """The key to which devices seal their reports, signed by the aggregator's cosigning key."""
+
+    TYPE: ClassVar[int] = 4
+    # The aggregator's name: its URL as policies spell it.
+    aggregator: str
+    # Devices may seal to it from `not_before` until just before `not_after`, POSIX seconds.
+    not_before: int
+    not_after: int
+    # A DAP HpkeConfig, encoded.
+    config: bytes
+    signer: bytes = bytes(_KEY)
+
+    def __post_init__(self) -> None:
+        _Statement.__post_init__(self)
+        check_key_name(self.aggregator)
+        _require(0 <= self.not_before < self.not_after <= _MAX_TIME, "validity must not be empty")
+        _require(0 < len(self.config) < 1 << 16, "an HPKE config has 1 to 65535 bytes")
+
+    def _body(self) -> bytes:
+        return (
+            opaque(self.aggregator.encode(), 1)
+            + self.not_before.to_bytes(8)
+            + self.not_after.to_bytes(8)
+            + opaque(self.config, 2)
+        )
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        """Read what follows the type."""
+        name = reader.opaque(1)
+        if not name.isascii():
+            raise DecodeError("an aggregator's name is ASCII")
+        return cls(
+            aggregator=name.decode(),
+            not_before=reader.integer(8),
+            not_after=reader.integer(8),
+            config=reader.opaque(2),
+            signer=reader.take(_KEY),
+            signature=reader.take(_SIGNATURE),
+        )
+
+
+Entry = RecipeEntry | RecipeEnd | KeyRevocation | HPKEConfigEntry
+_TYPES: Final[dict[int, type[Entry]]] = {
+    kind.TYPE: kind for kind in (RecipeEntry, RecipeEnd, KeyRevocation, HPKEConfigEntry)
+}
+
+
+def parse_entry(data: bytes) -> Entry:
+    """Read one entry; exactly one byte string is accepted for each entry. Verifies no signature."""
+    if len(data) > MAX_ENTRY:
+        raise DecodeError(f"an entry has at most {MAX_ENTRY} bytes, this one {len(data)}")
+    reader = Reader(data, "log entry")
+    version, kind = reader.integer(1), reader.integer(1)
+    if version != _VERSION:
+        raise DecodeError(f"log entry version {version} is unknown; update Chorister")
+    if kind not in _TYPES:
+        raise DecodeError(f"log entry type {kind} is unknown")
+    try:
+        entry = _TYPES[kind].read(reader)
+    except InvalidInput as error:
+        raise DecodeError(f"log entry: {error}") from error
+    reader.finish()
+    return entry
+
+
+def _prefix(kind: int) -> bytes:
+    return bytes([_VERSION, kind])
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvalidInput(message)

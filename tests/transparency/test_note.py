@@ -1,0 +1,200 @@
+"""Signed notes and checkpoints: a published note, round trips, and anything that is not one."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chorister.errors import DecodeError, InvalidInput, LogSignatureInvalid
+from chorister.transparency.checkpoint import Checkpoint, SignedCheckpoint
+from chorister.transparency.note import Note, SignatureLine, cosign_text, sign_text
+
+# From the documentation of golang.org/x/mod/sumdb/note, the origin of the format.
+PUBLISHED_KEY = base64.b64decode("ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW")[1:]
+PUBLISHED_NOTE = (
+    "If you think cryptography is the answer to your problem,\n"
+    "then you don't know what your problem is.\n"
+    "\n"
+    "— PeterNeumann x08go/ZJkuBS9UG/SffcvIAQxVBtiFupLLr8pAcElZInNIuGUgYN1FFYC2pZSNXgKvqfqdngotpRZb6"
+    "KE6RyyBwJnAM=\n"
+).encode()
+
+LOG = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+LEADER = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
+HELPER = Ed25519PrivateKey.from_private_bytes(bytes(range(2, 34)))
+
+
+def public(key: Ed25519PrivateKey) -> bytes:
+    return key.public_key().public_bytes_raw()
+
+
+def a_checkpoint() -> Checkpoint:
+    return Checkpoint(
+        origin="registry.example/log",
+        size=42,
+        root=bytes(range(32)),
+        time=1_767_225_600,
+        list_digest=bytes(range(32, 64)),
+    )
+
+
+def test_the_published_note_verifies() -> None:
+    note = Note.parse(PUBLISHED_NOTE)
+    assert note.check_signature("PeterNeumann", [PUBLISHED_KEY]) == PUBLISHED_KEY
+    assert note.encode() == PUBLISHED_NOTE
+
+
+def test_the_bytes_of_a_checkpoint() -> None:
+    assert a_checkpoint().text == (
+        "registry.example/log\n"
+        "42\n"
+        "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n"
+        "time 1767225600\n"
+        "list 202122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3f\n"
+    )
+
+
+def test_signatures_by_role() -> None:
+    text = a_checkpoint().text
+    signed = a_checkpoint().sign(LOG)
+    signed = signed.with_signature(cosign_text(text, name="leader", key=LEADER, time=7))
+    note = SignedCheckpoint.parse(signed.encode()).note
+    note.check_signature("registry.example/log", [public(LEADER), public(LOG)])
+    assert note.check_cosignature("leader", [public(LEADER)]).time == 7
+    with pytest.raises(LogSignatureInvalid, match="no cosignature of helper"):
+        note.check_cosignature("helper", [public(HELPER)])
+    with pytest.raises(LogSignatureInvalid, match="no cosignature of leader"):
+        note.check_cosignature("leader", [public(HELPER)])
+
+
+def test_a_log_signature_is_no_cosignature_and_the_other_way_round() -> None:
+    """The same key, even the same name: what is signed and the key id both differ by role."""
+    text = a_checkpoint().text
+    as_log = Note(text=text, signatures=(sign_text(text, name="both", key=LOG),))
+    with pytest.raises(LogSignatureInvalid):
+        as_log.check_cosignature("both", [public(LOG)])
+    cosigned = cosign_text(text, name="both", key=LOG, time=7)
+    as_cosigner = Note(text=text, signatures=(cosigned,))
+    with pytest.raises(LogSignatureInvalid):
+        as_cosigner.check_signature("both", [public(LOG)])
+    # Even relabelled with the other role's key id.
+    relabelled = SignatureLine(name="both", blob=as_log.signatures[0].blob[:4] + cosigned.blob[12:])
+    with pytest.raises(LogSignatureInvalid):
+        Note(text=text, signatures=(relabelled,)).check_signature("both", [public(LOG)])
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_any_changed_line_breaks_both_signatures(at: int) -> None:
+    signed = a_checkpoint().sign(LOG)
+    line = cosign_text(a_checkpoint().text, name="leader", key=LEADER, time=7)
+    lines = a_checkpoint().text.split("\n")
+    lines[at] = lines[at].replace(lines[at][-2], "0" if lines[at][-2] != "0" else "1")
+    note = Note(text="\n".join(lines), signatures=(*signed.note.signatures, line))
+    with pytest.raises(LogSignatureInvalid):
+        note.check_signature("registry.example/log", [public(LOG)])
+    with pytest.raises(LogSignatureInvalid):
+        note.check_cosignature("leader", [public(LEADER)])
+
+
+def test_a_changed_cosigning_time_breaks_the_cosignature() -> None:
+    line = cosign_text(a_checkpoint().text, name="leader", key=LEADER, time=7)
+    blob = line.blob[:4] + (8).to_bytes(8) + line.blob[12:]
+    note = Note(text=a_checkpoint().text, signatures=(SignatureLine(name="leader", blob=blob),))
+    with pytest.raises(LogSignatureInvalid):
+        note.check_cosignature("leader", [public(LEADER)])
+
+
+def test_signatures_of_strangers_are_carried_and_not_believed() -> None:
+    signed = a_checkpoint().sign(LOG)
+    stranger = cosign_text(a_checkpoint().text, name="witness", key=HELPER, time=7)
+    note = SignedCheckpoint.parse(signed.with_signature(stranger).encode()).note
+    note.check_signature("registry.example/log", [public(LOG)])
+    assert [line.name for line in note.signatures] == ["registry.example/log", "witness"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("42\n", "042\n"),
+        lambda text: text.replace("42\n", "-42\n"),
+        lambda text: text.replace("42\n", "9999999999999999999\n"),
+        lambda text: text.replace("time ", "time  "),
+        lambda text: text.replace("time 1", "time +1"),
+        lambda text: text.replace("list 2", "list 2G"),
+        lambda text: text.replace("3d3e3f", "3D3E3F"),
+        lambda text: text.replace("Hh8=", "Hh9="),
+        lambda text: text + "more 1\n",
+        lambda text: text.replace("registry.example/log\n", ""),
+        lambda text: text.replace("registry.example/log", "registry example/log"),
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text[:-1],
+        lambda text: "",
+    ],
+)
+def test_other_spellings_of_a_checkpoint_are_refused(change: object) -> None:
+    assert callable(change)
+    with pytest.raises(DecodeError):
+        Checkpoint.parse(change(a_checkpoint().text))
+
+
+def test_impossible_checkpoints_are_refused() -> None:
+    for change in ({"size": -1}, {"time": 2**63}, {"root": b""}, {"origin": "a b"}):
+        values = {
+            "origin": "log",
+            "size": 1,
+            "root": bytes(32),
+            "time": 1,
+            "list_digest": bytes(32),
+        } | change
+        with pytest.raises(InvalidInput):
+            Checkpoint(**values)  # type: ignore[arg-type]
+
+
+def test_two_signatures_of_one_key_are_refused() -> None:
+    signed = a_checkpoint().sign(LOG).encode()
+    with pytest.raises(DecodeError, match="one signature of each key"):
+        Note.parse(signed + signed.rsplit(b"\n\n")[1])
+
+
+@given(st.binary(max_size=400))
+def test_arbitrary_bytes_raise_only_decode_errors(data: bytes) -> None:
+    for parse in (Note.parse, SignedCheckpoint.parse):
+        try:
+            value = parse(data)
+        except DecodeError:
+            continue
+        assert value.encode() == data
+
+
+@given(st.data())
+def test_damaged_checkpoints_never_change_their_meaning(data: st.DataObject) -> None:
+    """Flip, drop or insert a byte: refused, or the same checkpoint, or its signature fails."""
+    good = a_checkpoint().sign(LOG).encode()
+    at = data.draw(st.integers(0, len(good) - 1))
+    insert = data.draw(st.binary(max_size=2))
+    damaged = good[:at] + insert + good[at + data.draw(st.integers(0, 2)) :]
+    try:
+        signed = SignedCheckpoint.parse(damaged)
+        assert signed.encode() == damaged
+        signed.note.check_signature("registry.example/log", [public(LOG)])
+    except (DecodeError, LogSignatureInvalid):
+        return
+    assert signed.checkpoint == a_checkpoint()
+
+
+@given(
+    st.builds(
+        Checkpoint,
+        origin=st.from_regex(r"[!-*,-~]{1,255}", fullmatch=True),
+        size=st.integers(0, 2**63 - 1),
+        root=st.binary(min_size=32, max_size=32),
+        time=st.integers(0, 2**63 - 1),
+        list_digest=st.binary(min_size=32, max_size=32),
+    )
+)
+def test_checkpoints_round_trip(checkpoint: Checkpoint) -> None:
+    assert Checkpoint.parse(checkpoint.text) == checkpoint
