@@ -1,0 +1,78 @@
+"""Writing so that a crash, of the process or of the machine, loses nothing that was relied on.
+
+POSIX promises little: a file's bytes survive once the file was synced, a new name once its folder
+was. `Disk` has exactly those steps, so that tests can lose every one of them that was not synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from chorister.errors import ServiceError
+
+__all__ = ["Disk", "locked"]
+
+
+class Disk:
+    """The steps of durable writing."""
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Create or overwrite a file; not yet durable."""
+        path.write_bytes(data)
+
+    def append(self, path: Path, data: bytes) -> None:
+        """Add to the end of a file; not yet durable."""
+        with path.open("ab") as file:
+            file.write(data)
+
+    def truncate(self, path: Path, size: int) -> None:
+        """Cut a file; not yet durable."""
+        os.truncate(path, size)
+
+    def sync(self, path: Path) -> None:
+        """Make the bytes of a file durable, or the names in a folder."""
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Give a file another name, replacing what had it; not yet durable."""
+        old.replace(new)
+
+    def make_folder(self, path: Path) -> None:
+        """Create a folder where it does not exist, durably either way.
+
+        An existing folder's name is synced too: who made it may have died before doing so.
+        """
+        path.mkdir(exist_ok=True)
+        self.sync(path.parent)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """Put `data` at `path`, durably: whoever looks sees the old file or the new, whole."""
+        temporary = path.with_name(f".{path.name}.new")
+        self.write(temporary, data)
+        self.sync(temporary)
+        self.rename(temporary, path)
+        self.sync(path.parent)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a folder for this process alone; the system lets go when the process ends."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ServiceError(
+                f"another process is using {path.parent}; stop it first"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,158 @@
+"""Whose signatures count: read from policies, which devices, aggregators and auditors all hold.
+
+`Trust` is what one device needs: the log's keys and the two cosigners of one pair. `Authority` is
+what the registry and an auditor need: over all policies, who may author, revoke and publish keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+from chorister.canonical import b64url_decode
+from chorister.errors import InvalidInput, LogSignatureInvalid, NotAuthorized
+from chorister.policy import AggregatorPair, Policy
+from chorister.transparency.checkpoint import SignedCheckpoint
+from chorister.transparency.entries import HPKEConfigEntry, KeyRevocation, RecipeEnd
+from chorister.transparency.note import Cosignature, check_key_name
+from chorister.transparency.state import Logged
+
+__all__ = ["Authority", "CosignerKeys", "Trust"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CosignerKeys:
+    """An aggregator as a cosigner."""
+
+    # Its URL as the policy spells it.
+    name: str
+    # Several for rotation; any one of them will do.
+    keys: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        check_key_name(self.name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trust:
+    """What a device demands of a checkpoint before it believes it."""
+
+    log_keys: tuple[bytes, ...]
+    leader: CosignerKeys
+    helper: CosignerKeys
+    # Seconds.
+    max_age: int
+
+    def __post_init__(self) -> None:
+        # A cosignature does not name its signer: one key for both would be one signature for both.
+        if self.leader.name == self.helper.name or set(self.leader.keys) & set(self.helper.keys):
+            raise InvalidInput("leader and helper need two names and two sets of cosigning keys")
+
+    @classmethod
+    def of(cls, policy: Policy, pair: AggregatorPair) -> Self:
+        """What a policy says for one of its pairs."""
+        return cls(
+            log_keys=_decoded(policy.log_keys),
+            leader=CosignerKeys(
+                name=pair.leader.url, keys=_decoded(pair.leader.cosigning_keys)
+            ),
+            helper=CosignerKeys(
+                name=pair.helper.url, keys=_decoded(pair.helper.cosigning_keys)
+            ),
+            max_age=policy.checkpoint_max_age,
+        )
+
+    def check_signatures(self, signed: SignedCheckpoint) -> tuple[Cosignature, Cosignature]:
+        """Require the log's signature and both cosignatures."""
+        signed.note.check_signature(signed.checkpoint.origin, self.log_keys)
+        return (
+            signed.note.check_cosignature(self.leader.name, self.leader.keys),
+            signed.note.check_cosignature(self.helper.name, self.helper.keys),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Authority:
+    """Who may do what in a log, by its policies."""
+
+    log_keys: frozenset[bytes]
+    # Name -> keys, of every aggregator of every pair.
+    cosigners: dict[str, frozenset[bytes]]
+    # Analysis -> author keys.
+    authors: dict[str, frozenset[bytes]]
+    # The shortest of the policies' limits, seconds.
+    max_age: int
+
+    @classmethod
+    def of(cls, policies: Iterable[Policy]) -> Self:
+        """What these policies say together."""
+        policies = tuple(policies)
+        if not policies:
+            raise InvalidInput("a log has at least one policy")
+        cosigners: dict[str, frozenset[bytes]] = {}
+        authors: dict[str, frozenset[bytes]] = {}
+        for policy in policies:
+            for pair in policy.aggregators:
+                for side in (pair.leader, pair.helper):
+                    check_key_name(side.url)
+                    keys = frozenset(_decoded(side.cosigning_keys))
+                    cosigners[side.url] = cosigners.get(side.url, frozenset()) | keys
+            for name, analysis in policy.analyses.items():
+                keys = frozenset(_decoded(analysis.author_keys))
+                authors[name] = authors.get(name, frozenset()) | keys
+        return cls(
+            log_keys=frozenset(key for policy in policies for key in _decoded(policy.log_keys)),
+            cosigners=cosigners,
+            authors=authors,
+            max_age=min(policy.checkpoint_max_age for policy in policies),
+        )
+
+    def check_entry(self, logged: Logged) -> None:
+        """Require that the key which vouches for an entry may do so."""
+        entry = logged.entry
+        if logged.recipe is not None:
+            analysis = logged.recipe.recipe.analysis
+            if logged.recipe.public_key not in self.authors.get(analysis, frozenset()):
+                raise NotAuthorized(
+                    f"entry {logged.index}: no policy lists this author's key for {analysis}"
+                )
+        elif isinstance(entry, KeyRevocation):
+            peers = [keys for keys in self.authors.values() if entry.key in keys]
+            if not peers:
+                raise NotAuthorized(f"entry {logged.index}: no policy lists the key to be revoked")
+            if entry.signer not in self.log_keys.union(*peers):
+                raise NotAuthorized(
+                    f"entry {logged.index}: a key is revoked by itself, by another author key of "
+                    "its analysis or by the log"
+                )
+        elif isinstance(entry, HPKEConfigEntry):
+            if entry.signer not in self.cosigners.get(entry.aggregator, frozenset()):
+                raise NotAuthorized(
+                    f"entry {logged.index}: no policy lists this key for {entry.aggregator}"
+                )
+        # The end of a recipe is signed by the recipe's own key: the log's rules see to that.
+        elif not isinstance(entry, RecipeEnd):
+            raise NotAuthorized(f"entry {logged.index}: nobody may log such an entry")
+
+    def check_signatures(self, signed: SignedCheckpoint) -> tuple[Cosignature, ...]:
+        """Require the log's signature and every cosigner's."""
+        signed.note.check_signature(signed.checkpoint.origin, self.log_keys)
+        return tuple(
+            signed.note.check_cosignature(name, keys)
+            for name, keys in sorted(self.cosigners.items())
+        )
+
+    def missing(self, signed: SignedCheckpoint) -> tuple[str, ...]:
+        """The cosigners whose cosignature a checkpoint still lacks."""
+        absent = []
+        for name, keys in sorted(self.cosigners.items()):
+            try:
+                signed.note.check_cosignature(name, keys)
+            except LogSignatureInvalid:
+                absent.append(name)
+        return tuple(absent)
+
+
+def _decoded(keys: Iterable[str]) -> tuple[bytes, ...]:
+    return tuple(b64url_decode(key) for key in keys)
