@@ -61,7 +61,7 @@ def test_the_bytes_of_a_checkpoint() -> None:
 def test_signatures_by_role() -> None:
     text = a_checkpoint().text
     signed = a_checkpoint().sign(LOG)
-    signed = signed.with_signature(cosign_text(text, name="leader", key=LEADER, time=7))
+    signed = signed.with_cosigner(cosign_text(text, name="leader", key=LEADER, time=7))
     note = SignedCheckpoint.parse(signed.encode()).note
     note.check_signature("registry.example/log", [public(LEADER), public(LOG)])
     assert note.check_cosignature("leader", [public(LEADER)]).time == 7
@@ -111,7 +111,7 @@ def test_a_changed_cosigning_time_breaks_the_cosignature() -> None:
 def test_signatures_of_strangers_are_carried_and_not_believed() -> None:
     signed = a_checkpoint().sign(LOG)
     stranger = cosign_text(a_checkpoint().text, name="witness", key=HELPER, time=7)
-    note = SignedCheckpoint.parse(signed.with_signature(stranger).encode()).note
+    note = SignedCheckpoint.parse(signed.with_cosigner(stranger).encode()).note
     note.check_signature("registry.example/log", [public(LOG)])
     assert [line.name for line in note.signatures] == ["registry.example/log", "witness"]
 

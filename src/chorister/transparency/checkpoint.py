@@ -112,6 +112,12 @@ class SignedCheckpoint:
         note = Note.parse(data)
         return cls(checkpoint=Checkpoint.parse(note.text), note=note)
 
-    def with_signature(self, line: SignatureLine) -> SignedCheckpoint:
-        """This checkpoint with one more signature."""
-        return SignedCheckpoint(checkpoint=self.checkpoint, note=self.note.with_signature(line))
+    def with_cosigner(self, line: SignatureLine) -> SignedCheckpoint:
+        """This checkpoint with a cosigner's line, in place of any earlier one under its name."""
+        rest = tuple(
+            old
+            for old in self.note.signatures
+            if old.name != line.name or old.name == self.checkpoint.origin
+        )
+        note = Note(text=self.note.text, signatures=(*rest, line))
+        return SignedCheckpoint(checkpoint=self.checkpoint, note=note)

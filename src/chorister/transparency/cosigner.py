@@ -215,6 +215,4 @@ def adopt_head(
         raise LogForked("the log's entries are not those of the checkpoint to adopt")
     line = identity.sign(target, cosignature.time)
     note = Note(text=target.text, signatures=(line,))
-    return Head.create(
-        folder, SignedCheckpoint(checkpoint=target, note=note), entries, disk=disk
-    )
+    return Head.create(folder, SignedCheckpoint(checkpoint=target, note=note), entries, disk=disk)

@@ -70,9 +70,7 @@ def locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ServiceError(
-                f"another process is using {path.parent}; stop it first"
-            ) from error
+            raise ServiceError(f"another process is using {path.parent}; stop it first") from error
         yield
     finally:
         os.close(descriptor)

@@ -28,7 +28,9 @@ from typing import ClassVar, Final, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from chorister.canonical import b64url_encode
 from chorister.errors import DecodeError, InvalidInput
+from chorister.recipe import SignedRecipe, verify
 from chorister.transparency.note import check_ed25519, check_key_name
 from chorister.transparency.tree import leaf_hash
 from chorister.transparency.wire import Reader, opaque
@@ -41,10 +43,12 @@ __all__ = [
     "KeyRevocation",
     "RecipeEnd",
     "RecipeEntry",
+    "open_recipe",
     "parse_entry",
 ]
 
-MAX_ENTRY: Final = 1 << 20
+# The longest recipe of `chorister.recipe`, as a JWS, fits.
+MAX_ENTRY: Final = 11 << 20
 _VERSION: Final = 1
 _LABEL: Final = b"chorister log entry v1\n"
 _KEY: Final = 32
@@ -61,7 +65,7 @@ class EndReason(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeEntry:
-    """One signed question. Its signature is verified with `state.open_recipe`."""
+    """One signed question. Its signature is verified by `open_recipe`."""
 
     TYPE: ClassVar[int] = 1
     # The Ed25519 key under which the JWS verifies.
@@ -87,6 +91,13 @@ class RecipeEntry:
     def read(cls, reader: Reader) -> Self:
         """Read what follows the type."""
         return cls(author_key=reader.take(_KEY), jws=reader.opaque(3))
+
+
+def open_recipe(entry: RecipeEntry) -> SignedRecipe:
+    """The question in an entry, its signature verified under the key that the entry names."""
+    signed = SignedRecipe.parse(entry.jws)
+    verify(signed, [b64url_encode(entry.author_key)])
+    return signed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,8 +35,9 @@ __all__ = [
     "sign_text",
 ]
 
-MAX_NOTE: Final = 16_384
-MAX_SIGNATURES: Final = 32
+MAX_NOTE: Final = 131_072
+# A log of many pairs of aggregators has many cosigners.
+MAX_SIGNATURES: Final = 256
 LOG_SIGNATURE: Final = 0x01
 COSIGNATURE: Final = 0x04
 _MAX_TIME: Final = 2**63 - 1
@@ -128,13 +129,6 @@ class Note:
         if len({(line.name, line.blob[:4]) for line in signatures}) != len(signatures):
             raise DecodeError("a signed note has at most one signature of each key")
         return cls(text=f"{head}\n", signatures=signatures)
-
-    def with_signature(self, line: SignatureLine) -> Note:
-        """This note with one more signature, in place of an earlier one by the same key."""
-        rest = tuple(
-            old for old in self.signatures if (old.name, old.blob[:4]) != (line.name, line.blob[:4])
-        )
-        return Note(text=self.text, signatures=(*rest, line))
 
     def check_signature(self, name: str, keys: Iterable[bytes]) -> bytes:
         """Require a signature of type 0x01 by one of `keys` under `name`; returns the key."""

@@ -62,8 +62,9 @@ def accept_checkpoint(
                 "checkpoint's time, which no honest cosigner does"
             )
     if checkpoint.time < not_before:
-        raise LogRewound(f"a checkpoint of {not_before} was accepted before this one of "
-                         f"{checkpoint.time}")
+        raise LogRewound(
+            f"a checkpoint of {not_before} was accepted before this one of {checkpoint.time}"
+        )
     now = clock.now()
     # A clock that is slow by less than the limit must not silence a device; the cosigners, who
     # have good clocks, let nothing through that is further than five minutes in the future.

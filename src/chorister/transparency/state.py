@@ -33,10 +33,10 @@ from chorister.transparency.entries import (
     KeyRevocation,
     RecipeEnd,
     RecipeEntry,
+    open_recipe,
     parse_entry,
 )
 from chorister.transparency.listing import CurrentList
-from chorister.transparency.questions import open_recipe
 from chorister.transparency.tree import Frontier, leaf_hash
 
 __all__ = ["LogState", "Logged", "LoggedRecipe"]
@@ -132,7 +132,7 @@ class LogState:
                 address=logged.address,
                 analysis=logged.recipe.recipe.analysis,
                 author_key=entry.author_key,
-                closes=logged.recipe.recipe.window.end,
+                closes=logged.recipe.recipe.window.closes,
             )
         elif isinstance(entry, RecipeEnd):
             self._ended[entry.recipe_digest] = entry.reason

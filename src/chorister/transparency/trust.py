@@ -14,7 +14,7 @@ from chorister.canonical import b64url_decode
 from chorister.errors import InvalidInput, LogSignatureInvalid, NotAuthorized
 from chorister.policy import AggregatorPair, Policy
 from chorister.transparency.checkpoint import SignedCheckpoint
-from chorister.transparency.entries import HPKEConfigEntry, KeyRevocation, RecipeEnd
+from chorister.transparency.entries import HPKEConfigEntry, KeyRevocation, RecipeEnd, RecipeEntry
 from chorister.transparency.note import Cosignature, check_key_name
 from chorister.transparency.state import Logged
 
@@ -54,12 +54,8 @@ class Trust:
         """What a policy says for one of its pairs."""
         return cls(
             log_keys=_decoded(policy.log_keys),
-            leader=CosignerKeys(
-                name=pair.leader.url, keys=_decoded(pair.leader.cosigning_keys)
-            ),
-            helper=CosignerKeys(
-                name=pair.helper.url, keys=_decoded(pair.helper.cosigning_keys)
-            ),
+            leader=CosignerKeys(name=pair.leader.url, keys=_decoded(pair.leader.cosigning_keys)),
+            helper=CosignerKeys(name=pair.helper.url, keys=_decoded(pair.helper.cosigning_keys)),
             max_age=policy.checkpoint_max_age,
         )
 
@@ -111,9 +107,9 @@ class Authority:
     def check_entry(self, logged: Logged) -> None:
         """Require that the key which vouches for an entry may do so."""
         entry = logged.entry
-        if logged.recipe is not None:
+        if isinstance(entry, RecipeEntry) and logged.recipe is not None:
             analysis = logged.recipe.recipe.analysis
-            if logged.recipe.public_key not in self.authors.get(analysis, frozenset()):
+            if entry.author_key not in self.authors.get(analysis, frozenset()):
                 raise NotAuthorized(
                     f"entry {logged.index}: no policy lists this author's key for {analysis}"
                 )

@@ -1,0 +1,1 @@
+"""The server that publishes recipes and keeps the log."""

@@ -1,0 +1,183 @@
+"""What anyone can check, from nothing but the files: the whole log, from its first entry.
+
+`audit` stops at the first thing that is wrong and raises the error that names it. It checks the
+signatures of the checkpoint, every tile and body, the root, each entry's signature and whether the
+log's rules and the policies permit it, the current list, and the candidate that waits for
+cosignatures. With checkpoints kept from earlier it also checks that the log still begins with what
+they covered: an auditor who keeps one finds out about a fork or a rewind by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from chorister.clock import Clock
+from chorister.errors import (
+    CheckpointTime,
+    DecodeError,
+    LogForked,
+    LogRewound,
+    LogWithheld,
+    WrongList,
+)
+from chorister.policy import Policy
+from chorister.policy.document import MAX_BYTES as MAX_POLICY
+from chorister.transparency.checkpoint import Checkpoint, SignedCheckpoint
+from chorister.transparency.cosigner import MAX_SKEW
+from chorister.transparency.listing import MAX_LIST, CurrentList
+from chorister.transparency.note import MAX_NOTE, Cosignature
+from chorister.transparency.reader import accept_list
+from chorister.transparency.sources import (
+    ABOUT,
+    CANDIDATE,
+    CHECKPOINT,
+    Source,
+    list_path,
+    policy_path,
+    read_entry,
+    read_leaves,
+)
+from chorister.transparency.state import Logged, LogState
+from chorister.transparency.tree import consistency_proof, verify_consistency
+from chorister.transparency.trust import Authority
+
+__all__ = ["Audit", "audit", "read_entries", "read_policies"]
+
+_MAX_ABOUT = 65_536
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Audit:
+    """What was found in a log in which nothing is wrong."""
+
+    checkpoint: Checkpoint
+    cosignatures: tuple[Cosignature, ...]
+    entries: tuple[Logged, ...]
+    current: CurrentList
+    # The checkpoint that waits for cosignatures, if it is not the published one.
+    candidate: Checkpoint | None
+    # Cosigners that the candidate waits for.
+    waiting_for: tuple[str, ...]
+
+
+def read_policies(source: Source) -> tuple[Policy, ...]:
+    """The policies that a log says it serves. It is the log that says so: compare with your own."""
+    try:
+        about = json.loads(source.read(ABOUT, limit=_MAX_ABOUT))
+        digests = [bytes.fromhex(digest) for digest in about["policies"]]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DecodeError(f"{ABOUT} does not name the log's policies") from error
+    policies = []
+    for digest in digests:
+        path = policy_path(digest)
+        data = source.read(path, limit=MAX_POLICY)
+        if not hmac.compare_digest(hashlib.sha256(data).digest(), digest):
+            raise LogWithheld(f"{path} is not the policy with that digest", path=path)
+        policies.append(Policy.load(data))
+    return tuple(policies)
+
+
+def read_entries(source: Source, leaves: Sequence[bytes], state: LogState) -> Iterator[Logged]:
+    """Fetch entries and apply the log's rules to them, one after the other."""
+    for leaf in leaves:
+        yield state.append(read_entry(source, leaf))
+
+
+def audit(
+    source: Source,
+    *,
+    authority: Authority,
+    clock: Clock | None = None,
+    earlier: Sequence[SignedCheckpoint] = (),
+) -> Audit:
+    """Verify everything from an empty state; raises the error that names the first wrong thing.
+
+    With a `clock` the checkpoint must also be fresh; a copy of a log need not be.
+    """
+    signed = SignedCheckpoint.parse(source.read(CHECKPOINT, limit=MAX_NOTE))
+    checkpoint = signed.checkpoint
+    cosignatures = authority.check_signatures(signed)
+    if clock is not None:
+        _check_fresh(checkpoint, clock.now(), authority.max_age)
+    leaves = list(read_leaves(source, 0, checkpoint.size))
+    state = LogState()
+    entries = []
+    for logged in read_entries(source, leaves, state):
+        authority.check_entry(logged)
+        entries.append(logged)
+    if not hmac.compare_digest(state.frontier.root, checkpoint.root):
+        raise LogForked("the root of the entries is not the checkpoint's")
+    current = state.current(checkpoint.time)
+    if not hmac.compare_digest(current.digest, checkpoint.list_digest):
+        raise WrongList("the checkpoint's list is not the one that follows from the entries")
+    accept_list(source.read(list_path(checkpoint.list_digest), limit=MAX_LIST), checkpoint)
+    for kept in earlier:
+        _check_extends(kept, checkpoint, leaves, authority)
+    candidate, waiting_for = _check_candidate(source, checkpoint, state, authority)
+    return Audit(
+        checkpoint=checkpoint,
+        cosignatures=cosignatures,
+        entries=tuple(entries),
+        current=current,
+        candidate=candidate,
+        waiting_for=waiting_for,
+    )
+
+
+def _check_fresh(checkpoint: Checkpoint, now: int, max_age: int) -> None:
+    if checkpoint.time > now + MAX_SKEW or checkpoint.time < now - max_age:
+        raise CheckpointTime(
+            f"the checkpoint's time is {checkpoint.time - now:+} s from now; "
+            f"devices refuse what is older than {max_age} s",
+            time=checkpoint.time,
+            now=now,
+        )
+
+
+def _check_extends(
+    kept: SignedCheckpoint, checkpoint: Checkpoint, leaves: Sequence[bytes], authority: Authority
+) -> None:
+    """The log still begins with what an earlier checkpoint covered."""
+    old = kept.checkpoint
+    kept.note.check_signature(checkpoint.origin, authority.log_keys)
+    if old.size > checkpoint.size or old.time > checkpoint.time:
+        raise LogRewound(
+            f"the log showed {old.size} entries at {old.time}, "
+            f"and now {checkpoint.size} at {checkpoint.time}"
+        )
+    verify_consistency(
+        old_size=old.size,
+        old_root=old.root,
+        size=checkpoint.size,
+        root=checkpoint.root,
+        proof=consistency_proof(old.size, leaves) if old.size else (),
+    )
+
+
+def _check_candidate(
+    source: Source, published: Checkpoint, state: LogState, authority: Authority
+) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """A candidate, where there is one, extends what is published by the same rules."""
+    try:
+        data = source.read(CANDIDATE, limit=MAX_NOTE)
+    except LogWithheld:
+        return None, ()  # A copy of a log need not carry one.
+    signed = SignedCheckpoint.parse(data)
+    candidate = signed.checkpoint
+    if candidate == published:
+        return None, ()
+    signed.note.check_signature(published.origin, authority.log_keys)
+    if candidate.size < published.size or candidate.time < published.time:
+        raise LogRewound("the candidate is smaller or earlier than what is published")
+    new = list(read_leaves(source, published.size, candidate.size))
+    for logged in read_entries(source, new, state):
+        authority.check_entry(logged)
+    if not hmac.compare_digest(state.frontier.root, candidate.root):
+        raise LogForked("the candidate does not extend what is published")
+    if not hmac.compare_digest(state.current(candidate.time).digest, candidate.list_digest):
+        raise WrongList("the candidate's list is not the one that follows from the entries")
+    return candidate, authority.missing(signed)
