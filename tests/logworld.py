@@ -1,0 +1,260 @@
+"""A small world around a log: a policy, its keys, an honest registry, cosigners, and a forger."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from chorister.canonical import b64url_encode
+from chorister.clock import SettableClock
+from chorister.policy import Policy
+from chorister.recipe import Recipe, SignedRecipe, Window, sign
+from chorister.registry.folder import LogFolder
+from chorister.registry.log import Receipt, Registry
+from chorister.transparency.checkpoint import Checkpoint, SignedCheckpoint
+from chorister.transparency.cosigner import Cosigner, CosignerIdentity, create_head
+from chorister.transparency.disk import Disk
+from chorister.transparency.entries import (
+    EndReason,
+    Entry,
+    HPKEConfigEntry,
+    KeyRevocation,
+    RecipeEnd,
+    RecipeEntry,
+)
+from chorister.transparency.head import Head
+from chorister.transparency.sources import (
+    FolderSource,
+    Source,
+    entry_path,
+    list_path,
+    tile_path,
+)
+from chorister.transparency.state import LogState
+from chorister.transparency.tree import leaf_hash, root_hash
+from chorister.transparency.trust import Authority, Trust
+
+ORIGIN = "registry.example/log"
+LEADER = "https://leader.example.org/dap/"
+HELPER = "https://helper.example.net/dap/"
+ANALYSIS = "keyboard.next-word"
+OTHER_ANALYSIS = "keyboard.perplexity"
+EXAMPLES = Path(__file__).parent.parent / "examples" / "keyboard"
+NOW = 1_794_787_200  # The example recipe's answer period opens.
+DAY = 86_400
+
+
+def key(name: str) -> Ed25519PrivateKey:
+    """A key for tests, the same in every run."""
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
+
+
+def public(name: str) -> bytes:
+    return key(name).public_key().public_bytes_raw()
+
+
+def policy_text() -> str:
+    """The example policy with the keys of this world, and a second analysis by another author."""
+    text = (EXAMPLES / "policy.toml").read_text()
+    for name, pattern in {
+        "log": r"(?s)(\[log\]\nkeys = \[\")[^\"]*",
+        "leader": r"(?s)(\[aggregators.leader\].*?cosigning_keys = \[\")[^\"]*",
+        "helper": r"(?s)(\[aggregators.helper\].*?cosigning_keys = \[\")[^\"]*",
+        "author": r"(author_keys = \[\")[^\"]*",
+    }.items():
+        text, count = re.subn(pattern, rf"\g<1>{b64url_encode(public(name))}", text, count=1)
+        assert count == 1
+    start = text.index(f'[analyses."{ANALYSIS}"]')
+    second = text[start:].replace(ANALYSIS, OTHER_ANALYSIS)
+    second = second.replace(b64url_encode(public("author")), b64url_encode(public("other author")))
+    # Two keys for the first analysis: the second one can revoke the first.
+    two = f'{b64url_encode(public("author"))}", "{b64url_encode(public("second author"))}'
+    return text.replace(b64url_encode(public("author")), two) + "\n" + second
+
+
+def policy() -> Policy:
+    return Policy.load(policy_text().encode())
+
+
+def authority() -> Authority:
+    return Authority.of([policy()])
+
+
+def trust() -> Trust:
+    return Trust.of(policy(), policy().aggregators[0])
+
+
+def recipe(name: str, *, analysis: str = ANALYSIS, closes: int = NOW + 7 * DAY) -> Recipe:
+    draft = Recipe.draft((EXAMPLES / "recipe.json").read_bytes())
+    window = Window(opens=NOW - DAY, closes=closes, ends=closes + DAY)
+    return draft.model_copy(update={"id": name, "analysis": analysis, "window": window})
+
+
+def recipe_entry(
+    name: str, *, author: str = "author", analysis: str = ANALYSIS, closes: int = NOW + 7 * DAY
+) -> RecipeEntry:
+    jws = sign(recipe(name, analysis=analysis, closes=closes), key(author))
+    return RecipeEntry(author_key=public(author), jws=jws)
+
+
+def end_entry(
+    of: RecipeEntry, *, author: str = "author", reason: EndReason = EndReason.WITHDRAWN
+) -> RecipeEnd:
+    digest = SignedRecipe.parse(of.jws).digest
+    return RecipeEnd(recipe_digest=digest, reason=reason).signed(key(author))
+
+
+def revocation(of: str, *, by: str | None = None) -> KeyRevocation:
+    return KeyRevocation(key=public(of)).signed(key(by or of))
+
+
+def hpke_entry(
+    aggregator: str,
+    config: bytes = b"config",
+    *,
+    by: str | None = None,
+    not_before: int = NOW - DAY,
+    not_after: int = NOW + 30 * DAY,
+) -> HPKEConfigEntry:
+    signer = by or ("leader" if aggregator == LEADER else "helper")
+    return HPKEConfigEntry(
+        aggregator=aggregator, not_before=not_before, not_after=not_after, config=config
+    ).signed(key(signer))
+
+
+def identity(side: str) -> CosignerIdentity:
+    return CosignerIdentity(
+        name=LEADER if side == "leader" else HELPER,
+        key=key(side),
+        origin=ORIGIN,
+        log_keys=(public("log"),),
+    )
+
+
+@dataclass
+class Aggregator:
+    """One cosigner and what it was handed."""
+
+    side: str
+    folder: Path
+    clock: SettableClock
+    accepted: list[SignedRecipe] = field(default_factory=list)
+    configs: set[bytes] = field(default_factory=lambda: {b"config"})
+    disk: Disk = field(default_factory=Disk)
+
+    def __post_init__(self) -> None:
+        head = create_head(self.folder, identity(self.side), self.clock, disk=self.disk)
+        self.cosigner = self._cosigner(head)
+
+    def _cosigner(self, head: Head) -> Cosigner:
+        self.head = head
+        return Cosigner(
+            identity=identity(self.side),
+            head=head,
+            clock=self.clock,
+            own_configs=lambda: self.configs,
+            accept=self.accepted.extend,
+        )
+
+    def restart(self) -> None:
+        self.head.close()
+        self.cosigner = self._cosigner(Head.open(self.folder, disk=self.disk))
+
+    def cosign(self, source: Source) -> bytes:
+        return self.cosigner.cosign(source).encode().encode()
+
+
+class World:
+    """An honest registry with its two cosigners, in a folder."""
+
+    def __init__(self, folder: Path, *, disk: Disk | None = None) -> None:
+        self.clock = SettableClock(NOW)
+        self.folder = folder / "registry"
+        self.public = self.folder / "public"
+        self.source = FolderSource(self.public)
+        self.disk = disk or Disk()
+        self._log = LogFolder.create(self.folder, disk=self.disk)
+        self.registry = self._registry()
+        self.leader = Aggregator("leader", folder / "leader", self.clock)
+        self.helper = Aggregator("helper", folder / "helper", self.clock)
+
+    def _registry(self) -> Registry:
+        return Registry(
+            self._log, origin=ORIGIN, key=key("log"), authority=authority(), clock=self.clock
+        )
+
+    def restart(self) -> None:
+        self._log.close()
+        self._log = LogFolder.open(self.folder, disk=self.disk)
+        self.registry = self._registry()
+
+    def submit(self, *entries: Entry) -> list[Receipt]:
+        return [self.registry.submit(entry.encode()) for entry in entries]
+
+    def publish(self, *entries: Entry, wait: int = 1) -> SignedCheckpoint:
+        """Submit, let both cosign, publish."""
+        self.submit(*entries)
+        self.clock.advance(wait)
+        self.registry.issue()
+        for side in (self.leader, self.helper):
+            self.registry.add_cosignature(side.cosign(self.source))
+        return self.checkpoint()
+
+    def checkpoint(self) -> SignedCheckpoint:
+        return SignedCheckpoint.parse((self.public / "checkpoint").read_bytes())
+
+
+def a_world(folder: Path) -> World:
+    """A world with keys and two recipes published."""
+    world = World(folder)
+    world.publish(hpke_entry(LEADER), hpke_entry(HELPER), recipe_entry("first"))
+    world.publish(recipe_entry("second"))
+    return world
+
+
+def forge(
+    folder: Path,
+    entries: Sequence[bytes],
+    *,
+    time: int,
+    served_list: bytes | None = None,
+    list_digest: bytes | None = None,
+    cosigned: bool = False,
+    name: str = "candidate",
+) -> Source:
+    """Write what a dishonest registry serves, signed with the log's own key.
+
+    `entries` need obey no rule. The list is the honest one unless told otherwise.
+    """
+    leaves = [leaf_hash(entry) for entry in entries]
+    state = LogState()
+    try:
+        for entry in entries:
+            state.append(entry)
+    except Exception as error:  # the forger does not care, unless a list is then missing
+        if list_digest is None:
+            raise AssertionError("give a list_digest with entries that break the rules") from error
+    honest = state.current(time)
+    digest = list_digest or honest.digest
+    checkpoint = Checkpoint(
+        origin=ORIGIN, size=len(leaves), root=root_hash(leaves), time=time, list_digest=digest
+    )
+    files = {entry_path(leaf): entry for leaf, entry in zip(leaves, entries, strict=True)}
+    files[list_path(digest)] = honest.encode() if served_list is None else served_list
+    for number in range(-(-len(leaves) // 256)):
+        tile = leaves[number * 256 : (number + 1) * 256]
+        files[tile_path(number, len(tile))] = b"".join(tile)
+    signed = checkpoint.sign(key("log"))
+    if cosigned:
+        for side in ("leader", "helper"):
+            signed = signed.with_cosigner(identity(side).sign(checkpoint, time))
+    files[name] = signed.encode()
+    for path, data in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    return FolderSource(folder)

@@ -1,0 +1,215 @@
+"""Entries and lists: exact bytes, round trips, and only typed errors for anything else."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from logworld import (
+    ANALYSIS,
+    HELPER,
+    LEADER,
+    NOW,
+    end_entry,
+    hpke_entry,
+    key,
+    public,
+    recipe_entry,
+    revocation,
+)
+
+from chorister.errors import DecodeError, InvalidInput, LogSignatureInvalid, SignatureInvalid
+from chorister.transparency.entries import (
+    EndReason,
+    HPKEConfigEntry,
+    KeyRevocation,
+    RecipeEnd,
+    RecipeEntry,
+    open_recipe,
+    parse_entry,
+)
+from chorister.transparency.listing import CurrentList
+from chorister.transparency.tree import leaf_hash
+
+ENTRIES = [
+    recipe_entry("one"),
+    end_entry(recipe_entry("one")),
+    revocation("author"),
+    hpke_entry(LEADER),
+]
+
+
+def test_the_bytes_of_each_entry() -> None:
+    key32, digest = bytes(range(32)), bytes(range(32, 64))
+    signed = b"\x07" * 32 + b"\x08" * 64
+    signer = {"signer": b"\x07" * 32, "signature": b"\x08" * 64}
+    recipe = RecipeEntry(author_key=key32, jws=b"a.b.c")
+    assert recipe.encode() == b"\x01\x01" + key32 + b"\x00\x00\x05a.b.c"
+    end = RecipeEnd(recipe_digest=digest, reason=EndReason.WITHDRAWN, **signer)
+    assert end.encode() == b"\x01\x02" + digest + b"\x02" + signed
+    revoked = KeyRevocation(key=key32, **signer)
+    assert revoked.encode() == b"\x01\x03" + key32 + signed
+    config = HPKEConfigEntry(
+        aggregator="https://a/", not_before=1, not_after=258, config=b"xyz", **signer
+    )
+    times = (1).to_bytes(8) + b"\x00\x00\x00\x00\x00\x00\x01\x02"
+    assert config.encode() == b"\x01\x04\x0ahttps://a/" + times + b"\x00\x03xyz" + signed
+    for entry in (recipe, end, revoked, config):
+        assert parse_entry(entry.encode()) == entry
+        assert entry.address == hashlib.sha256(b"\x00" + entry.encode()).digest()
+
+
+@pytest.mark.parametrize("entry", ENTRIES[1:], ids=lambda entry: type(entry).__name__)
+def test_one_changed_bit_breaks_the_signature(entry: RecipeEnd | KeyRevocation) -> None:
+    entry.check_signature()
+    data = entry.encode()
+    for at in range(len(data)):
+        changed = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        with pytest.raises((DecodeError, LogSignatureInvalid)):
+            parse_entry(changed).check_signature()  # type: ignore[union-attr]
+
+
+def test_a_recipe_verifies_under_the_key_beside_it_only() -> None:
+    entry = recipe_entry("one")
+    assert open_recipe(entry).recipe.id == "one"
+    with pytest.raises(SignatureInvalid):
+        open_recipe(RecipeEntry(author_key=public("other author"), jws=entry.jws))
+
+
+def test_a_cosignature_is_no_statement() -> None:
+    """An aggregator's key signs checkpoints and entries: neither can be passed off as the other."""
+    message = b"cosignature/v1\ntime 1\n"
+    entry = KeyRevocation(key=public("author"), signer=public("leader"))
+    forged = KeyRevocation(
+        key=entry.key, signer=entry.signer, signature=key("leader").sign(message + entry.encode())
+    )
+    with pytest.raises(LogSignatureInvalid):
+        forged.check_signature()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x01",
+        b"\x02" + ENTRIES[2].encode()[1:],
+        b"\x01\x05" + bytes(128),
+        ENTRIES[2].encode() + b"\x00",
+        ENTRIES[2].encode()[:-1],
+        b"\x01\x02" + bytes(32) + b"\x03" + bytes(96),
+        b"\x01\x01" + bytes(32) + b"\x00\x00\x00",
+        b"\x01\x04\x00" + bytes(16) + b"\x00\x01x" + bytes(96),
+        b"\x01\x04\x02a " + bytes(15) + b"\x01\x00\x01x" + bytes(96),
+        b"\x01\x04\x01\xff" + bytes(15) + b"\x01\x00\x01x" + bytes(96),
+        b"\x01\x04\x01a" + bytes(16) + b"\x00\x01x" + bytes(96),
+    ],
+)
+def test_malformed_entries_are_refused(data: bytes) -> None:
+    with pytest.raises(DecodeError):
+        parse_entry(data)
+
+
+def test_impossible_entries_are_refused() -> None:
+    with pytest.raises(InvalidInput):
+        HPKEConfigEntry(aggregator=LEADER, not_before=2, not_after=2, config=b"x")
+    with pytest.raises(InvalidInput):
+        RecipeEntry(author_key=b"short", jws=b"a.b.c")
+
+
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes_as_an_entry(data: bytes) -> None:
+    for candidate in (data, b"\x01" + data, *(bytes([1, kind]) + data for kind in range(1, 5))):
+        try:
+            entry = parse_entry(candidate)
+        except DecodeError:
+            continue
+        assert entry.encode() == candidate
+
+
+@given(st.sampled_from(ENTRIES), st.data())
+def test_damaged_entries(entry: RecipeEntry, data: st.DataObject) -> None:
+    good = entry.encode()
+    at = data.draw(st.integers(0, len(good)))
+    damaged = good[:at] + data.draw(st.binary(max_size=3)) + good[at + 1 :]
+    try:
+        parsed = parse_entry(damaged)
+    except DecodeError:
+        return
+    assert parsed.encode() == damaged
+    if isinstance(parsed, RecipeEntry):
+        try:
+            opened = open_recipe(parsed)
+        except DecodeError:
+            return
+        assert opened.jws == entry.jws
+
+
+# --- The current list ----------------------------------------------------------------------------
+
+
+def a_list() -> CurrentList:
+    return CurrentList.of(
+        hpke_configs=[(LEADER, b"\x02" * 32), (HELPER, b"\x01" * 32)],
+        recipes=[(ANALYSIS, b"\xff" * 32), (ANALYSIS, b"\x00" * 32)],
+    )
+
+
+def test_the_bytes_of_a_list() -> None:
+    assert a_list().encode().decode() == (
+        "chorister current list v1\n"
+        f"hpke {HELPER} {'01' * 32}\n"
+        f"hpke {LEADER} {'02' * 32}\n"
+        f"recipe {ANALYSIS} {'00' * 32}\n"
+        f"recipe {ANALYSIS} {'ff' * 32}\n"
+    )
+    assert a_list().digest == hashlib.sha256(a_list().encode()).digest()
+
+
+NAMES = st.from_regex(r"[!-*,-~]{1,20}", fullmatch=True)
+ROWS = st.tuples(NAMES, st.binary(min_size=32, max_size=32))
+
+
+@given(st.dictionaries(NAMES, st.binary(min_size=32, max_size=32)), st.sets(ROWS))
+def test_lists_round_trip(configs: dict[str, bytes], recipes: set[tuple[str, bytes]]) -> None:
+    listed = CurrentList.of(hpke_configs=configs.items(), recipes=recipes)
+    assert CurrentList.parse(listed.encode()) == listed
+    lines = listed.encode().split(b"\n")[1:-1]
+    assert lines == sorted(lines)
+
+
+@pytest.mark.parametrize("change", ["swap", "repeat", "header", "end", "case", "kind", "two keys"])
+def test_other_spellings_of_a_list_are_refused(change: str) -> None:
+    lines = a_list().encode().splitlines(keepends=True)
+    match change:
+        case "swap":
+            lines[1:3] = reversed(lines[1:3])
+        case "repeat":
+            lines.append(lines[-1])
+        case "header":
+            lines[0] = b"chorister current list v2\n"
+        case "end":
+            lines[-1] = lines[-1].removesuffix(b"\n")
+        case "case":
+            lines[-1] = lines[-1].replace(b"f", b"F")
+        case "kind":
+            lines[1] = lines[1].replace(b"hpke", b"hpki")
+        case "two keys":
+            lines.insert(1, f"hpke {HELPER} {'00' * 32}\n".encode())
+    with pytest.raises(DecodeError):
+        CurrentList.parse(b"".join(lines))
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_as_a_list(data: bytes) -> None:
+    for candidate in (data, b"chorister current list v1\n" + data):
+        try:
+            listed = CurrentList.parse(candidate)
+        except DecodeError:
+            continue
+        assert listed.encode() == candidate
+
+
+def test_time_is_no_part_of_an_address() -> None:
+    assert leaf_hash(hpke_entry(LEADER, not_after=NOW + 1).encode()) != hpke_entry(LEADER).address

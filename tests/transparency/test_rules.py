@@ -1,0 +1,160 @@
+"""The log's rules: what may follow what, and what is current when."""
+
+from __future__ import annotations
+
+import pytest
+from logworld import (
+    ANALYSIS,
+    DAY,
+    HELPER,
+    LEADER,
+    NOW,
+    OTHER_ANALYSIS,
+    authority,
+    end_entry,
+    hpke_entry,
+    key,
+    public,
+    recipe_entry,
+    revocation,
+)
+
+from chorister.errors import DuplicateEntry, EntryRefused, NotAuthorized
+from chorister.transparency.entries import Entry, KeyRevocation, RecipeEntry
+from chorister.transparency.state import LogState
+
+
+def state_of(*entries: Entry) -> LogState:
+    state = LogState()
+    for entry in entries:
+        state.append(entry.encode())
+    return state
+
+
+def test_a_recipe_is_current_from_its_logging_to_the_end_of_its_answer_period() -> None:
+    entry = recipe_entry("one", closes=NOW + DAY)
+    state = state_of(entry)
+    assert state.current(0).recipes == ((ANALYSIS, entry.address),)
+    assert state.current(NOW + DAY - 1).recipes == ((ANALYSIS, entry.address),)
+    assert state.current(NOW + DAY).recipes == ()
+
+
+def test_a_recipe_that_ended_is_not_current() -> None:
+    one, two = recipe_entry("one"), recipe_entry("two")
+    state = state_of(one, two, end_entry(one))
+    assert state.current(NOW).recipes == ((ANALYSIS, two.address),)
+
+
+def test_a_revoked_key_takes_its_recipes_with_it_and_brings_no_more() -> None:
+    mine = recipe_entry("mine")
+    other = recipe_entry("other", author="other author", analysis=OTHER_ANALYSIS)
+    state = state_of(mine, other, revocation("author", by="log"))
+    assert state.current(NOW).recipes == ((OTHER_ANALYSIS, other.address),)
+    with pytest.raises(EntryRefused, match="revoked by entry 2"):
+        state.append(recipe_entry("late").encode())
+    with pytest.raises(DuplicateEntry):
+        state.append(revocation("author", by="second author").encode())
+
+
+def test_the_hpke_config_logged_last_among_the_valid_ones_is_current() -> None:
+    old = hpke_entry(LEADER, b"old", not_before=0, not_after=NOW + 10)
+    new = hpke_entry(LEADER, b"new", not_before=NOW, not_after=NOW + 20)
+    helper = hpke_entry(HELPER, not_before=0, not_after=NOW + 5)
+    state = state_of(old, new, helper)
+    current = {time: dict(state.current(time).hpke_configs) for time in range(NOW - 1, NOW + 21)}
+    assert current[NOW - 1] == {LEADER: old.address, HELPER: helper.address}
+    assert current[NOW] == {LEADER: new.address, HELPER: helper.address}
+    assert current[NOW + 5] == {LEADER: new.address}
+    assert current[NOW + 20] == {}
+    # Logged in the other order, the old one supersedes while it is valid.
+    assert dict(state_of(new, old).current(NOW).hpke_configs) == {LEADER: old.address}
+
+
+def test_an_end_needs_its_recipe_once_and_under_its_own_key() -> None:
+    one = recipe_entry("one")
+    state = state_of(one)
+    with pytest.raises(EntryRefused, match="not in the log"):
+        state.append(end_entry(recipe_entry("two")).encode())
+    with pytest.raises(EntryRefused, match="other than the one that signed it"):
+        state.append(end_entry(one, author="second author").encode())
+    state.append(end_entry(one).encode())
+    with pytest.raises(EntryRefused):
+        state.append(end_entry(one).encode())
+
+
+def test_nothing_is_logged_twice() -> None:
+    one = recipe_entry("one")
+    state = state_of(one)
+    with pytest.raises(DuplicateEntry) as caught:
+        state.append(one.encode())
+    assert caught.value.index == 0
+    again = RecipeEntry(
+        author_key=public("second author"), jws=recipe_entry("one", author="second author").jws
+    )
+    with pytest.raises(DuplicateEntry):
+        state.append(again.encode())
+
+
+def test_refused_entries_leave_no_trace() -> None:
+    state = state_of(recipe_entry("one"))
+    before = (state.size, state.frontier, state.current(NOW))
+    for bad in (b"", b"\x01\x01", recipe_entry("one").encode()):
+        with pytest.raises(EntryRefused):
+            state.append(bad)
+    assert (state.size, state.frontier, state.current(NOW)) == before
+
+
+def test_a_copy_is_independent() -> None:
+    state = state_of(hpke_entry(LEADER, b"old"))
+    copy = state.copy()
+    copy.append(hpke_entry(LEADER, b"new").encode())
+    copy.append(recipe_entry("one").encode())
+    assert state.current(NOW).hpke_configs != copy.current(NOW).hpke_configs
+    assert state.size == 1
+
+
+# --- Who may ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        recipe_entry("stranger", author="stranger"),
+        recipe_entry("other-analysis", author="other author"),
+        recipe_entry("unknown-analysis", analysis="keyboard.unknown"),
+        revocation("author", by="other author"),
+        revocation("author", by="leader"),
+        revocation("stranger"),
+        hpke_entry(LEADER, by="helper"),
+        hpke_entry(LEADER, by="log"),
+        hpke_entry("https://unknown.example/", by="leader"),
+    ],
+)
+def test_keys_that_no_policy_lists_are_not_authorized(entry: Entry) -> None:
+    logged = LogState().check(entry.encode())
+    with pytest.raises(NotAuthorized):
+        authority().check_entry(logged)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        recipe_entry("mine"),
+        recipe_entry("second", author="second author"),
+        revocation("author"),
+        revocation("author", by="second author"),
+        revocation("author", by="log"),
+        hpke_entry(LEADER),
+        hpke_entry(HELPER),
+    ],
+)
+def test_keys_that_a_policy_lists_are_authorized(entry: Entry) -> None:
+    authority().check_entry(LogState().check(entry.encode()))
+
+
+def test_a_statement_with_a_wrong_signature_is_refused() -> None:
+    forged = KeyRevocation(
+        key=public("author"), signer=public("log"), signature=key("stranger").sign(b"anything")
+    )
+    with pytest.raises(EntryRefused, match="does not verify"):
+        LogState().append(forged.encode())
