@@ -7,6 +7,20 @@ import hashlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from chorister.errors import DecodeError, InvalidInput, LogSignatureInvalid, SignatureInvalid
+from chorister.transparency.entries import (
+    EndReason,
+    Entry,
+    HPKEConfigEntry,
+    KeyRevocation,
+    RecipeEnd,
+    RecipeEntry,
+    open_recipe,
+    parse_entry,
+)
+from chorister.transparency.listing import CurrentList
+from chorister.transparency.tree import leaf_hash
 from logworld import (
     ANALYSIS,
     HELPER,
@@ -20,20 +34,7 @@ from logworld import (
     revocation,
 )
 
-from chorister.errors import DecodeError, InvalidInput, LogSignatureInvalid, SignatureInvalid
-from chorister.transparency.entries import (
-    EndReason,
-    HPKEConfigEntry,
-    KeyRevocation,
-    RecipeEnd,
-    RecipeEntry,
-    open_recipe,
-    parse_entry,
-)
-from chorister.transparency.listing import CurrentList
-from chorister.transparency.tree import leaf_hash
-
-ENTRIES = [
+ENTRIES: list[Entry] = [
     recipe_entry("one"),
     end_entry(recipe_entry("one")),
     revocation("author"),

@@ -10,25 +10,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from logworld import (
-    ANALYSIS,
-    DAY,
-    HELPER,
-    LEADER,
-    NOW,
-    OTHER_ANALYSIS,
-    World,
-    a_world,
-    authority,
-    forge,
-    hpke_entry,
-    identity,
-    key,
-    public,
-    recipe_entry,
-    revocation,
-    trust,
-)
 
 from chorister.clock import SettableClock
 from chorister.errors import (
@@ -48,6 +29,25 @@ from chorister.transparency.entries import Entry, RecipeEntry
 from chorister.transparency.listing import CurrentList
 from chorister.transparency.reader import accept_checkpoint, read_current
 from chorister.transparency.sources import FolderSource, Source, entry_path, list_path
+from logworld import (
+    ANALYSIS,
+    DAY,
+    HELPER,
+    LEADER,
+    NOW,
+    OTHER_ANALYSIS,
+    World,
+    a_world,
+    authority,
+    forge,
+    hpke_entry,
+    identity,
+    key,
+    public,
+    recipe_entry,
+    revocation,
+    trust,
+)
 
 HONEST: list[Entry] = [
     hpke_entry(LEADER),

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pytest
+
+from chorister.errors import DuplicateEntry, EntryRefused, NotAuthorized
+from chorister.transparency.entries import Entry, KeyRevocation, RecipeEntry
+from chorister.transparency.state import LogState
 from logworld import (
     ANALYSIS,
     DAY,
@@ -18,10 +22,6 @@ from logworld import (
     recipe_entry,
     revocation,
 )
-
-from chorister.errors import DuplicateEntry, EntryRefused, NotAuthorized
-from chorister.transparency.entries import Entry, KeyRevocation, RecipeEntry
-from chorister.transparency.state import LogState
 
 
 def state_of(*entries: Entry) -> LogState:

@@ -1,0 +1,214 @@
+"""A cosigner's memory: what it signed last survives everything, or it signs nothing."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from chorister.clock import SettableClock
+from chorister.errors import (
+    HeadLost,
+    LogForked,
+    LogSignatureInvalid,
+    ServiceError,
+    StorageDamaged,
+)
+from chorister.recipe import SignedRecipe
+from chorister.transparency.checkpoint import SignedCheckpoint
+from chorister.transparency.cosigner import Cosigner, CosignerIdentity, adopt_head, create_head
+from chorister.transparency.head import Head
+from logworld import (
+    HELPER,
+    LEADER,
+    NOW,
+    Aggregator,
+    World,
+    a_world,
+    forge,
+    hpke_entry,
+    identity,
+    recipe_entry,
+)
+from simulated_disk import Crash, SimulatedDisk
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return a_world(tmp_path)
+
+
+def test_a_cosigner_goes_on_after_a_restart(world: World) -> None:
+    last = world.leader.cosigner.last
+    world.leader.restart()
+    assert world.leader.cosigner.last == last
+    world.publish(recipe_entry("third"))
+    assert [signed.recipe.id for signed in world.leader.accepted] == ["first", "second", "third"]
+
+
+def test_the_same_candidate_gets_the_same_cosignature(world: World) -> None:
+    world.clock.advance(1)
+    world.registry.issue()
+    line = world.leader.cosign(world.source)
+    world.clock.advance(5)
+    assert world.leader.cosign(world.source) == line
+    world.leader.restart()
+    assert world.leader.cosign(world.source) == line
+
+
+def test_a_cosigner_that_lost_its_head_refuses_until_its_operator_acts(
+    world: World, tmp_path: Path
+) -> None:
+    folder = world.leader.folder
+    (folder / "head").unlink()
+    with pytest.raises(HeadLost, match="does not know what it signed last"):
+        world.leader.restart()
+    with pytest.raises(HeadLost):
+        Head.open(tmp_path / "never created")
+
+
+def test_a_head_is_never_created_over_another(world: World) -> None:
+    world.leader.head.close()
+    with pytest.raises(HeadLost, match="not replaced"):
+        create_head(world.leader.folder, identity("leader"), world.clock)
+
+
+def test_an_operator_adopts_the_newest_checkpoint_known(world: World, tmp_path: Path) -> None:
+    published = world.checkpoint()
+    head = adopt_head(
+        tmp_path / "new leader",
+        identity("leader"),
+        checkpoint=published,
+        source=world.source,
+    )
+    assert head.last.checkpoint == published.checkpoint
+    cosigner = Cosigner(
+        identity=identity("leader"),
+        head=head,
+        clock=world.clock,
+        own_configs=lambda: {b"config"},
+        accept=lambda _: None,
+    )
+    fork = [hpke_entry(LEADER), hpke_entry(HELPER), recipe_entry("first"), recipe_entry("private")]
+    source = forge(tmp_path / "forged", [entry.encode() for entry in fork], time=NOW + 9)
+    with pytest.raises(LogForked):
+        cosigner.cosign(source)
+
+
+def test_only_a_checkpoint_with_ones_own_cosignature_is_adopted(
+    world: World, tmp_path: Path
+) -> None:
+    published = world.checkpoint()
+    stranger = CosignerIdentity(
+        name="https://new.example/",
+        key=identity("leader").key,
+        origin=published.checkpoint.origin,
+        log_keys=identity("leader").log_keys,
+    )
+    with pytest.raises(LogSignatureInvalid, match=r"new\.example"):
+        adopt_head(tmp_path / "x", stranger, checkpoint=published, source=world.source)
+    assert not (tmp_path / "x" / "head").exists()
+
+
+@pytest.mark.parametrize("damage", ["head", "entries cut", "entries changed", "entries gone"])
+def test_a_damaged_memory_is_refused(world: World, damage: str) -> None:
+    head, entries = world.leader.folder / "head", world.leader.folder / "entries"
+    match damage:
+        case "head":
+            head.write_bytes(head.read_bytes()[:40])
+        case "entries cut":
+            entries.write_bytes(entries.read_bytes()[:-1])
+        case "entries changed":
+            data = bytearray(entries.read_bytes())
+            data[60] ^= 1
+            entries.write_bytes(data)
+        case "entries gone":
+            entries.unlink()
+    with pytest.raises(StorageDamaged):
+        world.leader.restart()
+
+
+def test_a_memory_is_of_one_log(world: World) -> None:
+    other = CosignerIdentity(
+        name=LEADER, key=identity("leader").key, origin="registry.example/other", log_keys=()
+    )
+    with pytest.raises(LogForked, match="other"):
+        Cosigner(
+            identity=other,
+            head=world.leader.head,
+            clock=world.clock,
+            own_configs=list,
+            accept=lambda _: None,
+        )
+
+
+def test_two_processes_cannot_hold_one_memory(world: World) -> None:
+    with pytest.raises(ServiceError, match="another process"):
+        Head.open(world.leader.folder)
+
+
+def test_secrets_do_not_print(world: World) -> None:
+    secret = identity("leader").key.private_bytes_raw()
+    for value in (identity("leader"), world.leader.cosigner, world.leader.head):
+        assert secret.hex() not in repr(value)
+        assert "Ed25519PrivateKey" not in repr(value)
+
+
+def test_recipes_are_accepted_before_the_cosignature_is_given(world: World) -> None:
+    """An aggregator that can't store the tasks does not sign; it gets the recipes again."""
+    refused: list[SignedRecipe] = []
+
+    def fail(recipes: object) -> None:
+        refused.extend(recipes)  # type: ignore[arg-type]
+        raise OSError("no space left")
+
+    world.submit(recipe_entry("third"))
+    world.clock.advance(1)
+    world.registry.issue()
+    broken = Cosigner(
+        identity=identity("leader"),
+        head=world.leader.head,
+        clock=world.clock,
+        own_configs=lambda: {b"config"},
+        accept=fail,
+    )
+    with pytest.raises(OSError, match="no space"):
+        broken.cosign(world.source)
+    world.leader.cosign(world.source)
+    assert [signed.recipe.id for signed in refused] == ["third"]
+    assert world.leader.accepted[-1].recipe.id == "third"
+
+
+def test_a_crash_at_any_step_never_lets_a_cosigner_forget_what_it_gave_away(
+    tmp_path: Path,
+) -> None:
+    """Crash the machine after each step of cosigning, in many mixtures of what was lost."""
+    fork = [hpke_entry(LEADER).encode(), recipe_entry("private").encode()]
+    honest = [hpke_entry(LEADER).encode(), recipe_entry("public").encode()]
+    source = forge(tmp_path / "honest", honest, time=NOW + 1)
+    forked = forge(tmp_path / "forked", fork, time=NOW + 2)
+    outcomes = set()
+    for seed in range(60):
+        rng = random.Random(seed)
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        disk = SimulatedDisk(folder)
+        side = Aggregator("leader", folder / "leader", SettableClock(NOW), disk=disk)
+        disk.steps = rng.randrange(12)
+        signed = False
+        try:
+            side.cosign(source)
+            signed = True
+        except Crash:
+            pass
+        side.head.close()
+        disk.crash(rng.randrange)
+        side.restart()
+        outcomes.add((signed, side.cosigner.last.size))
+        assert not signed or side.cosigner.last.size == 2
+        if side.cosigner.last.size == 2:
+            with pytest.raises(LogForked):
+                side.cosign(forked)
+        assert SignedCheckpoint.parse((side.folder / "head").read_bytes())
+    assert {(True, 2), (False, 0), (False, 2)} <= outcomes
