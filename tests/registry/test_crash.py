@@ -78,6 +78,27 @@ def test_a_crash_after_any_step_of_append_and_publish(tmp_path: Path, power_fail
         assert [logged.entry for logged in found.entries] == ENTRIES[:3]
 
 
+def test_the_power_fails_after_a_killed_process_was_restarted(tmp_path: Path) -> None:
+    """What a killed process wrote and did not sync is relied on by the next: it has to sync it."""
+    for step in range(8):
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        disk = SimulatedDisk(folder / "registry")
+        world = World(folder, disk=disk)
+        world.publish(ENTRIES[0])
+        disk.steps = step
+        try:
+            world.submit(ENTRIES[1])
+        except Crash:
+            disk.kill()
+        disk.steps = None
+        world.restart()
+        world.publish()
+        disk.crash(lambda _: 0)
+        check_covered(world.public)
+        world.restart()
+
+
 class LogMachine(RuleBasedStateMachine):
     """Append, issue, cosign, crash and restart in any order."""
 
