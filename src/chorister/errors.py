@@ -26,7 +26,8 @@ Each message says what was wrong and what to do; fields carry the values for pro
     │   ├── NotAuthorized       signed, but by a key that no policy lists for it
     │   ├── HeadLost            a cosigner does not know what it signed last
     │   └── StorageDamaged      files of a registry or cosigner are not as they were written
-    ├── ServiceError        a server can't start or go on
+    ├── SubmissionRefused   a registry does not take an entry or a cosignature
+    ├── ServiceError        a server can't start or go on, or can't be reached
     └── InternalError       a bug in Chorister; nothing was released
 """
 
@@ -59,6 +60,7 @@ __all__ = [
     "ServiceError",
     "SignatureInvalid",
     "StorageDamaged",
+    "SubmissionRefused",
     "UnsupportedSuite",
     "WrongList",
 ]
@@ -206,8 +208,16 @@ class StorageDamaged(LogError):
     """Files of a registry or a cosigner are not as they were written: restore them."""
 
 
+class SubmissionRefused(ChoristerError):
+    """A registry does not take an entry or a cosignature; `problem` is its RFC 9457 type."""
+
+    def __init__(self, message: str, *, problem: str) -> None:
+        super().__init__(message)
+        self.problem = problem
+
+
 class ServiceError(ChoristerError):
-    """A server can't start or go on; the message says what to change."""
+    """A server can't start, go on or be reached; the message says what to change."""
 
 
 class InternalError(ChoristerError, RuntimeError):

@@ -1,0 +1,256 @@
+"""`chorister log`: read a public log, and check everything in it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from chorister.canonical import key_id
+from chorister.cli import app, console
+from chorister.clock import SystemClock
+from chorister.errors import ChoristerError, InternalError, InvalidInput
+from chorister.policy import Policy
+from chorister.transparency.auditor import Audit, audit, read_entries, read_policies
+from chorister.transparency.checkpoint import SignedCheckpoint
+from chorister.transparency.entries import (
+    EndReason,
+    HPKEConfigEntry,
+    KeyRevocation,
+    RecipeEnd,
+    RecipeEntry,
+)
+from chorister.transparency.note import MAX_NOTE
+from chorister.transparency.sources import (
+    CHECKPOINT,
+    FolderSource,
+    HTTPSource,
+    Source,
+    read_leaves,
+)
+from chorister.transparency.state import Logged, LogState
+from chorister.transparency.tree import inclusion_proof
+from chorister.transparency.trust import Authority
+
+commands = typer.Typer(no_args_is_help=True, help="Read and verify the public log.")
+app.add_typer(commands, name="log")
+
+Where = Annotated[str, typer.Argument(metavar="URL|DIR", help="A registry's URL, or a folder.")]
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@commands.command("verify")
+def verify_command(
+    where: Where,
+    policy: Annotated[
+        list[Path] | None,
+        typer.Option(help="A policy whose keys to trust; otherwise those the log publishes."),
+    ] = None,
+    since: Annotated[
+        list[Path] | None,
+        typer.Option(help="A checkpoint kept from earlier, which the log has to extend."),
+    ] = None,
+    fresh: Annotated[
+        bool | None,
+        typer.Option(help="Whether the checkpoint must be recent; by default, at a URL."),
+    ] = None,
+    json_: JSON = False,
+) -> None:
+    """Check everything from an empty state; exit with 1 at the first thing that is wrong."""
+    own = [Policy.load(path) for path in policy or ()]
+    kept = [SignedCheckpoint.parse(_read(path)) for path in since or ()]
+    must_be_fresh = _is_url(where) if fresh is None else fresh
+    with _source(where) as source:
+        try:
+            found = audit(
+                source,
+                authority=Authority.of(own or read_policies(source)),
+                clock=SystemClock() if must_be_fresh else None,
+                earlier=kept,
+            )
+        except InternalError:
+            raise
+        except ChoristerError as error:
+            _report_wrong(error, json_)
+            raise typer.Exit(1) from None
+    if json_:
+        typer.echo(json.dumps(_summary(found, own_policies=bool(own))))
+    else:
+        _print_summary(found, own_policies=bool(own))
+
+
+@commands.command("show")
+def show_command(
+    where: Where,
+    entry: Annotated[
+        int | None, typer.Option(min=0, help="One entry in full, with its inclusion proof.")
+    ] = None,
+    json_: JSON = False,
+) -> None:
+    """List the entries in words. This does not check signatures of checkpoints: verify does."""
+    with _source(where) as source:
+        try:
+            checkpoint = SignedCheckpoint.parse(source.read(CHECKPOINT, limit=MAX_NOTE)).checkpoint
+            leaves = list(read_leaves(source, 0, checkpoint.size))
+            state = LogState()
+            entries = list(read_entries(source, leaves, state))
+        except InternalError:
+            raise
+        except ChoristerError as error:
+            _report_wrong(error, json_)
+            raise typer.Exit(1) from None
+    listed = state.current(checkpoint.time)
+    current = {address for _, address in listed.recipes + listed.hpke_configs}
+    rows = [_row(logged, logged.address in current) for logged in entries]
+    if entry is not None:
+        if entry >= len(rows):
+            raise InvalidInput(f"the log has {len(rows)} entries; the last one is {len(rows) - 1}")
+        detail = rows[entry] | {
+            "proof": [node.hex() for node in inclusion_proof(entry, leaves)],
+            "size": checkpoint.size,
+            "root": checkpoint.root.hex(),
+        }
+        if json_:
+            typer.echo(json.dumps(detail))
+        else:
+            for name, value in detail.items():
+                console.print(f"[bold]{name}[/] {escape(str(value))}", highlight=False)
+    elif json_:
+        typer.echo(json.dumps({"origin": checkpoint.origin, "entries": rows}))
+    else:
+        _print_rows(rows)
+
+
+# --- Sources -------------------------------------------------------------------------------------
+
+
+def _is_url(where: str) -> bool:
+    return where.startswith(("http://", "https://"))
+
+
+@contextlib.contextmanager
+def _source(where: str) -> Iterator[Source]:
+    if _is_url(where):
+        with HTTPSource(where) as source:
+            yield source
+        return
+    folder = Path(where)
+    if not folder.is_dir():
+        raise InvalidInput(f"{where} is neither a folder nor an http(s) URL")
+    # A registry's own folder holds the public one.
+    yield FolderSource(folder / "public" if (folder / "leaves").is_file() else folder)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"can't read {path}: {error.strerror}") from error
+
+
+# --- In words ------------------------------------------------------------------------------------
+
+
+def _row(logged: Logged, current: bool) -> dict[str, Any]:
+    entry = logged.entry
+    row: dict[str, Any] = {"index": logged.index, "address": logged.address.hex()}
+    if isinstance(entry, RecipeEntry) and logged.recipe is not None:
+        recipe = logged.recipe.recipe
+        what = f"{recipe.id} of {recipe.analysis}, answered until {_time(recipe.window.closes)}"
+        signer = entry.author_key
+        row |= {"kind": "recipe", "what": what, "digest": logged.recipe.digest.hex()}
+    elif isinstance(entry, RecipeEnd):
+        why = "target reached" if entry.reason is EndReason.TARGET_REACHED else "withdrawn"
+        signer = entry.signer
+        row |= {"kind": "end", "what": f"recipe {entry.recipe_digest.hex()[:16]}… {why}"}
+    elif isinstance(entry, KeyRevocation):
+        signer = entry.signer
+        row |= {"kind": "revocation", "what": f"author key {key_id(entry.key)}"}
+    elif isinstance(entry, HPKEConfigEntry):
+        span = f"{_time(entry.not_before)} to {_time(entry.not_after)}"
+        signer = entry.signer
+        row |= {"kind": "hpke config", "what": f"{entry.aggregator}, valid {span}"}
+    else:
+        raise InternalError(f"entry {logged.index} has no words")
+    return row | {"by": key_id(signer), "current": current}
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for title in ("#", "kind", "what", "by key", "now"):
+        table.add_column(title, overflow="fold", justify="right" if title == "#" else "left")
+    for row in rows:
+        now = "current" if row["current"] else ""
+        table.add_row(str(row["index"]), row["kind"], escape(row["what"]), row["by"][:8], now)
+    console.print(table, highlight=False)
+
+
+def _summary(found: Audit, *, own_policies: bool) -> dict[str, Any]:
+    checkpoint, kinds = found.checkpoint, [type(item.entry) for item in found.entries]
+    return {
+        "ok": True,
+        "origin": checkpoint.origin,
+        "size": checkpoint.size,
+        "root": checkpoint.root.hex(),
+        "time": checkpoint.time,
+        "list": checkpoint.list_digest.hex(),
+        "keys_from": "policy" if own_policies else "log",
+        "cosigned_by": [cosignature.name for cosignature in found.cosignatures],
+        "recipes": kinds.count(RecipeEntry),
+        "open_recipes": len(found.current.recipes),
+        "ended": kinds.count(RecipeEnd),
+        "revoked_keys": kinds.count(KeyRevocation),
+        "hpke_configs": kinds.count(HPKEConfigEntry),
+        "candidate": None
+        if found.candidate is None
+        else {"size": found.candidate.size, "waiting_for": list(found.waiting_for)},
+    }
+
+
+def _print_summary(found: Audit, *, own_policies: bool) -> None:
+    summary = _summary(found, own_policies=own_policies)
+    lines = {
+        "log": found.checkpoint.origin,
+        "checkpoint": f"{summary['size']} entries at {_time(found.checkpoint.time)}",
+        "root": summary["root"],
+        "cosigned by": ", ".join(summary["cosigned_by"]),
+        "recipes": f"{summary['recipes']}, of which {summary['open_recipes']} are open",
+        "ended": summary["ended"],
+        "revoked keys": summary["revoked_keys"],
+        "HPKE configs": summary["hpke_configs"],
+    }
+    if found.candidate is not None:
+        waiting = ", ".join(found.waiting_for)
+        lines["candidate"] = f"{found.candidate.size} entries, waiting for {waiting}"
+    for name, value in lines.items():
+        console.print(f"[bold]{name:>12}[/]  {escape(str(value))}", highlight=False, soft_wrap=True)
+    console.print("[green]everything verified[/]", highlight=False)
+    if not own_policies:
+        console.print(
+            "The keys are those of the policies that the log itself publishes: "
+            "pass --policy to check against your own.",
+            highlight=False,
+        )
+
+
+def _report_wrong(error: ChoristerError, json_: bool) -> None:
+    if json_:
+        wrong = {"ok": False, "wrong": type(error).__name__, "why": str(error)}
+        typer.echo(json.dumps(wrong))
+    else:
+        text = f"[bold red]wrong[/] ({type(error).__name__}): {escape(str(error))}"
+        console.print(text, highlight=False, soft_wrap=True)
+
+
+def _time(seconds: int) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (ValueError, OverflowError, OSError):
+        return str(seconds)

@@ -1,0 +1,235 @@
+"""The registry over HTTP: the public folder as static files, and two places to post to.
+
+    GET  /checkpoint, /list/HEX, ...     the files of `transparency.sources`
+    GET  /status                         what is published, and who is waited for
+    POST /entries                        an entry; 201 with its place, 200 if it was there before
+    POST /cosignatures                   a cosigner's signature line
+
+Everything under GET may as well be served by a CDN from the folder itself. Whatever has a digest
+in its name never changes and says so; a missing file is never cached, or a cache would go on
+withholding an entry that has come since. Refusals are RFC 9457 problem documents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from chorister.errors import (
+    ChoristerError,
+    DecodeError,
+    DuplicateEntry,
+    LogSignatureInvalid,
+    NotAuthorized,
+    ServiceError,
+)
+from chorister.registry.log import Registry
+from chorister.transparency.checkpoint import Checkpoint
+from chorister.transparency.entries import MAX_ENTRY
+
+__all__ = ["Limits", "build_app"]
+
+_log = logging.getLogger("chorister.registry")
+
+_IMMUTABLE: Final = "public, max-age=31536000, immutable"
+# Short: a cached checkpoint delays a revocation by as much.
+_BRIEF: Final = "public, max-age=30"
+_FILES: Final = (
+    (re.compile(r"checkpoint"), _BRIEF, "text/plain; charset=utf-8"),
+    (re.compile(r"candidate"), "no-store", "text/plain; charset=utf-8"),
+    (re.compile(r"about\.json"), _BRIEF, "application/json"),
+    (re.compile(r"list/[0-9a-f]{64}"), _IMMUTABLE, "text/plain; charset=utf-8"),
+    (re.compile(r"entry/[0-9a-f]{64}"), _IMMUTABLE, "application/octet-stream"),
+    (re.compile(r"policy/[0-9a-f]{64}\.toml"), _IMMUTABLE, "application/toml"),
+    (
+        re.compile(r"tile/0/(?:x[0-9]{3}/){0,6}[0-9]{3}(?:\.p/[0-9]{1,3})?"),
+        _IMMUTABLE,
+        "application/octet-stream",
+    ),
+)
+_STATUS: Final[tuple[tuple[type[ChoristerError], int], ...]] = (
+    (DuplicateEntry, 409),
+    (DecodeError, 400),
+    (NotAuthorized, 403),
+    (LogSignatureInvalid, 409),
+    (ServiceError, 503),
+    (ChoristerError, 422),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What a request may take."""
+
+    entry_bytes: int = MAX_ENTRY
+    cosignature_bytes: int = 1024
+    # Seconds for a whole body to arrive, however slowly it trickles.
+    body_seconds: float = 30.0
+    # Bodies read at once; their sizes add up in memory.
+    uploads: int = 8
+
+
+@dataclass(kw_only=True, slots=True)
+class _Service:
+    registry: Registry
+    public: Path
+    interval: float
+    limits: Limits
+    uploads: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.uploads = asyncio.Semaphore(self.limits.uploads)
+
+    async def file(self, request: Request) -> Response:
+        path = request.path_params["path"]
+        for pattern, caching, kind in _FILES:
+            if pattern.fullmatch(path):
+                try:
+                    data = await run_in_threadpool((self.public / path).read_bytes)
+                except OSError:
+                    break
+                return _file_response(request, data, caching, kind)
+        return _problem(404, "not-found", f"there is no {path}")
+
+    async def status(self, _: Request) -> Response:
+        status = await run_in_threadpool(self.registry.status)
+        return JSONResponse(
+            {
+                "entries": status.size,
+                "published": _summary(status.published),
+                "candidate": _summary(status.candidate),
+                "waiting_for": list(status.waiting_for),
+            },
+            headers={"Cache-Control": "no-store"},
+        )
+
+    async def post_entry(self, request: Request) -> Response:
+        data = await self._body(request, self.limits.entry_bytes)
+        if isinstance(data, Response):
+            return data
+        receipt = await run_in_threadpool(self.registry.submit, data)
+        address = receipt.address.hex()
+        return JSONResponse(
+            {"index": receipt.index, "address": address, "new": receipt.new},
+            status_code=201 if receipt.new else 200,
+            headers={"Location": f"/entry/{address}", "Cache-Control": "no-store"},
+        )
+
+    async def post_cosignature(self, request: Request) -> Response:
+        data = await self._body(request, self.limits.cosignature_bytes)
+        if isinstance(data, Response):
+            return data
+        missing = await run_in_threadpool(self.registry.add_cosignature, data)
+        return JSONResponse({"waiting_for": list(missing)}, headers={"Cache-Control": "no-store"})
+
+    async def _body(self, request: Request, limit: int) -> bytes | Response:
+        """The body, or why it was not read to its end."""
+        too_long = _problem(413, "too-large", f"at most {limit} bytes are accepted")
+        declared = request.headers.get("content-length", "0")
+        if not declared.isascii() or not declared.isdigit() or int(declared[:20]) > limit:
+            return too_long
+        data = bytearray()
+        try:
+            async with self.uploads, asyncio.timeout(self.limits.body_seconds):
+                async for chunk in request.stream():
+                    data += chunk
+                    if len(data) > limit:
+                        return too_long
+        except TimeoutError:
+            seconds = f"{self.limits.body_seconds:g} s"
+            return _problem(408, "too-slow", f"the body did not arrive within {seconds}")
+        except ClientDisconnect:
+            return _problem(400, "disconnected", "the sender went away")
+        return bytes(data)
+
+    async def keep_fresh(self) -> None:
+        """Offer a new candidate every interval, whatever happens to single ones."""
+        while True:
+            try:
+                candidate = await run_in_threadpool(self.registry.issue)
+                status = await run_in_threadpool(self.registry.status)
+                if status.waiting_for:
+                    names = ", ".join(status.waiting_for)
+                    _log.info("%d entries wait for %s", candidate.checkpoint.size, names)
+            except ChoristerError as error:
+                _log.error("no new checkpoint: %s", error)
+            await asyncio.sleep(self.interval)
+
+
+def build_app(
+    registry: Registry, public: Path, *, interval: float = 60.0, limits: Limits | None = None
+) -> Starlette:
+    """The registry as an ASGI application, which also keeps its checkpoints fresh."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(service.keep_fresh())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    service = _Service(
+        registry=registry, public=public, interval=interval, limits=limits or Limits()
+    )
+    return Starlette(
+        routes=[
+            Route("/status", service.status, methods=["GET"]),
+            Route("/entries", service.post_entry, methods=["POST"]),
+            Route("/cosignatures", service.post_cosignature, methods=["POST"]),
+            Route("/{path:path}", service.file, methods=["GET"]),
+        ],
+        exception_handlers={ChoristerError: _refusal},
+        lifespan=lifespan,
+    )
+
+
+def _file_response(request: Request, data: bytes, caching: str, kind: str) -> Response:
+    tag = f'"{hashlib.sha256(data).hexdigest()}"'
+    headers = {"ETag": tag, "Cache-Control": caching, "X-Content-Type-Options": "nosniff"}
+    asked = request.headers.get("if-none-match", "")
+    if tag in {candidate.strip() for candidate in asked.split(",")}:
+        return Response(status_code=304, headers=headers)
+    return Response(data, media_type=kind, headers=headers)
+
+
+async def _refusal(_: Request, error: Exception) -> Response:
+    status = next(code for kind, code in _STATUS if isinstance(error, kind))
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(error).__name__).lower()
+    return _problem(status, name, str(error))
+
+
+def _problem(status: int, name: str, detail: str) -> Response:
+    """RFC 9457; the type names what went wrong, as the error class does."""
+    return JSONResponse(
+        {
+            "type": f"urn:chorister:problem:{name}",
+            "title": name.replace("-", " "),
+            "status": status,
+            "detail": detail,
+        },
+        status_code=status,
+        media_type="application/problem+json",
+        headers={"Cache-Control": "no-store"},
+    )
+
+
+def _summary(checkpoint: Checkpoint | None) -> dict[str, object] | None:
+    if checkpoint is None:
+        return None
+    return {"size": checkpoint.size, "time": checkpoint.time, "root": checkpoint.root.hex()}

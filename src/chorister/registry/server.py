@@ -1,0 +1,106 @@
+"""A registry from its settings: opened, published about, and served until told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+
+from chorister.clock import Clock
+from chorister.errors import ServiceError
+from chorister.policy import Policy
+from chorister.registry.app import build_app
+from chorister.registry.config import RegistryConfig, load_key
+from chorister.registry.folder import LogFolder
+from chorister.registry.log import Registry
+from chorister.transparency.sources import ABOUT, policy_path
+from chorister.transparency.trust import Authority
+
+__all__ = ["open_registry", "serve"]
+
+
+@contextlib.contextmanager
+def open_registry(
+    config: RegistryConfig, clock: Clock, *, create: bool = False
+) -> Iterator[tuple[Registry, LogFolder]]:
+    """Open the log that a settings file describes, and publish what it says about itself."""
+    key = load_key(Path(config.key))
+    policies = config.read_policies()
+    own = key.public_key().public_bytes_raw()
+    for policy in policies.values():
+        if own not in Authority.of([policy]).log_keys:
+            raise ServiceError(f"policy {policy.name} does not list this log's key")
+    path = Path(config.folder)
+    if create and not path.parent.is_dir():
+        raise ServiceError(f"{path.parent} does not exist; make it first")
+    folder = LogFolder.create(path) if create else LogFolder.open(path)
+    with contextlib.closing(folder):
+        registry = Registry(
+            folder,
+            origin=config.origin,
+            key=key,
+            authority=Authority.of(policies.values()),
+            clock=clock,
+        )
+        publish_about(folder, config.origin, policies)
+        yield registry, folder
+
+
+def publish_about(folder: LogFolder, origin: str, policies: dict[bytes, Policy]) -> None:
+    """Publish the policies and a file that names them: what an auditor begins with."""
+    digests = []
+    for document in policies:
+        digest = hashlib.sha256(document).digest()
+        folder.publish(policy_path(digest), document)
+        digests.append(digest.hex())
+    about = {"version": 1, "origin": origin, "policies": sorted(digests)}
+    folder.publish(ABOUT, json.dumps(about, indent=1).encode() + b"\n")
+
+
+def serve(
+    config: RegistryConfig,
+    clock: Clock,
+    *,
+    host: str,
+    port: int,
+    create: bool = False,
+    ready: Callable[[str, Registry], None],
+) -> None:
+    """Serve until SIGTERM or SIGINT; requests under way are finished first.
+
+    `ready` is told the URL, for the system chooses the port if `port` is 0.
+    """
+    with open_registry(config, clock, create=create) as (registry, folder):
+        listener = _listen(host, port)
+        app = build_app(registry, folder.public, interval=config.interval)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                # No line per request: who asked for what, and when, is nobody's business.
+                access_log=False,
+                log_level="warning",
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=512,
+                timeout_keep_alive=15,
+                timeout_graceful_shutdown=10,
+                ws="none",
+            )
+        )
+        name = f"[{host}]" if ":" in host else host
+        with listener:
+            ready(f"http://{name}:{listener.getsockname()[1]}", registry)
+            server.run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=512)
+    except (OSError, OverflowError) as error:
+        raise ServiceError(f"can't listen on {host}:{port}: {error}") from error
