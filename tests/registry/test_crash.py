@@ -20,8 +20,8 @@ from chorister.transparency.auditor import audit
 from chorister.transparency.checkpoint import SignedCheckpoint
 from chorister.transparency.sources import FolderSource, read_entry, read_leaves
 from chorister.transparency.tree import root_hash
-from logworld import World, authority, recipe_entry
-from simulated_disk import Crash, SimulatedDisk
+from tests.logworld import World, authority, recipe_entry
+from tests.simulated_disk import Crash, SimulatedDisk
 
 ENTRIES = [recipe_entry(f"recipe-{number}") for number in range(40)]
 
@@ -202,7 +202,7 @@ TestLogMachine = LogMachine.TestCase
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from logworld import World, recipe_entry
+from tests.logworld import World, recipe_entry
 from chorister.transparency.disk import Disk
 
 class Deadly(Disk):
@@ -238,10 +238,10 @@ def test_kill_9_in_a_real_process(tmp_path: Path) -> None:
     """The process dies by SIGKILL after every step; its folder opens again with all it promised."""
     # One publication takes some 32 steps; the last one outlives both.
     steps = [str(step) for step in (*range(34), 90)]
-    tests = Path(__file__).parent.parent
+    root = Path(__file__).parent.parent.parent
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(tmp_path), *steps],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), *sys.path])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])},
         capture_output=True,
         text=True,
         timeout=120,

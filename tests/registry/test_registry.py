@@ -24,7 +24,7 @@ from chorister.transparency.checkpoint import Checkpoint
 from chorister.transparency.disk import Disk
 from chorister.transparency.sources import read_leaves
 from chorister.transparency.tree import root_hash
-from logworld import (
+from tests.logworld import (
     DAY,
     HELPER,
     LEADER,

@@ -21,7 +21,7 @@ from chorister.transparency.entries import (
 )
 from chorister.transparency.listing import CurrentList
 from chorister.transparency.tree import leaf_hash
-from logworld import (
+from tests.logworld import (
     ANALYSIS,
     HELPER,
     LEADER,

@@ -19,7 +19,7 @@ from chorister.recipe import SignedRecipe
 from chorister.transparency.checkpoint import SignedCheckpoint
 from chorister.transparency.cosigner import Cosigner, CosignerIdentity, adopt_head, create_head
 from chorister.transparency.head import Head
-from logworld import (
+from tests.logworld import (
     HELPER,
     LEADER,
     NOW,
@@ -31,7 +31,7 @@ from logworld import (
     identity,
     recipe_entry,
 )
-from simulated_disk import Crash, SimulatedDisk
+from tests.simulated_disk import Crash, SimulatedDisk
 
 
 @pytest.fixture

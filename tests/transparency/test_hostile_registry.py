@@ -29,7 +29,7 @@ from chorister.transparency.entries import Entry, RecipeEntry
 from chorister.transparency.listing import CurrentList
 from chorister.transparency.reader import accept_checkpoint, read_current
 from chorister.transparency.sources import FolderSource, Source, entry_path, list_path
-from logworld import (
+from tests.logworld import (
     ANALYSIS,
     DAY,
     HELPER,

@@ -7,7 +7,7 @@ import pytest
 from chorister.errors import DuplicateEntry, EntryRefused, NotAuthorized
 from chorister.transparency.entries import Entry, KeyRevocation, RecipeEntry
 from chorister.transparency.state import LogState
-from logworld import (
+from tests.logworld import (
     ANALYSIS,
     DAY,
     HELPER,

@@ -53,4 +53,4 @@ def root(
 
 
 # Each module adds its commands to `app`.
-from chorister.cli import demo, policy, privacy, recipe  # noqa: E402, F401
+from chorister.cli import demo, log, policy, privacy, recipe, serve  # noqa: E402, F401
