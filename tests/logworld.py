@@ -91,7 +91,7 @@ def trust() -> Trust:
 
 def recipe(name: str, *, analysis: str = ANALYSIS, closes: int = NOW + 7 * DAY) -> Recipe:
     draft = Recipe.draft((EXAMPLES / "recipe.json").read_bytes())
-    window = Window(opens=NOW - DAY, closes=closes, ends=closes + DAY)
+    window = Window(opens=min(NOW, closes) - DAY, closes=closes, ends=closes + DAY)
     return draft.model_copy(update={"id": name, "analysis": analysis, "window": window})
 
 

@@ -75,8 +75,10 @@ def serve(
 
     `ready` is told the URL, for the system chooses the port if `port` is 0.
     """
-    with open_registry(config, clock, create=create) as (registry, folder):
-        listener = _listen(host, port)
+    with (
+        _listen(host, port) as listener,
+        open_registry(config, clock, create=create) as (registry, folder),
+    ):
         app = build_app(registry, folder.public, interval=config.interval)
         server = uvicorn.Server(
             uvicorn.Config(
@@ -93,9 +95,8 @@ def serve(
             )
         )
         name = f"[{host}]" if ":" in host else host
-        with listener:
-            ready(f"http://{name}:{listener.getsockname()[1]}", registry)
-            server.run(sockets=[listener])
+        ready(f"http://{name}:{listener.getsockname()[1]}", registry)
+        server.run(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,0 +1,177 @@
+"""`chorister log` on folders that a registry wrote, whole and damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from chorister.cli import app
+from chorister.registry.config import RegistryConfig
+from chorister.registry.server import publish_about
+from chorister.transparency.tree import verify_inclusion
+from tests.logworld import (
+    HELPER,
+    LEADER,
+    ORIGIN,
+    World,
+    a_world,
+    end_entry,
+    forge,
+    hpke_entry,
+    policy,
+    policy_text,
+    recipe_entry,
+    revocation,
+)
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["log", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def run_json(*arguments: object, code: int = 0) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(run(*arguments, "--json", code=code))
+    return parsed
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    world = a_world(tmp_path)
+    world.publish(end_entry(recipe_entry("first")), revocation("author", by="log"))
+    publish_about(world._log, ORIGIN, {policy_text().encode(): policy()})
+    return world
+
+
+@pytest.fixture
+def policy_file(tmp_path: Path) -> Path:
+    path = tmp_path / "policy.toml"
+    path.write_text(policy_text())
+    return path
+
+
+def test_verify_a_folder_that_a_registry_wrote(world: World, policy_file: Path) -> None:
+    for folder in (world.folder, world.public):
+        text = run("verify", folder)
+        assert "everything verified" in text
+        assert "6 entries at 2026-11-16" in text
+        assert "pass --policy" in text
+    assert "pass --policy" not in run("verify", world.public, "--policy", policy_file)
+    found = run_json("verify", world.public, "--policy", policy_file)
+    assert found == {
+        "ok": True,
+        "origin": ORIGIN,
+        "size": 6,
+        "root": world.checkpoint().checkpoint.root.hex(),
+        "time": world.checkpoint().checkpoint.time,
+        "list": world.checkpoint().checkpoint.list_digest.hex(),
+        "keys_from": "policy",
+        "cosigned_by": [HELPER, LEADER],
+        "recipes": 2,
+        "open_recipes": 0,
+        "ended": 1,
+        "revoked_keys": 1,
+        "hpke_configs": 2,
+        "candidate": None,
+    }
+
+
+def test_verify_shows_who_is_waited_for(world: World) -> None:
+    world.submit(hpke_entry(LEADER, b"next"))
+    world.clock.advance(1)
+    world.registry.issue()
+    assert f"7 entries, waiting for {HELPER}, {LEADER}" in run("verify", world.public)
+
+
+def test_verify_names_the_first_wrong_thing(world: World, policy_file: Path) -> None:
+    entry = recipe_entry("second")
+    path = world.public / "entry" / entry.address.hex()
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "wrong (LogWithheld)" in run("verify", world.public, code=1)
+    wrong = run_json("verify", world.public, "--policy", policy_file, code=1)
+    assert (wrong["ok"], wrong["wrong"]) == (False, "LogWithheld")
+    assert entry.address.hex() in wrong["why"]
+
+
+def test_verify_since_a_kept_checkpoint(world: World, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_bytes((world.public / "checkpoint").read_bytes())
+    world.publish(hpke_entry(LEADER, not_after=2**40))
+    assert "everything verified" in run("verify", world.public, "--since", kept)
+    other = [recipe_entry(f"r{number}").encode() for number in range(9)]
+    time = world.clock.now() + 1
+    forge(world.public, other, time=time, cosigned=True, name="checkpoint")
+    (world.public / "candidate").unlink()
+    assert run_json("verify", world.public)["ok"]
+    assert run_json("verify", world.public, "--since", kept, code=1)["wrong"] == "LogForked"
+
+
+def test_verify_wants_a_fresh_checkpoint_when_told(world: World) -> None:
+    """The tests' log is dated; a copy may be old, a live log may not."""
+    assert run_json("verify", world.public, "--fresh", code=1)["wrong"] == "CheckpointTime"
+    assert run_json("verify", world.public, "--no-fresh")["ok"]
+
+
+def test_verify_under_anothers_policy(world: World, tmp_path: Path) -> None:
+    text = policy_text().replace("[log]\nkeys = [", '[log]\nkeys = ["' + "A" * 43 + '"] # ')
+    (tmp_path / "other.toml").write_text(text)
+    wrong = run_json("verify", world.public, "--policy", tmp_path / "other.toml", code=1)
+    assert wrong["wrong"] == "LogSignatureInvalid"
+
+
+@pytest.mark.parametrize("about", [b"", b"[]", b"{}", b'{"policies": [1]}', b'{"policies": []}'])
+def test_verify_without_usable_policies(world: World, about: bytes) -> None:
+    (world.public / "about.json").write_bytes(about)
+    assert "wrong" in run("verify", world.public, code=1)
+
+
+def test_verify_nothing(tmp_path: Path) -> None:
+    assert run_json("verify", tmp_path, code=1)["wrong"] == "LogWithheld"
+    assert "neither a" in run("verify", tmp_path / "missing", code=2)
+    assert "can't read" in run("verify", tmp_path, "--since", tmp_path / "missing", code=2)
+
+
+def test_show_lists_entries_in_words(world: World) -> None:
+    text = run("show", world.public)
+    for word in ("recipe", "end", "revocation", "hpke config", "withdrawn", "current"):
+        assert word in text
+    rows = run_json("show", world.public)["entries"]
+    assert [row["kind"] for row in rows] == [
+        "hpke config",
+        "hpke config",
+        "recipe",
+        "recipe",
+        "end",
+        "revocation",
+    ]
+    assert [row["current"] for row in rows] == [True, True, False, False, False, False]
+
+
+def test_show_one_entry_with_its_proof(world: World) -> None:
+    shown = run_json("show", world.public, "--entry", 3)
+    verify_inclusion(
+        leaf=bytes.fromhex(shown["address"]),
+        index=3,
+        size=shown["size"],
+        proof=[bytes.fromhex(node) for node in shown["proof"]],
+        root=world.checkpoint().checkpoint.root,
+    )
+    assert "proof" in run("show", world.public, "--entry", 0)
+    assert "the last one is 5" in run("show", world.public, "--entry", 6, code=2)
+
+
+def test_show_what_cannot_be_read(world: World) -> None:
+    (world.public / "tile/0/000.p/6").unlink()
+    assert "LogWithheld" in run("show", world.public, code=1)
+
+
+def test_settings_have_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "registry.toml"
+    path.write_text('origin = "a"\nfolder = "log"\nkey = "k"\npolicies = ["p"]\n')
+    config = RegistryConfig.load(path)
+    assert (config.interval, config.folder) == (60, str(tmp_path / "log"))

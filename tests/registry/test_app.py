@@ -1,0 +1,306 @@
+"""The registry over HTTP on a real socket: caching, limits, submissions, cosignatures."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from chorister.errors import LogWithheld, ServiceError, SubmissionRefused
+from chorister.registry.app import Limits, build_app
+from chorister.registry.log import CANDIDATE_LIFETIME
+from chorister.transparency.auditor import audit
+from chorister.transparency.client import RegistryClient
+from chorister.transparency.note import SignatureLine
+from chorister.transparency.reader import read_current
+from chorister.transparency.sources import HTTPSource, Source, entry_path, list_path
+from tests.logworld import (
+    ANALYSIS,
+    HELPER,
+    LEADER,
+    World,
+    authority,
+    hpke_entry,
+    identity,
+    recipe_entry,
+    trust,
+)
+
+LIMITS = Limits(entry_bytes=20_000, body_seconds=0.5, uploads=2)
+
+
+@contextlib.contextmanager
+def serving(world: World, *, limits: Limits = LIMITS) -> Iterator[int]:
+    """The world's registry on a port that the system chose."""
+    app = build_app(world.registry, world.public, interval=0.02, limits=limits)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, ws="none"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.005)
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(10)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@pytest.fixture
+def port(world: World) -> Iterator[int]:
+    with serving(world) as port:
+        yield port
+
+
+@pytest.fixture
+def source(port: int) -> Iterator[HTTPSource]:
+    with HTTPSource(f"http://127.0.0.1:{port}/", timeout=5) as source:
+        yield source
+
+
+@pytest.fixture
+def client(port: int) -> Iterator[RegistryClient]:
+    with RegistryClient(f"http://127.0.0.1:{port}", timeout=5) as client:
+        yield client
+
+
+def ask(
+    port: int, method: str, path: str, body: bytes = b"", **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, body=body or None, headers=sent)
+    response = connection.getresponse()
+    data = response.read()
+    connection.close()
+    return response.status, {k.lower(): v for k, v in response.getheaders()}, data
+
+
+def publish(world: World, source: Source, client: RegistryClient) -> None:
+    """Let both cosigners sign over HTTP the candidate that covers everything."""
+    world.clock.advance(CANDIDATE_LIFETIME)
+    deadline = time.monotonic() + 5
+    while world.registry.issue().checkpoint.time != world.clock.now():
+        assert time.monotonic() < deadline
+    for side in (world.leader, world.helper):
+        client.cosign(side.cosigner.cosign(source))
+
+
+def test_from_submission_to_device_over_http(
+    world: World, source: HTTPSource, client: RegistryClient
+) -> None:
+    entry = recipe_entry("one")
+    assert client.submit(hpke_entry(LEADER)) == 0
+    assert client.submit(hpke_entry(HELPER)) == 1
+    assert client.submit(entry) == 2
+    assert client.submit(entry) == 2
+    publish(world, source, client)
+    current = read_current(source, trust=trust(), clock=world.clock, analyses={ANALYSIS})
+    assert current.recipes == (entry,)
+    found = audit(source, authority=authority(), clock=world.clock)
+    assert found.checkpoint == current.checkpoint
+
+
+def test_caching(world: World, source: HTTPSource, client: RegistryClient, port: int) -> None:
+    entry = recipe_entry("one")
+    client.submit(entry)
+    publish(world, source, client)
+    checkpoint = world.checkpoint().checkpoint
+    immutable = [
+        entry_path(entry.address),
+        list_path(checkpoint.list_digest),
+        "tile/0/000.p/1",
+    ]
+    for path in immutable:
+        status, headers, body = ask(port, "GET", f"/{path}")
+        assert (status, headers["cache-control"]) == (200, "public, max-age=31536000, immutable")
+        tag = headers["etag"]
+        assert tag == f'"{hashlib.sha256(body).hexdigest()}"'
+        again = ask(port, "GET", f"/{path}", if_none_match=f'"other", {tag}')
+        assert again[0] == 304
+        assert again[2] == b""
+        assert ask(port, "HEAD", f"/{path}")[2] == b""
+    assert ask(port, "GET", "/checkpoint")[1]["cache-control"] == "public, max-age=30"
+    assert ask(port, "GET", "/candidate")[1]["cache-control"] == "no-store"
+    status, headers, _ = ask(port, "GET", f"/entry/{'00' * 32}")
+    assert (status, headers["cache-control"]) == (404, "no-store")
+    assert "set-cookie" not in headers
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/leaves",
+        "/../leaves",
+        "/%2e%2e/leaves",
+        "/entry/../../leaves",
+        "/entry/..%2f..%2fleaves",
+        "/entry/.x.new",
+        "/entry/" + "0" * 63,
+        "/entry/" + "A" * 64,
+        "//etc/passwd",
+        "/tile/0/",
+        "/",
+    ],
+)
+def test_only_the_logs_files_are_served(port: int, path: str) -> None:
+    status, headers, body = ask(port, "GET", path)
+    assert status == 404
+    assert headers["content-type"] == "application/problem+json"
+    assert json.loads(body)["status"] == 404
+
+
+def test_refusals_are_problem_documents(client: RegistryClient, port: int) -> None:
+    for entry, status, name in (
+        (recipe_entry("x", author="other author").encode(), 403, "not-authorized"),
+        (b"noise", 422, "entry-refused"),
+        (b"", 422, "entry-refused"),
+    ):
+        got, headers, body = ask(port, "POST", "/entries", entry)
+        problem = json.loads(body)
+        assert (got, problem["status"]) == (status, status)
+        assert headers["content-type"] == "application/problem+json"
+        assert problem["type"] == f"urn:chorister:problem:{name}"
+        assert problem["detail"]
+    client.submit(recipe_entry("one"))
+    with pytest.raises(SubmissionRefused, match="entry 0 already") as caught:
+        client.submit(recipe_entry("one", author="second author"))
+    assert caught.value.problem == "urn:chorister:problem:duplicate-entry"
+    assert ask(port, "DELETE", "/entries")[0] == 405
+
+
+def test_cosignatures_are_checked(world: World, client: RegistryClient, port: int) -> None:
+    candidate = world.registry.issue().checkpoint
+    good = identity("leader").sign(candidate, world.clock.now())
+    with pytest.raises(SubmissionRefused, match="does not verify"):
+        client.cosign(SignatureLine(name=LEADER, blob=good.blob[:-1] + b"\x00"))
+    assert client.cosign(good) == (HELPER,)
+    status: dict[str, Any] = json.loads(ask(port, "GET", "/status")[2])
+    assert status["waiting_for"] == [HELPER]
+    assert status["published"] is None
+    assert ask(port, "POST", "/cosignatures", b"x" * 1025)[0] == 413
+
+
+# --- Limits --------------------------------------------------------------------------------------
+
+
+def test_oversized_bodies_are_refused(port: int) -> None:
+    """By their declared length before they are sent, and by what arrives when none is declared."""
+    assert ask(port, "POST", "/entries", b"x" * 20_001)[0] == 413
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(
+            b"POST /entries HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n"
+        )
+        assert connection.recv(64).startswith(b"HTTP/1.1 413")
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        head = b"POST /entries HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        connection.sendall(head + b"7530\r\n" + b"x" * 30_000 + b"\r\n")
+        assert connection.recv(64).startswith(b"HTTP/1.1 413")
+
+
+def test_slow_bodies_are_refused(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(b"POST /entries HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")
+        for _ in range(20):
+            connection.sendall(b"x")
+            time.sleep(0.05)
+            connection.settimeout(0.001)
+            with contextlib.suppress(TimeoutError):
+                answer = connection.recv(64)
+                break
+            connection.settimeout(5)
+        else:
+            pytest.fail("the registry went on listening")
+        assert answer.startswith(b"HTTP/1.1 408")
+
+
+def test_slow_senders_do_not_keep_readers_waiting(world: World, port: int) -> None:
+    world.registry.issue()
+    with contextlib.ExitStack() as stack:
+        for _ in range(6):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            connection.sendall(b"POST /entries HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")
+        assert ask(port, "GET", "/candidate")[0] == 200
+
+
+# --- The reading side ----------------------------------------------------------------------------
+
+
+def test_a_source_sends_nothing_that_identifies(tmp_path: Path) -> None:
+    """A server that sets a cookie and a validator gets neither back; a redirect is not followed."""
+    seen: list[bytes] = []
+    answers = [
+        b'HTTP/1.1 200 OK\r\nSet-Cookie: a=b\r\nETag: "victim"\r\nContent-Length: 2\r\n\r\nok',
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 302 Found\r\nLocation: /victim\r\nContent-Length: 0\r\n\r\n",
+    ]
+
+    def answer(listener: socket.socket) -> None:
+        for data in answers:
+            connection, _ = listener.accept()
+            seen.append(connection.recv(4096))
+            connection.sendall(data.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
+            connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        with HTTPSource(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=5) as source:
+            assert source.read("checkpoint", limit=10) == b"ok"
+            assert source.read("checkpoint", limit=10) == b"ok"
+            with pytest.raises(LogWithheld, match="302"):
+                source.read("checkpoint", limit=10)
+        thread.join(5)
+    assert len(seen) == 3
+    assert seen[0] == seen[1] == seen[2]
+    headers = {line.split(b":")[0].lower() for line in seen[0].split(b"\r\n")[1:] if line}
+    assert headers == {b"host", b"accept", b"accept-encoding", b"connection", b"user-agent"}
+
+
+def test_endless_and_trickling_files_are_given_up() -> None:
+    def answer(listener: socket.socket) -> None:
+        for pause in (0.0, 0.1):
+            connection, _ = listener.accept()
+            connection.recv(4096)
+            with contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+                for _ in range(100):
+                    connection.sendall(b"x" * (1 if pause else 1000))
+                    time.sleep(pause)
+            connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        with HTTPSource(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=0.4) as source:
+            with pytest.raises(LogWithheld, match="longer than the 5000 bytes"):
+                source.read("checkpoint", limit=5000)
+            with pytest.raises(LogWithheld, match="took over"):
+                source.read("checkpoint", limit=5000)
+        thread.join(15)
+
+
+def test_nobody_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with HTTPSource(url) as source, pytest.raises(LogWithheld, match="can't be fetched"):
+        source.read("checkpoint", limit=10)
+    with RegistryClient(url) as client, pytest.raises(ServiceError, match="can't be reached"):
+        client.submit(recipe_entry("one"))
+    with HTTPSource("http://[::1") as source, pytest.raises(LogWithheld):
+        source.read("checkpoint", limit=10)
