@@ -254,15 +254,15 @@ def test_kill_9_in_a_real_process(tmp_path: Path) -> None:
         promised[step] = int(number)
     assert set(promised) == set(steps)
     assert {0, 1, 2} <= set(promised.values())
-    for step, number in promised.items():
-        folder = tmp_path / step / "registry"
+    for name, last in promised.items():
+        folder = tmp_path / name / "registry"
         covered = check_covered(folder / "public")
         log = LogFolder.open(folder)
         log.load()
         log.close()
-        assert len(log.leaves) >= max(covered, number + 1)
+        assert len(log.leaves) >= max(covered, last + 1)
         found = audit(FolderSource(folder / "public"), authority=authority())
-        assert found.checkpoint.size >= number + 1
+        assert found.checkpoint.size >= last + 1
 
 
 def test_the_simulated_disk_does_forget(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from chorister.errors import (
 from chorister.recipe import SignedRecipe
 from chorister.transparency.checkpoint import SignedCheckpoint
 from chorister.transparency.cosigner import Cosigner, CosignerIdentity, adopt_head, create_head
+from chorister.transparency.entries import Entry
 from chorister.transparency.head import Head
 from tests.logworld import (
     HELPER,
@@ -90,7 +91,10 @@ def test_an_operator_adopts_the_newest_checkpoint_known(world: World, tmp_path: 
         own_configs=lambda: {b"config"},
         accept=lambda _: None,
     )
-    fork = [hpke_entry(LEADER), hpke_entry(HELPER), recipe_entry("first"), recipe_entry("private")]
+    fork: list[Entry] = [
+        *(hpke_entry(LEADER), hpke_entry(HELPER)),
+        *(recipe_entry("first"), recipe_entry("private")),
+    ]
     source = forge(tmp_path / "forged", [entry.encode() for entry in fork], time=NOW + 9)
     with pytest.raises(LogForked):
         cosigner.cosign(source)
@@ -210,5 +214,6 @@ def test_a_crash_at_any_step_never_lets_a_cosigner_forget_what_it_gave_away(
         if side.cosigner.last.size == 2:
             with pytest.raises(LogForked):
                 side.cosign(forked)
-        assert SignedCheckpoint.parse((side.folder / "head").read_bytes())
+        kept = SignedCheckpoint.parse((side.folder / "head").read_bytes())
+        assert kept.checkpoint == side.cosigner.last
     assert {(True, 2), (False, 0), (False, 2)} <= outcomes

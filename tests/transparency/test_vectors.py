@@ -14,6 +14,7 @@ from pathlib import Path
 from chorister.policy import Policy
 from chorister.registry.server import publish_about
 from chorister.transparency.auditor import audit, read_policies
+from chorister.transparency.entries import Entry
 from chorister.transparency.sources import FolderSource, read_entry, read_leaves
 from chorister.transparency.trust import Authority
 from tests.logworld import (
@@ -69,7 +70,7 @@ def test_the_stored_log_is_what_this_code_writes(tmp_path: Path) -> None:
 def main() -> None:
     """Write the folder."""
     first = recipe_entry("first")
-    entries = [
+    entries: list[Entry] = [
         hpke_entry(LEADER),
         hpke_entry(HELPER),
         first,
