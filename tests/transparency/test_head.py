@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from chorister.clock import SettableClock
+from chorister.dap.task import task_configurations
 from chorister.errors import (
+    EntryRefused,
     HeadLost,
     LogForked,
     LogSignatureInvalid,
@@ -18,6 +21,7 @@ from chorister.errors import (
 from chorister.recipe import SignedRecipe
 from chorister.transparency.checkpoint import SignedCheckpoint
 from chorister.transparency.cosigner import Cosigner, CosignerIdentity, adopt_head, create_head
+from chorister.transparency.disk import Disk
 from chorister.transparency.entries import Entry
 from chorister.transparency.head import Head
 from tests.logworld import (
@@ -30,6 +34,7 @@ from tests.logworld import (
     forge,
     hpke_entry,
     identity,
+    policy,
     recipe_entry,
 )
 from tests.simulated_disk import Crash, SimulatedDisk
@@ -182,6 +187,71 @@ def test_recipes_are_accepted_before_the_cosignature_is_given(world: World) -> N
     world.leader.cosign(world.source)
     assert [signed.recipe.id for signed in refused] == ["third"]
     assert world.leader.accepted[-1].recipe.id == "third"
+
+
+def test_the_task_ids_of_new_recipes_are_known_before_the_cosignature(world: World) -> None:
+    """What an aggregator passes as `accept`: opt-in is a lookup in what it enumerates here."""
+    tasks: dict[bytes, str] = {}
+
+    def enumerate_tasks(recipes: Sequence[SignedRecipe]) -> None:
+        for signed in recipes:
+            for task in task_configurations(policy(), signed.recipe):
+                tasks[task.task_id] = signed.recipe.id
+
+    world.submit(recipe_entry("third"))
+    world.clock.advance(1)
+    world.registry.issue()
+    cosigner = Cosigner(
+        identity=identity("leader"),
+        head=world.leader.head,
+        clock=world.clock,
+        own_configs=lambda: {b"config"},
+        accept=enumerate_tasks,
+    )
+    cosigner.cosign(world.source)
+    groups = len(policy().group_values("user.locale"))
+    assert len(tasks) == groups
+    assert set(tasks.values()) == {"third"}
+
+
+def test_a_registry_cannot_bury_a_cosigner(world: World) -> None:
+    world.submit(recipe_entry("third"), recipe_entry("fourth"))
+    world.clock.advance(1)
+    world.registry.issue()
+    for limits in ({"max_new_entries": 1}, {"max_new_bytes": 3000}):
+        cosigner = Cosigner(
+            identity=identity("leader"),
+            head=world.leader.head,
+            clock=world.clock,
+            own_configs=lambda: {b"config"},
+            accept=lambda _: None,
+            **limits,
+        )
+        with pytest.raises(EntryRefused, match="operator can raise"):
+            cosigner.cosign(world.source)
+    world.leader.cosign(world.source)
+
+
+def test_a_failed_write_stops_the_cosigner(tmp_path: Path) -> None:
+    class FailingDisk(Disk):
+        fails = False
+
+        def sync(self, path: Path) -> None:
+            if self.fails:
+                raise OSError(5, "Input/output error")
+            super().sync(path)
+
+    disk = FailingDisk()
+    source = forge(tmp_path / "log", [hpke_entry(LEADER).encode()], time=NOW)
+    side = Aggregator("leader", tmp_path / "leader", SettableClock(NOW), disk=disk)
+    disk.fails = True
+    with pytest.raises(StorageDamaged, match="Input/output error"):
+        side.cosign(source)
+    disk.fails = False
+    with pytest.raises(StorageDamaged, match="restart"):
+        side.cosign(source)
+    side.restart()
+    side.cosign(source)
 
 
 def test_a_crash_at_any_step_never_lets_a_cosigner_forget_what_it_gave_away(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from chorister.canonical import b64url_encode
 from chorister.errors import DuplicateEntry, EntryRefused, NotAuthorized
 from chorister.transparency.entries import Entry, KeyRevocation, RecipeEntry
 from chorister.transparency.state import LogState
@@ -158,3 +161,27 @@ def test_a_statement_with_a_wrong_signature_is_refused() -> None:
     )
     with pytest.raises(EntryRefused, match="does not verify"):
         LogState().append(forged.encode())
+
+
+@given(st.sampled_from([recipe_entry("one"), revocation("author"), hpke_entry(LEADER)]), st.data())
+def test_only_entry_refused_for_damaged_entries(entry: Entry, data: st.DataObject) -> None:
+    good = entry.encode()
+    at = data.draw(st.integers(0, len(good)))
+    damaged = (
+        good[:at] + data.draw(st.binary(max_size=4)) + good[at + data.draw(st.integers(0, 3)) :]
+    )
+    try:
+        logged = LogState().append(damaged)
+    except EntryRefused:
+        return
+    assert logged.entry == entry
+
+
+@given(st.binary(max_size=200))
+def test_only_entry_refused_for_arbitrary_recipes(noise: bytes) -> None:
+    """Signed by the author, so that everything behind the signature is reached too."""
+    for signed_part in (noise, b"e30." + noise.hex().encode(), noise + b"." + noise):
+        signature = b64url_encode(key("author").sign(signed_part)).encode()
+        entry = RecipeEntry(author_key=public("author"), jws=signed_part + b"." + signature)
+        with pytest.raises(EntryRefused):
+            LogState().append(entry.encode())

@@ -17,11 +17,12 @@ import contextlib
 import hashlib
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
+import anyio
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
@@ -42,6 +43,7 @@ from chorister.transparency.entries import MAX_ENTRY
 
 __all__ = ["Limits", "build_app"]
 
+T = TypeVar("T")
 _log = logging.getLogger("chorister.registry")
 
 _IMMUTABLE: Final = "public, max-age=31536000, immutable"
@@ -89,9 +91,16 @@ class _Service:
     interval: float
     limits: Limits
     uploads: asyncio.Semaphore = field(init=False)
+    # Threads for whatever takes the log's lock, apart from those that read files: a write that
+    # waits for the disk keeps no reader waiting.
+    threads: anyio.CapacityLimiter = field(init=False)
 
     def __post_init__(self) -> None:
         self.uploads = asyncio.Semaphore(self.limits.uploads)
+        self.threads = anyio.CapacityLimiter(4)
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        return await anyio.to_thread.run_sync(call, limiter=self.threads)
 
     async def file(self, request: Request) -> Response:
         path = request.path_params["path"]
@@ -105,7 +114,7 @@ class _Service:
         return _problem(404, "not-found", f"there is no {path}")
 
     async def status(self, _: Request) -> Response:
-        status = await run_in_threadpool(self.registry.status)
+        status = await self._in_thread(self.registry.status)
         return JSONResponse(
             {
                 "entries": status.size,
@@ -120,7 +129,7 @@ class _Service:
         data = await self._body(request, self.limits.entry_bytes)
         if isinstance(data, Response):
             return data
-        receipt = await run_in_threadpool(self.registry.submit, data)
+        receipt = await self._in_thread(lambda: self.registry.submit(data))
         address = receipt.address.hex()
         return JSONResponse(
             {"index": receipt.index, "address": address, "new": receipt.new},
@@ -132,7 +141,7 @@ class _Service:
         data = await self._body(request, self.limits.cosignature_bytes)
         if isinstance(data, Response):
             return data
-        missing = await run_in_threadpool(self.registry.add_cosignature, data)
+        missing = await self._in_thread(lambda: self.registry.add_cosignature(data))
         return JSONResponse({"waiting_for": list(missing)}, headers={"Cache-Control": "no-store"})
 
     async def _body(self, request: Request, limit: int) -> bytes | Response:
@@ -159,8 +168,8 @@ class _Service:
         """Offer a new candidate every interval, whatever happens to single ones."""
         while True:
             try:
-                candidate = await run_in_threadpool(self.registry.issue)
-                status = await run_in_threadpool(self.registry.status)
+                candidate = await self._in_thread(self.registry.issue)
+                status = await self._in_thread(self.registry.status)
                 if status.waiting_for:
                     names = ", ".join(status.waiting_for)
                     _log.info("%d entries wait for %s", candidate.checkpoint.size, names)

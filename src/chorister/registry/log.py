@@ -28,7 +28,7 @@ from chorister.errors import (
 )
 from chorister.registry.folder import LogFolder
 from chorister.transparency.checkpoint import Checkpoint, SignedCheckpoint
-from chorister.transparency.entries import HPKEConfigEntry
+from chorister.transparency.entries import HPKEConfigEntry, RecipeEntry, parse_entry
 from chorister.transparency.listing import MAX_LIST
 from chorister.transparency.note import SignatureLine
 from chorister.transparency.sources import CANDIDATE, CHECKPOINT
@@ -101,6 +101,7 @@ class Registry:
 
         Durable when this returns; published with the next checkpoint.
         """
+        self._screen(data)
         with self._lock:
             try:
                 logged = self._state.check(data)
@@ -184,6 +185,16 @@ class Registry:
             return None
         published = self._published.checkpoint if self._published else None
         return None if self._candidate.checkpoint == published else self._candidate
+
+    def _screen(self, data: bytes) -> None:
+        """Turn strangers away before anything of theirs is parsed or waited for."""
+        try:
+            entry = parse_entry(data)
+        except DecodeError as error:
+            raise EntryRefused(str(error)) from error
+        listed = frozenset[bytes]().union(*self._authority.authors.values())
+        if isinstance(entry, RecipeEntry) and entry.author_key not in listed:
+            raise NotAuthorized("no policy lists this author's key")
 
     def _check_timely(self, logged: Logged) -> None:
         """Refuse what could never be current, and what would make the list too long to fetch."""

@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from chorister.clock import Clock
 from chorister.errors import (
     CheckpointTime,
+    EntryRefused,
     ForeignHPKEConfig,
     LogForked,
     LogRewound,
@@ -47,6 +48,10 @@ from chorister.transparency.state import Logged, LogState
 __all__ = ["MAX_SKEW", "Cosigner", "CosignerIdentity", "adopt_head", "create_head"]
 
 MAX_SKEW: Final = 300
+# What a registry may make a cosigner fetch and keep for one candidate. A log that is further ahead
+# is either an attack or a decision for the operator, who can raise the limits.
+MAX_NEW_ENTRIES: Final = 100_000
+MAX_NEW_BYTES: Final = 256 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +84,8 @@ class Cosigner:
         clock: Clock,
         own_configs: Callable[[], Collection[bytes]],
         accept: Callable[[Sequence[SignedRecipe]], None],
+        max_new_entries: int = MAX_NEW_ENTRIES,
+        max_new_bytes: int = MAX_NEW_BYTES,
     ) -> None:
         """`own_configs` gives the encoded HPKE configs that this aggregator ever made."""
         if head.last.checkpoint.origin != identity.origin:
@@ -90,6 +97,8 @@ class Cosigner:
         self._clock = clock
         self._own_configs = own_configs
         self._accept = accept
+        self._max_new_entries = max_new_entries
+        self._max_new_bytes = max_new_bytes
         self._lock = Lock()
 
     @property
@@ -149,15 +158,30 @@ class Cosigner:
     ) -> tuple[LogState, list[bytes], list[Logged]]:
         """Our entries followed by the new ones, if that is the tree of the checkpoint."""
         old = self._head.state
+        if checkpoint.size - old.size > self._max_new_entries:
+            raise EntryRefused(
+                f"{checkpoint.size - old.size} new entries at once, where a cosigner takes "
+                f"{self._max_new_entries}; its operator can raise the limit"
+            )
         leaves = list(read_leaves(source, old.size, checkpoint.size))
         # Before any body is fetched: a fork is found without reading what it holds.
         if not hmac.compare_digest(old.frontier.extend(leaves).root, checkpoint.root):
             raise LogForked(
                 f"the log of {checkpoint.size} entries does not extend the {old.size} seen before"
             )
-        state = old.copy()
-        entries = [read_entry(source, leaf) for leaf in leaves]
-        return state, entries, [state.append(entry) for entry in entries]
+        state, room = old.copy(), self._max_new_bytes
+        entries, logged = [], []
+        for leaf in leaves:
+            entry = read_entry(source, leaf)
+            room -= len(entry)
+            if room < 0:
+                raise EntryRefused(
+                    f"over {self._max_new_bytes} bytes of new entries at once; "
+                    "the cosigner's operator can raise the limit"
+                )
+            logged.append(state.append(entry))
+            entries.append(entry)
+        return state, entries, logged
 
     def _check_own_configs(self, logged: Sequence[Logged]) -> None:
         ours = [

@@ -44,6 +44,7 @@ class Head:
         self._lock = lock
         # Where the entries of `last` end in their file.
         self._end = end
+        self._broken = False
         self.last = last
         self.state = state
 
@@ -94,19 +95,27 @@ class Head:
 
     def commit(self, last: SignedCheckpoint, entries: Sequence[bytes], state: LogState) -> None:
         """Remember a checkpoint and its new entries. Durable when this returns."""
-        path = self._folder / "entries"
-        if entries:
-            framed = _framed(entries)
+        if self._broken:
+            raise StorageDamaged("an earlier write failed; restart the cosigner to recover")
+        framed = _framed(entries)
+        try:
+            self._write(framed, last)
+        except OSError as error:
+            # What is on disk now is unknown, and signing on would be a guess.
+            self._broken = True
+            raise StorageDamaged(f"{self._folder} can't be written: {error}") from error
+        self._end += len(framed)
+        self.last = last
+        self.state = state
+
+    def _write(self, framed: bytes, last: SignedCheckpoint) -> None:
+        if framed:
+            path = self._folder / "entries"
             # Whatever an interrupted commit left behind goes first: its entries never counted.
             self._disk.truncate(path, self._end)
             self._disk.append(path, framed)
             self._disk.sync(path)
-            self._disk.replace(self._folder / "head", last.encode())
-            self._end += len(framed)
-        else:
-            self._disk.replace(self._folder / "head", last.encode())
-        self.last = last
-        self.state = state
+        self._disk.replace(self._folder / "head", last.encode())
 
 
 def _replay(path: Path, last: SignedCheckpoint, disk: Disk) -> tuple[LogState, int]:
