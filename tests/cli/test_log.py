@@ -9,21 +9,24 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from chorister.canonical import b64url_encode
 from chorister.cli import app
 from chorister.registry.config import RegistryConfig
 from chorister.registry.server import publish_about
 from chorister.transparency.tree import verify_inclusion
 from tests.logworld import (
+    ANALYSIS,
     HELPER,
     LEADER,
     ORIGIN,
+    OTHER_ANALYSIS,
     World,
     a_world,
     end_entry,
     forge,
     hpke_entry,
-    policy,
     policy_text,
+    public,
     recipe_entry,
     revocation,
 )
@@ -44,7 +47,7 @@ def run_json(*arguments: object, code: int = 0) -> dict[str, Any]:
 def world(tmp_path: Path) -> World:
     world = a_world(tmp_path)
     world.publish(end_entry(recipe_entry("first")), revocation("author", by="log"))
-    publish_about(world._log, ORIGIN, {policy_text().encode(): policy()})
+    publish_about(world._log, ORIGIN, [policy_text().encode()])
     return world
 
 
@@ -77,6 +80,7 @@ def test_verify_a_folder_that_a_registry_wrote(world: World, policy_file: Path) 
         "ended": 1,
         "revoked_keys": 1,
         "hpke_configs": 2,
+        "unjudged": 0,
         "candidate": None,
     }
 
@@ -124,7 +128,16 @@ def test_verify_under_anothers_policy(world: World, tmp_path: Path) -> None:
     assert wrong["wrong"] == "LogSignatureInvalid"
 
 
-@pytest.mark.parametrize("about", [b"", b"[]", b"{}", b'{"policies": [1]}', b'{"policies": []}'])
+@pytest.mark.parametrize(
+    "about",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"policies": [1], "earlier_policies": []}',
+        b'{"policies": [], "earlier_policies": []}',
+    ],
+)
 def test_verify_without_usable_policies(world: World, about: bytes) -> None:
     (world.public / "about.json").write_bytes(about)
     assert "wrong" in run("verify", world.public, code=1)
@@ -175,3 +188,31 @@ def test_settings_have_defaults(tmp_path: Path) -> None:
     path.write_text('origin = "a"\nfolder = "log"\nkey = "k"\npolicies = ["p"]\n')
     config = RegistryConfig.load(path)
     assert (config.interval, config.folder) == (60, str(tmp_path / "log"))
+
+
+def test_policies_change_and_old_entries_stay_good(world: World, tmp_path: Path) -> None:
+    """A key that was replaced in the policy vouched for entries of its day."""
+    old, new = tmp_path / "old.toml", tmp_path / "new.toml"
+    old.write_text(policy_text())
+    text = policy_text().replace(b64url_encode(public("author")), b64url_encode(public("next")))
+    new.write_text(text)
+    assert run_json("verify", world.public, "--policy", new, code=1)["wrong"] == "NotAuthorized"
+    assert run_json("verify", world.public, "--policy", new, "--earlier-policy", old)["ok"]
+    assert "goes with" in run("verify", world.public, "--earlier-policy", old, code=2)
+    publish_about(world._log, ORIGIN, [text.encode()])
+    assert run_json("verify", world.public)["ok"]
+    # Forgotten by a later start: never.
+    publish_about(world._log, ORIGIN, [text.encode()])
+    about = json.loads((world.public / "about.json").read_bytes())
+    assert (len(about["policies"]), len(about["earlier_policies"])) == (1, 1)
+
+
+def test_entries_of_others_policies_are_counted(world: World, tmp_path: Path) -> None:
+    """A log may serve policies that the auditor does not have."""
+    mine = tmp_path / "mine.toml"
+    start = policy_text().index(f'[analyses."{ANALYSIS}"]')
+    end = policy_text().index(f'[analyses."{OTHER_ANALYSIS}"]')
+    mine.write_text(policy_text()[:start] + policy_text()[end:])
+    found = run_json("verify", world.public, "--policy", mine)
+    assert (found["ok"], found["unjudged"]) == (True, 3)
+    assert "do not speak" in run("verify", world.public, "--policy", mine)

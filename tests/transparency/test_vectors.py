@@ -11,12 +11,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from chorister.policy import Policy
 from chorister.registry.server import publish_about
 from chorister.transparency.auditor import audit, read_policies
 from chorister.transparency.entries import Entry
 from chorister.transparency.sources import FolderSource, read_entry, read_leaves
-from chorister.transparency.trust import Authority
 from tests.logworld import (
     HELPER,
     LEADER,
@@ -48,13 +46,13 @@ def rebuild(folder: Path, document: bytes, entries: list[bytes]) -> dict[str, by
         for entry in step:
             world.registry.submit(entry)
         world.publish()
-    publish_about(world._log, ORIGIN, {document: Policy.load(document)})
+    publish_about(world._log, ORIGIN, [document])
     return files(world.public)
 
 
 def test_the_stored_log_verifies() -> None:
     source = FolderSource(VECTORS)
-    found = audit(source, authority=Authority.of(read_policies(source)))
+    found = audit(source, authority=read_policies(source).authority)
     assert found.checkpoint.time == NOW + 3
     assert found.checkpoint.size == len(found.entries) == 7
 

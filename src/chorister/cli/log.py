@@ -53,6 +53,10 @@ def verify_command(
         list[Path] | None,
         typer.Option(help="A policy whose keys to trust; otherwise those the log publishes."),
     ] = None,
+    earlier_policy: Annotated[
+        list[Path] | None,
+        typer.Option(help="A policy of the past, under which old entries were logged."),
+    ] = None,
     since: Annotated[
         list[Path] | None,
         typer.Option(help="A checkpoint kept from earlier, which the log has to extend."),
@@ -65,13 +69,19 @@ def verify_command(
 ) -> None:
     """Check everything from an empty state; exit with 1 at the first thing that is wrong."""
     own = [Policy.load(path) for path in policy or ()]
+    past = [Policy.load(path) for path in earlier_policy or ()]
+    if past and not own:
+        raise InvalidInput("--earlier-policy goes with --policy, which is today's")
     kept = [SignedCheckpoint.parse(_read(path)) for path in since or ()]
     must_be_fresh = _is_url(where) if fresh is None else fresh
     with _source(where) as source:
         try:
             found = audit(
                 source,
-                authority=Authority.of(own or read_policies(source)),
+                authority=Authority.of(own, earlier=past)
+                if own
+                else read_policies(source).authority,
+                judge_all=not own,
                 clock=SystemClock() if must_be_fresh else None,
                 earlier=kept,
             )
@@ -208,6 +218,7 @@ def _summary(found: Audit, *, own_policies: bool) -> dict[str, Any]:
         "ended": kinds.count(RecipeEnd),
         "revoked_keys": kinds.count(KeyRevocation),
         "hpke_configs": kinds.count(HPKEConfigEntry),
+        "unjudged": found.unjudged,
         "candidate": None
         if found.candidate is None
         else {"size": found.candidate.size, "waiting_for": list(found.waiting_for)},
@@ -226,6 +237,8 @@ def _print_summary(found: Audit, *, own_policies: bool) -> None:
         "revoked keys": summary["revoked_keys"],
         "HPKE configs": summary["hpke_configs"],
     }
+    if found.unjudged:
+        lines["of others"] = f"{found.unjudged} entries of which the given policies do not speak"
     if found.candidate is not None:
         waiting = ", ".join(found.waiting_for)
         lines["candidate"] = f"{found.candidate.size} entries, waiting for {waiting}"

@@ -168,13 +168,16 @@ class _Service:
         """Offer a new candidate every interval, whatever happens to single ones."""
         while True:
             try:
+                before = await self._in_thread(self.registry.status)
                 candidate = await self._in_thread(self.registry.issue)
-                status = await self._in_thread(self.registry.status)
-                if status.waiting_for:
-                    names = ", ".join(status.waiting_for)
-                    _log.info("%d entries wait for %s", candidate.checkpoint.size, names)
+                if before.candidate not in (None, candidate.checkpoint):
+                    names = ", ".join(before.waiting_for)
+                    _log.warning("a candidate was replaced that %s did not cosign in time", names)
             except ChoristerError as error:
                 _log.error("no new checkpoint: %s", error)
+            except Exception:
+                # Without this the log would grow stale in silence.
+                _log.exception("no new checkpoint, by a bug in Chorister")
             await asyncio.sleep(self.interval)
 
 

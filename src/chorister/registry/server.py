@@ -6,14 +6,13 @@ import contextlib
 import hashlib
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import uvicorn
 
 from chorister.clock import Clock
-from chorister.errors import ServiceError
-from chorister.policy import Policy
+from chorister.errors import ServiceError, StorageDamaged
 from chorister.registry.app import build_app
 from chorister.registry.config import RegistryConfig, load_key
 from chorister.registry.folder import LogFolder
@@ -51,15 +50,33 @@ def open_registry(
         yield registry, folder
 
 
-def publish_about(folder: LogFolder, origin: str, policies: dict[bytes, Policy]) -> None:
-    """Publish the policies and a file that names them: what an auditor begins with."""
-    digests = []
+def publish_about(folder: LogFolder, origin: str, policies: Iterable[bytes]) -> None:
+    """Publish the policies and a file that names them: what an auditor begins with.
+
+    Policies that were published before stay, as earlier ones: entries were logged under them.
+    """
+    today = set()
     for document in policies:
         digest = hashlib.sha256(document).digest()
         folder.publish(policy_path(digest), document)
-        digests.append(digest.hex())
-    about = {"version": 1, "origin": origin, "policies": sorted(digests)}
+        today.add(digest.hex())
+    about = {
+        "version": 1,
+        "origin": origin,
+        "policies": sorted(today),
+        "earlier_policies": sorted(_published_before(folder.public / ABOUT) - today),
+    }
     folder.publish(ABOUT, json.dumps(about, indent=1).encode() + b"\n")
+
+
+def _published_before(path: Path) -> set[str]:
+    if not path.exists():
+        return set()
+    try:
+        about = json.loads(path.read_bytes())
+        return {str(digest) for digest in (*about["policies"], *about["earlier_policies"])}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StorageDamaged(f"{path} is damaged; restore it") from error
 
 
 def serve(

@@ -14,6 +14,7 @@ import hmac
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from chorister.clock import Clock
 from chorister.errors import (
@@ -45,9 +46,9 @@ from chorister.transparency.state import Logged, LogState
 from chorister.transparency.tree import consistency_proof, verify_consistency
 from chorister.transparency.trust import Authority
 
-__all__ = ["Audit", "audit", "read_entries", "read_policies"]
+__all__ = ["MAX_ABOUT", "Audit", "Published", "audit", "read_entries", "read_policies"]
 
-_MAX_ABOUT = 65_536
+MAX_ABOUT: Final = 65_536
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,23 +63,46 @@ class Audit:
     candidate: Checkpoint | None
     # Cosigners that the candidate waits for.
     waiting_for: tuple[str, ...]
+    # Entries of which no policy speaks: whether their keys may vouch was not judged.
+    unjudged: int
 
 
-def read_policies(source: Source) -> tuple[Policy, ...]:
-    """The policies that a log says it serves. It is the log that says so: compare with your own."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """The policies that a log says it serves, and those it served before.
+
+    It is the log that says so: compare with your own.
+    """
+
+    policies: tuple[Policy, ...]
+    earlier: tuple[Policy, ...]
+
+    @property
+    def authority(self) -> Authority:
+        """Who may do what, by the log's own account."""
+        return Authority.of(self.policies, earlier=self.earlier)
+
+
+def read_policies(source: Source) -> Published:
+    """Fetch the policies that a log publishes beside its entries."""
     try:
-        about = json.loads(source.read(ABOUT, limit=_MAX_ABOUT))
-        digests = [bytes.fromhex(digest) for digest in about["policies"]]
+        about = json.loads(source.read(ABOUT, limit=MAX_ABOUT))
+        today = [bytes.fromhex(digest) for digest in about["policies"]]
+        before = [bytes.fromhex(digest) for digest in about["earlier_policies"]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DecodeError(f"{ABOUT} does not name the log's policies") from error
-    policies = []
-    for digest in digests:
-        path = policy_path(digest)
-        data = source.read(path, limit=MAX_POLICY)
-        if not hmac.compare_digest(hashlib.sha256(data).digest(), digest):
-            raise LogWithheld(f"{path} is not the policy with that digest", path=path)
-        policies.append(Policy.load(data))
-    return tuple(policies)
+    return Published(
+        policies=tuple(_read_policy(source, digest) for digest in today),
+        earlier=tuple(_read_policy(source, digest) for digest in before),
+    )
+
+
+def _read_policy(source: Source, digest: bytes) -> Policy:
+    path = policy_path(digest)
+    data = source.read(path, limit=MAX_POLICY)
+    if not hmac.compare_digest(hashlib.sha256(data).digest(), digest):
+        raise LogWithheld(f"{path} is not the policy with that digest", path=path)
+    return Policy.load(data)
 
 
 def read_entries(source: Source, leaves: Sequence[bytes], state: LogState) -> Iterator[Logged]:
@@ -93,10 +117,13 @@ def audit(
     authority: Authority,
     clock: Clock | None = None,
     earlier: Sequence[SignedCheckpoint] = (),
+    judge_all: bool = True,
 ) -> Audit:
     """Verify everything from an empty state; raises the error that names the first wrong thing.
 
-    With a `clock` the checkpoint must also be fresh; a copy of a log need not be.
+    With a `clock` the checkpoint must also be fresh; a copy of a log need not be. A log may serve
+    policies that are not yours: without `judge_all`, entries of which your policies do not speak
+    are counted instead of refused; their signatures and the log's rules are checked all the same.
     """
     signed = SignedCheckpoint.parse(source.read(CHECKPOINT, limit=MAX_NOTE))
     checkpoint = signed.checkpoint
@@ -106,8 +133,12 @@ def audit(
     leaves = list(read_leaves(source, 0, checkpoint.size))
     state = LogState()
     entries = []
+    unjudged = 0
     for logged in read_entries(source, leaves, state):
-        authority.check_entry(logged)
+        if judge_all or authority.knows(logged):
+            authority.check_entry(logged)
+        else:
+            unjudged += 1
         entries.append(logged)
     if not hmac.compare_digest(state.frontier.root, checkpoint.root):
         raise LogForked("the root of the entries is not the checkpoint's")
@@ -117,7 +148,7 @@ def audit(
     accept_list(source.read(list_path(checkpoint.list_digest), limit=MAX_LIST), checkpoint)
     for kept in earlier:
         _check_extends(kept, checkpoint, leaves, authority)
-    candidate, waiting_for = _check_candidate(source, checkpoint, state, authority)
+    candidate, waiting_for = _check_candidate(source, checkpoint, state, authority, judge_all)
     return Audit(
         checkpoint=checkpoint,
         cosignatures=cosignatures,
@@ -125,6 +156,7 @@ def audit(
         current=current,
         candidate=candidate,
         waiting_for=waiting_for,
+        unjudged=unjudged,
     )
 
 
@@ -143,7 +175,7 @@ def _check_extends(
 ) -> None:
     """The log still begins with what an earlier checkpoint covered."""
     old = kept.checkpoint
-    kept.note.check_signature(checkpoint.origin, authority.log_keys)
+    kept.note.check_signature(checkpoint.origin, authority.all_log_keys)
     if old.size > checkpoint.size or old.time > checkpoint.time:
         raise LogRewound(
             f"the log showed {old.size} entries at {old.time}, "
@@ -159,7 +191,11 @@ def _check_extends(
 
 
 def _check_candidate(
-    source: Source, published: Checkpoint, state: LogState, authority: Authority
+    source: Source,
+    published: Checkpoint,
+    state: LogState,
+    authority: Authority,
+    judge_all: bool,
 ) -> tuple[Checkpoint | None, tuple[str, ...]]:
     """A candidate, where there is one, extends what is published by the same rules."""
     try:
@@ -175,7 +211,8 @@ def _check_candidate(
         raise LogRewound("the candidate is smaller or earlier than what is published")
     new = list(read_leaves(source, published.size, candidate.size))
     for logged in read_entries(source, new, state):
-        authority.check_entry(logged)
+        if judge_all or authority.knows(logged):
+            authority.check_entry(logged)
     if not hmac.compare_digest(state.frontier.root, candidate.root):
         raise LogForked("the candidate does not extend what is published")
     if not hmac.compare_digest(state.current(candidate.time).digest, candidate.list_digest):

@@ -70,39 +70,48 @@ class Trust:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Authority:
-    """Who may do what in a log, by its policies."""
+    """Who may do what in a log, by its policies.
+
+    Checkpoints answer to the policies of today. An entry may have been logged under a policy of
+    its own day, so those who judge old entries name the earlier policies too.
+    """
 
     log_keys: frozenset[bytes]
-    # Name -> keys, of every aggregator of every pair.
+    # Name -> keys, of every aggregator that has to cosign.
     cosigners: dict[str, frozenset[bytes]]
-    # Analysis -> author keys.
-    authors: dict[str, frozenset[bytes]]
     # The shortest of the policies' limits, seconds.
     max_age: int
+    # Of today's and earlier policies: analysis -> author keys,
+    authors: dict[str, frozenset[bytes]]
+    # aggregator -> keys that may publish an HPKE config,
+    hpke_signers: dict[str, frozenset[bytes]]
+    # and the log's keys.
+    all_log_keys: frozenset[bytes]
 
     @classmethod
-    def of(cls, policies: Iterable[Policy]) -> Self:
+    def of(cls, policies: Iterable[Policy], *, earlier: Iterable[Policy] = ()) -> Self:
         """What these policies say together."""
-        policies = tuple(policies)
-        if not policies:
+        today = tuple(policies)
+        ever = (*today, *earlier)
+        if not today:
             raise InvalidInput("a log has at least one policy")
-        cosigners: dict[str, frozenset[bytes]] = {}
-        authors: dict[str, frozenset[bytes]] = {}
-        for policy in policies:
-            for pair in policy.aggregators:
-                for side in (pair.leader, pair.helper):
-                    check_key_name(side.url)
-                    keys = frozenset(_decoded(side.cosigning_keys))
-                    cosigners[side.url] = cosigners.get(side.url, frozenset()) | keys
-            for name, analysis in policy.analyses.items():
-                keys = frozenset(_decoded(analysis.author_keys))
-                authors[name] = authors.get(name, frozenset()) | keys
         return cls(
-            log_keys=frozenset(key for policy in policies for key in _decoded(policy.log_keys)),
-            cosigners=cosigners,
-            authors=authors,
-            max_age=min(policy.checkpoint_max_age for policy in policies),
+            log_keys=_log_keys(today),
+            cosigners=_cosigners(today),
+            max_age=min(policy.checkpoint_max_age for policy in today),
+            authors=_authors(ever),
+            hpke_signers=_cosigners(ever),
+            all_log_keys=_log_keys(ever),
         )
+
+    def knows(self, logged: Logged) -> bool:
+        """Whether any policy speaks of what an entry is about; others are not ours to judge."""
+        entry = logged.entry
+        if isinstance(entry, KeyRevocation):
+            return any(entry.key in keys for keys in self.authors.values())
+        if isinstance(entry, HPKEConfigEntry):
+            return entry.aggregator in self.hpke_signers
+        return logged.recipe is None or logged.recipe.recipe.analysis in self.authors
 
     def check_entry(self, logged: Logged) -> None:
         """Require that the key which vouches for an entry may do so."""
@@ -117,13 +126,13 @@ class Authority:
             peers = [keys for keys in self.authors.values() if entry.key in keys]
             if not peers:
                 raise NotAuthorized(f"entry {logged.index}: no policy lists the key to be revoked")
-            if entry.signer not in self.log_keys.union(*peers):
+            if entry.signer not in self.all_log_keys.union(*peers):
                 raise NotAuthorized(
                     f"entry {logged.index}: a key is revoked by itself, by another author key of "
                     "its analysis or by the log"
                 )
         elif isinstance(entry, HPKEConfigEntry):
-            if entry.signer not in self.cosigners.get(entry.aggregator, frozenset()):
+            if entry.signer not in self.hpke_signers.get(entry.aggregator, frozenset()):
                 raise NotAuthorized(
                     f"entry {logged.index}: no policy lists this key for {entry.aggregator}"
                 )
@@ -148,6 +157,30 @@ class Authority:
             except LogSignatureInvalid:
                 absent.append(name)
         return tuple(absent)
+
+
+def _log_keys(policies: Iterable[Policy]) -> frozenset[bytes]:
+    return frozenset(key for policy in policies for key in _decoded(policy.log_keys))
+
+
+def _cosigners(policies: Iterable[Policy]) -> dict[str, frozenset[bytes]]:
+    found: dict[str, frozenset[bytes]] = {}
+    for policy in policies:
+        for pair in policy.aggregators:
+            for side in (pair.leader, pair.helper):
+                check_key_name(side.url)
+                keys = frozenset(_decoded(side.cosigning_keys))
+                found[side.url] = found.get(side.url, frozenset()) | keys
+    return found
+
+
+def _authors(policies: Iterable[Policy]) -> dict[str, frozenset[bytes]]:
+    found: dict[str, frozenset[bytes]] = {}
+    for policy in policies:
+        for name, analysis in policy.analyses.items():
+            keys = frozenset(_decoded(analysis.author_keys))
+            found[name] = found.get(name, frozenset()) | keys
+    return found
 
 
 def _decoded(keys: Iterable[str]) -> tuple[bytes, ...]:
