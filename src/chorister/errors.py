@@ -147,8 +147,12 @@ class LogSignatureInvalid(LogError):
 class LogForked(LogError):
     """The log shows a history that is not an extension of one seen before.
 
-    Keep both checkpoints: two of them, signed by the log, are proof of what it did.
+    `evidence` holds the two checkpoints, each with the log's signature: proof of what it did.
     """
+
+    def __init__(self, message: str, *, evidence: tuple[bytes, ...] = ()) -> None:
+        super().__init__(message)
+        self.evidence = evidence
 
 
 class LogRewound(LogForked):

@@ -25,6 +25,7 @@ from chorister.errors import (
     WrongList,
 )
 from chorister.transparency.auditor import audit
+from chorister.transparency.checkpoint import SignedCheckpoint
 from chorister.transparency.entries import Entry, RecipeEntry
 from chorister.transparency.listing import CurrentList
 from chorister.transparency.reader import accept_checkpoint, read_current
@@ -35,6 +36,7 @@ from tests.logworld import (
     HELPER,
     LEADER,
     NOW,
+    ORIGIN,
     OTHER_ANALYSIS,
     World,
     a_world,
@@ -99,8 +101,14 @@ def test_honest_extension_is_cosigned(world: World, tmp_path: Path) -> None:
 def test_fork_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
     """Another history of the same size: a private recipe in the place of a public one."""
     other = [*HONEST[:3], recipe_entry("private")]
-    with pytest.raises(LogForked):
+    with pytest.raises(LogForked) as caught:
         world.leader.cosign(forged(tmp_path, *other))
+    # What remains is proof: two roots for one size, both signed by the log.
+    seen, shown = (SignedCheckpoint.parse(data) for data in caught.value.evidence)
+    for signed in (seen, shown):
+        signed.note.check_signature(ORIGIN, [public("log")])
+    assert seen.checkpoint.size == shown.checkpoint.size
+    assert seen.checkpoint.root != shown.checkpoint.root
 
 
 def test_longer_fork_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
@@ -115,7 +123,7 @@ def test_fork_for_one_victim_is_caught_by_the_devices_check(world: World, tmp_pa
     folder = tmp_path / "forged"
     with pytest.raises(LogSignatureInvalid, match="leader"):
         device_reads(source)
-    signed = world.checkpoint().parse((folder / "checkpoint").read_bytes())
+    signed = SignedCheckpoint.parse((folder / "checkpoint").read_bytes())
     one_sided = signed.with_cosigner(identity("leader").sign(signed.checkpoint, NOW + 10))
     (folder / "checkpoint").write_bytes(one_sided.encode())
     with pytest.raises(LogSignatureInvalid, match="helper"):
@@ -445,7 +453,7 @@ def test_unlisted_author_is_caught_by_the_auditor(tmp_path: Path) -> None:
 def test_another_logs_checkpoint_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
     source = forged(tmp_path, *HONEST)
     path = tmp_path / "forged" / "candidate"
-    checkpoint = world.checkpoint().parse(path.read_bytes()).checkpoint
+    checkpoint = SignedCheckpoint.parse(path.read_bytes()).checkpoint
     other = type(checkpoint)(
         origin="registry.example/other",
         size=checkpoint.size,

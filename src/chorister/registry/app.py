@@ -164,21 +164,25 @@ class _Service:
             return _problem(400, "disconnected", "the sender went away")
         return bytes(data)
 
+    async def refresh(self) -> None:
+        """Offer a new candidate, unless one still waits; a failure is logged and not the end."""
+        try:
+            before = await self._in_thread(self.registry.status)
+            candidate = await self._in_thread(self.registry.issue)
+            if before.candidate not in (None, candidate.checkpoint):
+                names = ", ".join(before.waiting_for)
+                _log.warning("a candidate was replaced that %s did not cosign in time", names)
+        except ChoristerError as error:
+            _log.error("no new checkpoint: %s", error)
+        except Exception:
+            # Without this the log would grow stale in silence.
+            _log.exception("no new checkpoint, by a bug in Chorister")
+
     async def keep_fresh(self) -> None:
-        """Offer a new candidate every interval, whatever happens to single ones."""
+        """A new candidate every interval."""
         while True:
-            try:
-                before = await self._in_thread(self.registry.status)
-                candidate = await self._in_thread(self.registry.issue)
-                if before.candidate not in (None, candidate.checkpoint):
-                    names = ", ".join(before.waiting_for)
-                    _log.warning("a candidate was replaced that %s did not cosign in time", names)
-            except ChoristerError as error:
-                _log.error("no new checkpoint: %s", error)
-            except Exception:
-                # Without this the log would grow stale in silence.
-                _log.exception("no new checkpoint, by a bug in Chorister")
             await asyncio.sleep(self.interval)
+            await self.refresh()
 
 
 def build_app(
@@ -188,6 +192,7 @@ def build_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await service.refresh()
         task = asyncio.create_task(service.keep_fresh())
         try:
             yield

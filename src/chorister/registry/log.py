@@ -112,7 +112,7 @@ class Registry:
             self._authority.check_entry(logged)
             self._check_timely(logged)
             self._folder.append(data)
-            self._state.append(data)
+            self._state.apply(logged)
             return Receipt(index=logged.index, address=logged.address, new=True)
 
     def issue(self) -> SignedCheckpoint:

@@ -147,7 +147,7 @@ def audit(
         raise WrongList("the checkpoint's list is not the one that follows from the entries")
     accept_list(source.read(list_path(checkpoint.list_digest), limit=MAX_LIST), checkpoint)
     for kept in earlier:
-        _check_extends(kept, checkpoint, leaves, authority)
+        _check_extends(kept, signed, leaves, authority)
     candidate, waiting_for = _check_candidate(source, checkpoint, state, authority, judge_all)
     return Audit(
         checkpoint=checkpoint,
@@ -171,23 +171,29 @@ def _check_fresh(checkpoint: Checkpoint, now: int, max_age: int) -> None:
 
 
 def _check_extends(
-    kept: SignedCheckpoint, checkpoint: Checkpoint, leaves: Sequence[bytes], authority: Authority
+    kept: SignedCheckpoint,
+    signed: SignedCheckpoint,
+    leaves: Sequence[bytes],
+    authority: Authority,
 ) -> None:
     """The log still begins with what an earlier checkpoint covered."""
-    old = kept.checkpoint
+    old, checkpoint = kept.checkpoint, signed.checkpoint
     kept.note.check_signature(checkpoint.origin, authority.all_log_keys)
     if old.size > checkpoint.size or old.time > checkpoint.time:
         raise LogRewound(
             f"the log showed {old.size} entries at {old.time}, "
             f"and now {checkpoint.size} at {checkpoint.time}"
         )
-    verify_consistency(
-        old_size=old.size,
-        old_root=old.root,
-        size=checkpoint.size,
-        root=checkpoint.root,
-        proof=consistency_proof(old.size, leaves) if old.size else (),
-    )
+    try:
+        verify_consistency(
+            old_size=old.size,
+            old_root=old.root,
+            size=checkpoint.size,
+            root=checkpoint.root,
+            proof=consistency_proof(old.size, leaves) if old.size else (),
+        )
+    except LogForked as error:
+        raise LogForked(str(error), evidence=(kept.encode(), signed.encode())) from error
 
 
 def _check_candidate(

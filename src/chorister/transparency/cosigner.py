@@ -120,16 +120,16 @@ class Cosigner:
         self._check_time(checkpoint, last)
         if checkpoint.size < last.size:
             raise LogRewound(f"the log had {last.size} entries and now shows {checkpoint.size}")
-        state, entries, logged = self._extend(checkpoint, source)
+        state, entries, logged = self._extend(candidate, source)
         self._check_own_configs(logged)
         if not hmac.compare_digest(state.current(checkpoint.time).digest, checkpoint.list_digest):
             raise WrongList("the candidate's list is not the one that follows from the entries")
         self._accept([item.recipe for item in logged if item.recipe is not None])
         line = self._identity.sign(checkpoint, self._clock.now())
-        signed = SignedCheckpoint(
-            checkpoint=checkpoint, note=Note(text=checkpoint.text, signatures=(line,))
-        )
-        self._head.commit(signed, entries, state)
+        # With the log's own signature: if it ever forks, the head is half of the proof.
+        signatures = (*(old for old in candidate.note.signatures if old.name == last.origin), line)
+        note = Note(text=checkpoint.text, signatures=signatures)
+        self._head.commit(SignedCheckpoint(checkpoint=checkpoint, note=note), entries, state)
         return line
 
     def _check_origin(self, candidate: SignedCheckpoint) -> None:
@@ -154,10 +154,10 @@ class Cosigner:
             )
 
     def _extend(
-        self, checkpoint: Checkpoint, source: Source
+        self, candidate: SignedCheckpoint, source: Source
     ) -> tuple[LogState, list[bytes], list[Logged]]:
         """Our entries followed by the new ones, if that is the tree of the checkpoint."""
-        old = self._head.state
+        old, checkpoint = self._head.state, candidate.checkpoint
         if checkpoint.size - old.size > self._max_new_entries:
             raise EntryRefused(
                 f"{checkpoint.size - old.size} new entries at once, where a cosigner takes "
@@ -167,7 +167,8 @@ class Cosigner:
         # Before any body is fetched: a fork is found without reading what it holds.
         if not hmac.compare_digest(old.frontier.extend(leaves).root, checkpoint.root):
             raise LogForked(
-                f"the log of {checkpoint.size} entries does not extend the {old.size} seen before"
+                f"the log of {checkpoint.size} entries does not extend the {old.size} seen before",
+                evidence=(self._head.last.encode(), candidate.encode()),
             )
         state, room = old.copy(), self._max_new_bytes
         entries, logged = [], []
@@ -238,5 +239,6 @@ def adopt_head(
     if not hmac.compare_digest(state.frontier.root, target.root):
         raise LogForked("the log's entries are not those of the checkpoint to adopt")
     line = identity.sign(target, cosignature.time)
-    note = Note(text=target.text, signatures=(line,))
+    kept = (old for old in checkpoint.note.signatures if old.name == target.origin)
+    note = Note(text=target.text, signatures=(*kept, line))
     return Head.create(folder, SignedCheckpoint(checkpoint=target, note=note), entries, disk=disk)

@@ -24,7 +24,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chorister.errors import DecodeError, DuplicateEntry, EntryRefused, LogSignatureInvalid
+from chorister.errors import (
+    DecodeError,
+    DuplicateEntry,
+    EntryRefused,
+    InternalError,
+    LogSignatureInvalid,
+)
 from chorister.recipe import SignedRecipe
 from chorister.transparency.entries import (
     EndReason,
@@ -125,6 +131,13 @@ class LogState:
     def append(self, data: bytes) -> Logged:
         """Take these bytes as the next entry, if the rules permit it."""
         logged = self.check(data)
+        self.apply(logged)
+        return logged
+
+    def apply(self, logged: Logged) -> None:
+        """Take an entry that `check` just let through."""
+        if logged.index != self.size:
+            raise InternalError(f"entry {logged.index} was checked, but {self.size} is next")
         entry = logged.entry
         if logged.recipe is not None and isinstance(entry, RecipeEntry):
             self._recipes[logged.recipe.digest] = LoggedRecipe(
@@ -142,7 +155,6 @@ class LogState:
             self._hpke.setdefault(entry.aggregator, []).append((entry, logged.address))
         self._index_of[logged.address] = logged.index
         self.frontier = self.frontier.extend([logged.address])
-        return logged
 
     def current(self, time: int) -> CurrentList:
         """The list at `time`."""
