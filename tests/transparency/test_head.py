@@ -30,7 +30,6 @@ from tests.logworld import (
     NOW,
     Aggregator,
     World,
-    a_world,
     forge,
     hpke_entry,
     identity,
@@ -38,11 +37,6 @@ from tests.logworld import (
     recipe_entry,
 )
 from tests.simulated_disk import Crash, SimulatedDisk
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return a_world(tmp_path)
 
 
 def test_a_cosigner_goes_on_after_a_restart(world: World) -> None:

@@ -1,4 +1,4 @@
-"""A registry that lies, one way in each test, and who catches it.
+"""A registry that lies about what it holds, one way in each test, and who catches it.
 
 The forger holds the log's own key and writes whatever it likes (`logworld.forge`). Each test says
 in its name who catches it: the cosigner, the device's check, or the auditor.
@@ -6,7 +6,6 @@ in its name who catches it: the cosigner, the device's check, or the auditor.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,6 @@ from chorister.errors import (
     DuplicateEntry,
     EntryRefused,
     ForeignHPKEConfig,
-    LogForked,
-    LogRewound,
     LogSignatureInvalid,
     LogWithheld,
     NotAuthorized,
@@ -26,20 +23,18 @@ from chorister.errors import (
 )
 from chorister.transparency.auditor import audit
 from chorister.transparency.checkpoint import SignedCheckpoint
-from chorister.transparency.entries import Entry, RecipeEntry
+from chorister.transparency.entries import RecipeEntry
 from chorister.transparency.listing import CurrentList
-from chorister.transparency.reader import accept_checkpoint, read_current
-from chorister.transparency.sources import FolderSource, Source, entry_path, list_path
+from chorister.transparency.reader import accept_checkpoint
+from chorister.transparency.sources import FolderSource, entry_path, list_path
 from tests.logworld import (
     ANALYSIS,
     DAY,
     HELPER,
     LEADER,
     NOW,
-    ORIGIN,
     OTHER_ANALYSIS,
     World,
-    a_world,
     authority,
     forge,
     hpke_entry,
@@ -50,216 +45,7 @@ from tests.logworld import (
     revocation,
     trust,
 )
-
-HONEST: list[Entry] = [
-    hpke_entry(LEADER),
-    hpke_entry(HELPER),
-    recipe_entry("first"),
-    recipe_entry("second"),
-]
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return a_world(tmp_path)
-
-
-def forged(tmp_path: Path, *entries: Entry, time: int = NOW + 10, **options: object) -> Source:
-    encoded = [entry.encode() for entry in entries]
-    return forge(tmp_path / "forged", encoded, time=time, **options)  # type: ignore[arg-type]
-
-
-def device_reads(source: Source, now: int = NOW + 10, not_before: int = 0) -> list[RecipeEntry]:
-    current = read_current(
-        source,
-        trust=trust(),
-        clock=SettableClock(now),
-        analyses={ANALYSIS},
-        not_before=not_before,
-    )
-    return list(current.recipes)
-
-
-# --- First of all, the honest one ----------------------------------------------------------------
-
-
-def test_honest_registry_passes_everyone(world: World) -> None:
-    assert device_reads(world.source) == sorted(HONEST[2:], key=lambda entry: entry.address)
-    found = audit(world.source, authority=authority(), clock=world.clock)
-    assert [logged.entry for logged in found.entries] == HONEST
-    assert [signed.recipe.id for signed in world.leader.accepted] == ["first", "second"]
-
-
-def test_honest_extension_is_cosigned(world: World, tmp_path: Path) -> None:
-    world.leader.cosign(forged(tmp_path, *HONEST, recipe_entry("third")))
-    assert world.leader.accepted[-1].recipe.id == "third"
-
-
-# --- Forks ---------------------------------------------------------------------------------------
-
-
-def test_fork_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
-    """Another history of the same size: a private recipe in the place of a public one."""
-    other = [*HONEST[:3], recipe_entry("private")]
-    with pytest.raises(LogForked) as caught:
-        world.leader.cosign(forged(tmp_path, *other))
-    # What remains is proof: two roots for one size, both signed by the log.
-    seen, shown = (SignedCheckpoint.parse(data) for data in caught.value.evidence)
-    for signed in (seen, shown):
-        signed.note.check_signature(ORIGIN, [public("log")])
-    assert seen.checkpoint.size == shown.checkpoint.size
-    assert seen.checkpoint.root != shown.checkpoint.root
-
-
-def test_longer_fork_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
-    other = [*HONEST[:3], recipe_entry("private"), recipe_entry("third")]
-    with pytest.raises(LogForked):
-        world.helper.cosign(forged(tmp_path, *other))
-
-
-def test_fork_for_one_victim_is_caught_by_the_devices_check(world: World, tmp_path: Path) -> None:
-    """Signed by the log, and by one dishonest aggregator; the honest one never sees it."""
-    source = forged(tmp_path, *HONEST, recipe_entry("private"), name="checkpoint")
-    folder = tmp_path / "forged"
-    with pytest.raises(LogSignatureInvalid, match="leader"):
-        device_reads(source)
-    signed = SignedCheckpoint.parse((folder / "checkpoint").read_bytes())
-    one_sided = signed.with_cosigner(identity("leader").sign(signed.checkpoint, NOW + 10))
-    (folder / "checkpoint").write_bytes(one_sided.encode())
-    with pytest.raises(LogSignatureInvalid, match="helper"):
-        device_reads(source)
-
-
-def test_fork_is_caught_by_the_auditor_who_kept_a_checkpoint(world: World, tmp_path: Path) -> None:
-    """Even if both aggregators collude with the registry."""
-    kept = world.checkpoint()
-    other = [*HONEST[:3], recipe_entry("private"), recipe_entry("third")]
-    source = forged(tmp_path, *other, cosigned=True, name="checkpoint")
-    audit(source, authority=authority())
-    with pytest.raises(LogForked):
-        audit(source, authority=authority(), earlier=[kept])
-
-
-def test_never_two_roots_for_one_size_even_after_a_restart(world: World, tmp_path: Path) -> None:
-    world.leader.restart()
-    other = [*HONEST[:3], recipe_entry("private")]
-    with pytest.raises(LogForked):
-        world.leader.cosign(forged(tmp_path, *other, time=NOW + 20))
-
-
-# --- Withholding ---------------------------------------------------------------------------------
-
-
-def test_withheld_entry_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
-    third = recipe_entry("third")
-    source = forged(tmp_path, *HONEST, third)
-    (tmp_path / "forged" / entry_path(third.address)).unlink()
-    with pytest.raises(LogWithheld, match="entry/"):
-        world.leader.cosign(source)
-
-
-def test_withheld_tile_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
-    source = forged(tmp_path, *HONEST, recipe_entry("third"))
-    shutil.rmtree(tmp_path / "forged" / "tile")
-    with pytest.raises(LogWithheld, match="tile/"):
-        world.leader.cosign(source)
-
-
-def test_exchanged_body_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
-    third = recipe_entry("third")
-    source = forged(tmp_path, *HONEST, third)
-    path = tmp_path / "forged" / entry_path(third.address)
-    path.write_bytes(recipe_entry("private").encode())
-    with pytest.raises(LogWithheld, match="not the entry with that hash"):
-        world.leader.cosign(source)
-
-
-def test_withheld_body_is_caught_by_the_devices_check(world: World) -> None:
-    (world.public / entry_path(HONEST[2].address)).unlink()
-    with pytest.raises(LogWithheld, match="entry/"):
-        device_reads(world.source)
-
-
-def test_exchanged_body_is_caught_by_the_devices_check(world: World) -> None:
-    (world.public / entry_path(HONEST[2].address)).write_bytes(recipe_entry("private").encode())
-    with pytest.raises(LogWithheld, match="not the entry with that hash"):
-        device_reads(world.source)
-
-
-def test_withheld_entry_is_caught_by_the_auditor(world: World) -> None:
-    (world.public / entry_path(HONEST[0].address)).unlink()
-    with pytest.raises(LogWithheld, match="entry/"):
-        audit(world.source, authority=authority())
-
-
-def test_withheld_revocation_is_caught_by_the_devices_check(world: World) -> None:
-    """Going on with an old checkpoint hides a revocation only until it is too old."""
-    before = (world.public / "checkpoint").read_bytes()
-    world.publish(revocation("author"))
-    assert device_reads(world.source) == []
-    accepted = world.checkpoint().checkpoint.time
-    (world.public / "checkpoint").write_bytes(before)
-    with pytest.raises(LogRewound):
-        device_reads(world.source, not_before=accepted)
-    # A device that was never shown the newer one: until the policy's limit, and not longer.
-    assert device_reads(world.source) != []
-    with pytest.raises(CheckpointTime):
-        device_reads(world.source, now=NOW + 3 * DAY)
-
-
-# --- Rewinding -----------------------------------------------------------------------------------
-
-
-def test_rewind_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
-    with pytest.raises(LogRewound, match="had 4 entries and now shows 3"):
-        world.leader.cosign(forged(tmp_path, *HONEST[:3]))
-
-
-def test_earlier_time_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
-    last = world.leader.cosigner.last.time
-    with pytest.raises(LogRewound, match="before"):
-        world.leader.cosign(forged(tmp_path, *HONEST, time=last - 1))
-
-
-def test_rewind_is_caught_by_the_devices_check(world: World) -> None:
-    accepted = world.checkpoint().checkpoint.time
-    assert device_reads(world.source, not_before=accepted)
-    with pytest.raises(LogRewound):
-        device_reads(world.source, not_before=accepted + 1)
-
-
-def test_rewind_is_caught_by_the_auditor_who_kept_a_checkpoint(
-    world: World, tmp_path: Path
-) -> None:
-    kept = world.checkpoint()
-    source = forged(tmp_path, *HONEST[:3], cosigned=True, name="checkpoint")
-    with pytest.raises(LogRewound):
-        audit(source, authority=authority(), earlier=[kept])
-
-
-def test_rewinding_candidate_is_caught_by_the_auditor(world: World, tmp_path: Path) -> None:
-    forge(world.public, [entry.encode() for entry in HONEST[:3]], time=NOW + 10)
-    with pytest.raises(LogRewound, match="candidate"):
-        audit(world.source, authority=authority())
-
-
-# --- Reordering ----------------------------------------------------------------------------------
-
-
-def test_reordering_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
-    first, second, *rest = HONEST
-    with pytest.raises(LogForked):
-        world.leader.cosign(forged(tmp_path, second, first, *rest))
-
-
-def test_reordering_is_caught_by_the_auditor(world: World) -> None:
-    """Tiles in another order than the signed one."""
-    tile = world.public / "tile/0/000.p/4"
-    data = tile.read_bytes()
-    tile.write_bytes(data[32:64] + data[:32] + data[64:])
-    with pytest.raises(LogForked):
-        audit(world.source, authority=authority())
-
+from tests.transparency.lies import HONEST, device_reads, forged
 
 # --- Keys in an aggregator's name ----------------------------------------------------------------
 
