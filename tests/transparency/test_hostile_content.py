@@ -6,6 +6,7 @@ in its name who catches it: the cosigner, the device's check, or the auditor.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,10 @@ from chorister.errors import (
 )
 from chorister.transparency.auditor import audit
 from chorister.transparency.checkpoint import SignedCheckpoint
-from chorister.transparency.entries import RecipeEntry
+from chorister.transparency.entries import HPKEConfigEntry, RecipeEntry
 from chorister.transparency.listing import CurrentList
 from chorister.transparency.reader import accept_checkpoint
-from chorister.transparency.sources import FolderSource, entry_path, list_path
+from chorister.transparency.sources import FolderSource, Source, entry_path, list_path
 from tests.logworld import (
     ANALYSIS,
     DAY,
@@ -86,6 +87,64 @@ def test_foreign_hpke_config_is_caught_by_the_auditor(tmp_path: Path) -> None:
         audit(source, authority=authority())
 
 
+def served(tmp_path: Path, leader_config: HPKEConfigEntry) -> Source:
+    """A log, cosigned by both, whose list calls this entry the leader's config."""
+    listed = CurrentList.of(
+        hpke_configs=[(LEADER, leader_config.address), (HELPER, HONEST[1].address)], recipes=[]
+    )
+    return forged(
+        tmp_path,
+        leader_config,
+        HONEST[1],
+        list_digest=listed.digest,
+        served_list=listed.encode(),
+        cosigned=True,
+        name="checkpoint",
+    )
+
+
+def test_unsigned_hpke_config_is_caught_by_the_devices_check(tmp_path: Path) -> None:
+    unsigned = replace(hpke_entry(LEADER, b"foreign"), signature=bytes(64))
+    with pytest.raises(LogSignatureInvalid):
+        device_reads(served(tmp_path, unsigned))
+
+
+@pytest.mark.parametrize(("start", "end"), [(NOW - DAY, NOW + 10), (NOW + 11, NOW + DAY)])
+def test_invalid_hpke_config_is_caught_by_the_devices_check(
+    tmp_path: Path, start: int, end: int
+) -> None:
+    config = hpke_entry(LEADER, not_before=start, not_after=end)
+    with pytest.raises(WrongList, match="not valid"):
+        device_reads(served(tmp_path, config))
+
+
+def test_hpke_config_for_another_name_is_caught_by_the_devices_check(tmp_path: Path) -> None:
+    config = hpke_entry("https://leader.example.org/test/", by="leader")
+    with pytest.raises(WrongList, match="the config of"):
+        device_reads(served(tmp_path, config))
+
+
+def test_missing_hpke_config_is_caught_by_the_devices_check(tmp_path: Path) -> None:
+    source = forged(tmp_path, *HONEST[1:], cosigned=True, name="checkpoint")
+    with pytest.raises(LogWithheld, match="no HPKE config"):
+        device_reads(source)
+
+
+def test_recipe_that_is_none_is_caught_by_the_devices_check(tmp_path: Path) -> None:
+    configs = [(LEADER, HONEST[0].address), (HELPER, HONEST[1].address)]
+    listed = CurrentList.of(hpke_configs=configs, recipes=[(ANALYSIS, HONEST[0].address)])
+    source = forged(
+        tmp_path,
+        *HONEST[:2],
+        list_digest=listed.digest,
+        served_list=listed.encode(),
+        cosigned=True,
+        name="checkpoint",
+    )
+    with pytest.raises(WrongList, match="which it is not"):
+        device_reads(source)
+
+
 # --- Lists ---------------------------------------------------------------------------------------
 
 
@@ -125,6 +184,13 @@ def test_wrong_list_is_caught_by_the_auditor(world: World, tmp_path: Path) -> No
         audit(source, authority=authority())
     (world.public / list_path(world.checkpoint().checkpoint.list_digest)).unlink()
     with pytest.raises(LogWithheld, match="list/"):
+        audit(world.source, authority=authority())
+
+
+def test_candidate_with_a_wrong_list_is_caught_by_the_auditor(world: World) -> None:
+    entries = [entry.encode() for entry in HONEST]
+    forge(world.public, entries, time=NOW + 10, list_digest=a_wrong_list().digest)
+    with pytest.raises(WrongList, match="candidate"):
         audit(world.source, authority=authority())
 
 

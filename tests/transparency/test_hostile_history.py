@@ -95,6 +95,13 @@ def test_fork_is_caught_by_the_auditor_who_kept_a_checkpoint(world: World, tmp_p
         audit(source, authority=authority(), earlier=[kept])
 
 
+def test_forking_candidate_is_caught_by_the_auditor(world: World) -> None:
+    other = [*HONEST[:3], recipe_entry("private"), recipe_entry("third")]
+    forge(world.public, [entry.encode() for entry in other], time=NOW + 10)
+    with pytest.raises(LogForked, match="candidate"):
+        audit(world.source, authority=authority())
+
+
 def test_never_two_roots_for_one_size_even_after_a_restart(world: World, tmp_path: Path) -> None:
     world.leader.restart()
     other = [*HONEST[:3], recipe_entry("private")]
