@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chorister.errors import DecodeError, InvalidInput, LogSignatureInvalid
+from chorister.errors import DecodeError, InvalidInput, LogSignatureInvalid, SignatureInvalid
 from chorister.transparency.entries import (
     EndReason,
     Entry,
@@ -75,7 +75,7 @@ def test_one_changed_bit_breaks_the_signature(entry: RecipeEnd | KeyRevocation) 
 def test_a_recipe_verifies_under_the_key_beside_it_only() -> None:
     entry = recipe_entry("one")
     assert open_recipe(entry).recipe.id == "one"
-    with pytest.raises(LogSignatureInvalid, match="author"):
+    with pytest.raises(SignatureInvalid):
         open_recipe(RecipeEntry(author_key=public("other author"), jws=entry.jws))
 
 
@@ -142,7 +142,7 @@ def test_damaged_entries(entry: RecipeEntry, data: st.DataObject) -> None:
     if isinstance(parsed, RecipeEntry):
         try:
             opened = open_recipe(parsed)
-        except (DecodeError, LogSignatureInvalid):
+        except DecodeError:
             return
         assert opened.jws == entry.jws
 
