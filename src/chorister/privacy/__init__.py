@@ -23,6 +23,7 @@ from chorister.privacy.amplification import (
     local_epsilon,
     min_cohort,
 )
+from chorister.privacy.clones import CloneBound, clones_epsilon
 from chorister.privacy.composition import Composed, ExactTotal, FixedSequence, compose
 from chorister.privacy.filters import (
     BasicFilter,
@@ -49,6 +50,7 @@ __all__ = [
     "BasicFilter",
     "Bound",
     "Charge",
+    "CloneBound",
     "Composed",
     "Cost",
     "Crowd",
@@ -68,6 +70,7 @@ __all__ = [
     "Spent",
     "TotalWeight",
     "accuracy_for_cohort",
+    "clones_epsilon",
     "compose",
     "cost",
     "cost_of_accuracy",

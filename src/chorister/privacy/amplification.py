@@ -160,7 +160,7 @@ def min_cohort(
     else:
         valid = smallest_valid_cohort(setting.replacement, wanted)
         least = valid if chosen is Method.CLOSED_FORM else 1
-        members = _first_member(holds, least, most, least)
+        members = _first_member(holds, least, most, _guess(setting, target))
     if members is None:
         raise InvalidInput(
             f"no cohort up to {MAX_COHORT:,} gives epsilon {target:g} at delta {wanted:g} with "

@@ -24,9 +24,8 @@ from enum import StrEnum
 from functools import lru_cache
 
 import numpy as np
-from scipy.stats import binom
 
-from chorister.privacy.binomials import Floats, binomial
+from chorister.privacy.binomials import Floats, binomial, upper_tail
 from chorister.privacy.envelopes import certified_slack, least_epsilon
 
 __all__ = ["CloneBound", "clones_delta", "clones_epsilon", "conditional_divergence"]
@@ -59,8 +58,9 @@ def conditional_divergence(clones: Floats, replacement_epsilon: float, epsilon: 
     g = math.exp(epsilon)
     gain, loss = a - g * not_a, g * a - not_a
     least = np.floor((clones + 1.0) * (loss / (gain + loss))) + 1.0
-    # sf(k) is Pr[> k], so Pr[>= k*] is sf(k* - 1).
-    value = gain * binom.sf(least - 2.0, clones, 0.5) - loss * binom.sf(least - 1.0, clones, 0.5)
+    # The tail is Pr[> k], so Pr[>= k*] is the tail of k* - 1.
+    reached = upper_tail(least - 2.0, clones, 0.5)
+    value = gain * reached - loss * upper_tail(least - 1.0, clones, 0.5)
     return np.maximum(value, 0.0)
 
 

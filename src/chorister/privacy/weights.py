@@ -18,9 +18,9 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
 from functools import lru_cache
 
 import numpy as np
-from scipy.stats import binom
 
 from chorister.errors import InvalidInput
+from chorister.privacy.binomials import binomial, lower_tail, upper_tail
 
 __all__ = [
     "BOUND_DELTA",
@@ -179,12 +179,9 @@ class TotalWeight:
 
     def _tails(self, total: int) -> tuple[float, float]:
         """Pr[weight <= total] and Pr[weight >= total], each summed on its own side."""
-        bits = self.other_bits + self.noise_bits
-        centre, reach = self.reports * self.h, 40.0 + 12.0 * math.sqrt(self.reports)
-        first = max(0, math.floor(centre - reach))
-        last = min(self.reports, math.ceil(centre + reach))
-        own = np.arange(first, last + 1)
-        chance = binom.pmf(own, self.reports, self.h)
-        below = float(np.dot(chance, binom.cdf(total - own, bits, self.q)))
-        above = float(np.dot(chance, binom.sf(total - own - 1, bits, self.q)))
+        bits = float(self.other_bits + self.noise_bits)
+        own = binomial(self.reports, self.h, 1e-18)
+        rest = total - own.first - np.arange(own.mass.size, dtype=np.float64)
+        below = float(np.dot(own.mass, lower_tail(rest, bits, self.q)))
+        above = float(np.dot(own.mass, upper_tail(rest - 1.0, bits, self.q)))
         return min(below, 1.0), min(above, 1.0)
