@@ -177,10 +177,19 @@ def test_the_renyi_filter_at_the_stated_order() -> None:
     assert budget.spent.delta == Decimal("1e-6")
 
 
+def test_the_renyi_filter_sets_delta_aside_for_bounded_reports() -> None:
+    budget = RenyiFilter(epsilon=Decimal(3), delta=Decimal("3e-12"), orders=(38,))
+    budget = budget.add(CHARGE).add(CHARGE)
+    with pytest.raises(BudgetExceeded):
+        budget.add(CHARGE)
+
+
 def test_several_orders_share_delta() -> None:
     one = RenyiFilter(epsilon=Decimal(1), delta=Decimal("1e-6"), orders=(38,)).add(CHARGE)
     two = RenyiFilter(epsilon=Decimal(1), delta=Decimal("1e-6"), orders=(38, 140)).add(CHARGE)
-    half = RenyiFilter(epsilon=Decimal(1), delta=Decimal("5e-7"), orders=(140,)).add(CHARGE)
+    half = RenyiFilter(
+        epsilon=Decimal(1), delta=Decimal("5e-7") + Decimal("5e-13"), orders=(140,)
+    ).add(CHARGE)
     assert two.spent.epsilon == half.spent.epsilon < one.spent.epsilon
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,21 @@ def test_a_renyi_budget_allows_more_questions_than_a_basic_one() -> None:
     assert basic.each[0].more is not None
     assert renyi.each[0].more is not None
     assert renyi.each[0].more > basic.each[0].more
+
+
+def test_bounded_reports_are_priced_with_what_they_set_aside() -> None:
+    """A device checks delta - 1e-12: at a delta of 2e-12 that is half, and the cohort grows."""
+    tiny: dict[str, Any] = {
+        "setting": NOISED,
+        "epsilon": Decimal("0.5"),
+        "delta": Decimal("2e-12"),
+        "length": 10,
+    }
+    bounded = cost([PlannedQuestion(**tiny)], total=False)
+    plain = cost([PlannedQuestion(**tiny, bounded=False)], total=False)
+    assert bounded.each[0].min_cohort > plain.each[0].min_cohort
+    with pytest.raises(InvalidInput, match="delta"):
+        cost([PlannedQuestion(**(tiny | {"delta": Decimal("1e-12")}))])
 
 
 def test_too_few_reports_are_refused() -> None:

@@ -25,6 +25,7 @@ from typing import Self, final
 from chorister.errors import BudgetExceeded, InvalidInput
 from chorister.privacy.renyi import check_order, renyi_divergence, renyi_to_epsilon
 from chorister.privacy.settings import Setting
+from chorister.privacy.weights import BOUND_DELTA
 
 __all__ = ["BasicFilter", "Charge", "Filter", "Release", "RenyiFilter", "Spent", "require_filter"]
 
@@ -155,11 +156,15 @@ class RenyiFilter(Filter):
         """Epsilon at the budget's delta, by the best order, each with its share of delta.
 
         Which order is the best one may depend on what was asked, hence on earlier answers: that is
-        why they share delta.
+        why they share delta. Bounded reports are within total variation tau of the ones that the
+        divergences describe, whatever was asked before, so each charge sets 1e-12 of delta aside.
         """
         if not self.charges:
             return Spent(epsilon=Decimal(0), delta=Decimal(0))
-        share = float(self.delta) / len(self.orders)
+        left = self.delta - self.charges * BOUND_DELTA
+        if left <= 0:
+            return Spent(epsilon=Decimal("Infinity"), delta=self.delta)
+        share = float(left) / len(self.orders)
         best = min(
             renyi_to_epsilon(float(total), order, share)
             for order, total in zip(self.orders, self.totals, strict=True)

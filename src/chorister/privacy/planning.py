@@ -22,6 +22,7 @@ from chorister.privacy.randomizers import (
     OneHotRandomizer,
 )
 from chorister.privacy.settings import MAX_COHORT, Setting
+from chorister.privacy.weights import BOUND_DELTA, delta_before_bound
 
 __all__ = ["Cost", "Plan", "PlannedQuestion", "accuracy_for_cohort", "cost", "cost_of_accuracy"]
 
@@ -37,6 +38,7 @@ class PlannedQuestion:
     epsilon: Decimal  # what it asks of the aggregate
     delta: Decimal
     length: int  # number of bins, OOV included
+    bounded: bool = True  # bounded reports: 1e-12 of delta is set aside
     reports: int | None = None  # how many reports to expect; the minimum cohort if None
 
 
@@ -92,8 +94,11 @@ def cost(
 
 def _price(question: PlannedQuestion, budget: Filter | None) -> tuple[Cost, Filter | None]:
     setting = question.setting
-    cohort = min_cohort(setting, epsilon=question.epsilon, delta=question.delta)
+    delta = question.delta - BOUND_DELTA if question.bounded else question.delta
+    cohort = min_cohort(setting, epsilon=question.epsilon, delta=delta)
     reports = cohort if question.reports is None else question.reports
+    if question.bounded:  # raises where so many reports would cost more than is set aside
+        delta_before_bound(question.delta, question.epsilon, 1 if setting.noised else reports)
     if reports < cohort:
         raise InvalidInput(
             f"epsilon {question.epsilon} needs a cohort of at least {cohort:,}, not {reports:,}"
