@@ -60,7 +60,7 @@ demo: $(VENV)/.native
 # Skipped tests are listed with their reasons; with CI=true a skipped test has failed.
 test: $(VENV)/.native
 	@$(CARGO) test $(CRATE) --quiet --no-default-features
-	@$(BIN)/pytest -n auto $(PYTEST_ARGS)
+	@$(BIN)/pytest -n auto --dist loadgroup $(PYTEST_ARGS)
 
 check: $(VENV)/.native
 	@$(BIN)/ruff check .

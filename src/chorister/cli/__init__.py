@@ -29,7 +29,9 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except ChoristerError as error:
-            Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+            # Paths and names stay whole, to be copied.
+            line = f"[bold red]error:[/] {escape(str(error))}"
+            Console(stderr=True).print(line, highlight=False, soft_wrap=True)
             sys.exit(3 if isinstance(error, InternalError) else 2)
 
 
