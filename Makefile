@@ -57,10 +57,10 @@ $(VENV)/.native: $(VENV)/.python $(NATIVE) pyproject.toml
 demo: $(VENV)/.native
 	@$(BIN)/chorister demo
 
-# Skipped tests are listed with their reasons; with CI=true a skipped test has failed.
+# By file: the code blocks of a page build on each other. Skipped tests are listed with their reasons; with CI=true a skipped test has failed.
 test: $(VENV)/.native
 	@$(CARGO) test $(CRATE) --quiet --no-default-features
-	@$(BIN)/pytest -n auto --dist loadgroup $(PYTEST_ARGS)
+	@$(BIN)/pytest -n auto --dist loadfile $(PYTEST_ARGS)
 
 check: $(VENV)/.native
 	@$(BIN)/ruff check .

@@ -15,7 +15,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
 from sybil import Example, Sybil
 from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser
 
@@ -64,11 +63,3 @@ pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser(), ConsoleParser()],
     patterns=["README.md", "docs/**/*.md", "docs/*.md"],
 ).pytest()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The blocks of a page build on each other: one worker runs them all."""
-    for item in items:
-        if item.path.suffix == ".md":
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
