@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -40,6 +41,22 @@ def test_a_fleet_below_the_minimum_cohort_is_refused_in_one_line() -> None:
     run = RUNNER.invoke(app, ["demo", "--devices", "499"])
     assert run.exit_code == 2
     assert "--devices must be at least the minimum cohort" in " ".join(run.stderr.split())
+
+
+def test_a_bug_ends_with_three_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> None:
+        raise KeyError("oops")
+
+    monkeypatch.setattr("chorister.cli.demo.simulate_truth", broken)
+    run = RUNNER.invoke(app, ["demo"])
+    assert run.exit_code == 3
+    assert "Traceback" in run.stderr
+    assert "a bug in Chorister, please report it: KeyError('oops')" in run.stderr
+
+
+def test_wrong_options_end_with_two() -> None:
+    assert RUNNER.invoke(app, ["demo", "--no-such-option"]).exit_code == 2
+    assert RUNNER.invoke(app, ["no-such-command"]).exit_code == 2
 
 
 def test_help_lists_every_command() -> None:

@@ -7,7 +7,8 @@ Exit codes: 0 done; 1 a check said no (a refused recipe, a policy that contradic
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+import traceback
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -23,16 +24,27 @@ console = Console()
 
 
 class _Group(TyperGroup):
-    """Turns an error raised on purpose into one line and an exit code."""
+    """Turns an error into one line and an exit code; a bug shows its traceback above the line."""
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 (the signature is Click's)
         try:
             return super().invoke(ctx)
         except ChoristerError as error:
-            # Paths and names stay whole, to be copied.
-            line = f"[bold red]error:[/] {escape(str(error))}"
-            Console(stderr=True).print(line, highlight=False, soft_wrap=True)
-            sys.exit(3 if isinstance(error, InternalError) else 2)
+            if isinstance(error, InternalError):
+                traceback.print_exc()
+            _fail(str(error), 3 if isinstance(error, InternalError) else 2)
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] in {"click", "typer"}:
+                raise  # how a command ends, or says that its options are wrong
+            traceback.print_exc()
+            _fail(f"a bug in Chorister, please report it: {error!r}", 3)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    # Paths and names stay whole, to be copied.
+    line = f"[bold red]error:[/] {escape(message)}"
+    Console(stderr=True).print(line, highlight=False, soft_wrap=True)
+    sys.exit(code)
 
 
 app = typer.Typer(
