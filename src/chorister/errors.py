@@ -10,6 +10,10 @@ Each message says what was wrong and what to do; fields carry the values for pro
     │   └── RecipeError         a recipe is malformed, or not in its one canonical form
     │       └── SignatureInvalid    its signature, or the key that made it, is not accepted
     ├── QueryRefused        a policy does not allow this recipe
+    ├── StoreError          the device's encrypted store can't be opened, read or written
+    │   ├── EventRefused        an event that does not fit its stream or profile
+    │   └── KeyUnavailable      the device's key can't be had, or is not fit to be used
+    ├── SandboxFailed       a query gave no result; always the same words, whatever the data
     ├── HPKEError           sealing or opening failed
     │   └── UnsupportedSuite    an HPKE algorithm that Chorister does not speak
     ├── LogError            the public log, or someone's copy of it, is not what it must be
@@ -42,11 +46,13 @@ __all__ = [
     "DecodeError",
     "DuplicateEntry",
     "EntryRefused",
+    "EventRefused",
     "ForeignHPKEConfig",
     "HPKEError",
     "HeadLost",
     "InternalError",
     "InvalidInput",
+    "KeyUnavailable",
     "LogError",
     "LogForked",
     "LogRewound",
@@ -57,9 +63,11 @@ __all__ = [
     "ProofInvalid",
     "QueryRefused",
     "RecipeError",
+    "SandboxFailed",
     "ServiceError",
     "SignatureInvalid",
     "StorageDamaged",
+    "StoreError",
     "SubmissionRefused",
     "UnsupportedSuite",
     "WrongList",
@@ -122,6 +130,33 @@ class QueryRefused(ChoristerError):
         self.check = check
         self.why = why
         self.field = field
+
+
+class StoreError(ChoristerError):
+    """The device's encrypted store can't be opened, read or written; the message says what to do."""
+
+
+class EventRefused(StoreError, ValueError):
+    """An event that does not fit; nothing was stored. `field` is its path, "stream.field"."""
+
+    def __init__(self, message: str, *, field: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.why = message
+        self.field = field
+
+
+class KeyUnavailable(StoreError):
+    """The device's key can't be had, or is not fit to be used; it never appears in the message."""
+
+
+class SandboxFailed(ChoristerError):
+    """A query gave no result. It carries no cause: whatever depends on data stays in the sandbox.
+
+    The agent reports OOV, at the time drawn before the query ran.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("the query gave no result in the sandbox; the device reports OOV")
 
 
 class HPKEError(ChoristerError):

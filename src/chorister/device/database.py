@@ -1,0 +1,192 @@
+"""Encrypted databases: SQLite3 Multiple Ciphers, opened in the one way that Chorister uses.
+
+ChaCha20-Poly1305 over every page, under a raw 32-byte key: whoever has the file learns its size,
+and a page that was changed does not decrypt.
+
+**The write-ahead log**, not a rollback journal: with `synchronous=FULL` a commit is durable when it
+returns, after one sync of one file instead of three or four; a query's snapshot is read while the
+app donates; and a process that is killed leaves nothing to be rolled back. The log is encrypted
+with the same key. What was deleted stays in it (encrypted) until `forget` empties it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+from chorister.device.keys import SecretKey
+from chorister.errors import InternalError, StoreError
+
+__all__ = ["forget", "open_database", "transaction", "upgrade"]
+
+_CIPHER: Final = "chacha20"
+_BUSY_SECONDS: Final = 10.0
+
+
+def open_database(
+    path: str | os.PathLike[str],
+    key: SecretKey,
+    *,
+    create: bool = True,
+    busy_seconds: float = _BUSY_SECONDS,
+) -> apsw.Connection:
+    """Open, or `create`, the database at `path` under a key made for it (`SecretKey.derive`).
+
+    Raises `StoreError` if the key is another one, or the file damaged or no database of ours.
+    """
+    path = Path(path)
+    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW | apsw.SQLITE_OPEN_EXRESCODE
+    try:
+        if create:
+            _create_file(path)
+        connection = apsw.Connection(os.fspath(path.parent.resolve() / path.name), flags=flags)
+    except (apsw.Error, OSError) as error:
+        raise StoreError(
+            f"the database {path} can't be opened: {_reason(error)}; check that its folder exists "
+            "and can be written to, or make a store with `chorister device init`"
+        ) from None
+    try:
+        connection.set_busy_timeout(round(1000 * busy_seconds))
+        _unlock(connection, key)
+        _configure(connection)
+    except apsw.Error as error:
+        connection.close()
+        raise StoreError(_why_not(path, error)) from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def transaction(connection: apsw.Connection) -> Iterator[apsw.Connection]:
+    """One writer's transaction: all of it is on disk when the block is left, or nothing of it."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except apsw.BusyError:
+        raise StoreError("another process is writing to this store: try again") from None
+    except apsw.Error as error:
+        raise StoreError(f"the store can't be written to: {_reason(error)}") from None
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException as error:
+        # A full disk, say, may have rolled it back already.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        if isinstance(error, apsw.Error):
+            raise StoreError(f"nothing was written to the store: {_reason(error)}") from error
+        raise
+
+
+def upgrade(connection: apsw.Connection, part: str, steps: Sequence[str]) -> None:
+    """Bring one part of a database (`events`, `ledger`, …) to its newest schema.
+
+    `steps` are SQL scripts; step i leads from version i to i + 1. Steps are never changed, only
+    added to. Each part keeps its own version in the table `schema_version`.
+    """
+    if _version(connection, part) == len(steps):
+        return
+    with transaction(connection):
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS schema_version"
+            " (part TEXT PRIMARY KEY, version INTEGER NOT NULL) STRICT, WITHOUT ROWID"
+        )
+        version = _version(connection, part)
+        if version > len(steps):
+            raise StoreError(
+                f"the store's {part} were written by a newer Chorister (schema {version}, this one "
+                f"knows {len(steps)}): upgrade Chorister"
+            )
+        for step in steps[version:]:
+            connection.execute(step)
+        connection.execute(
+            "INSERT INTO schema_version VALUES (?, ?)"
+            " ON CONFLICT (part) DO UPDATE SET version = excluded.version",
+            (part, len(steps)),
+        )
+
+
+def forget(connection: apsw.Connection) -> bool:
+    """After deletions: move the log into the database, where they were overwritten, and empty it.
+
+    False if a reader is in the way; what was deleted then stays in the log, encrypted, until the
+    next call.
+    """
+    try:
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    except apsw.BusyError:
+        return False
+    return True
+
+
+def _create_file(path: Path) -> None:
+    # SQLite would let everybody read it: encrypted, but its size and times tell something.
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    os.close(os.open(path, flags, 0o600))
+
+
+def _unlock(connection: apsw.Connection, key: SecretKey) -> None:
+    # "raw:" skips the derivation from a passphrase, which 32 random bytes do not need.
+    material = f"raw:{key.reveal().hex()}".encode().hex()
+    try:
+        cipher = connection.pragma("cipher", _CIPHER)
+        answer = connection.pragma("hexkey", material)
+    except apsw.Error:
+        # Without its cause: SQLite's message quotes the statement, and with it the key.
+        raise InternalError("the key was not taken by the database") from None
+    if (cipher, answer) != (_CIPHER, "ok"):
+        raise InternalError("this SQLite can't encrypt: apsw-sqlite3mc must be installed, not apsw")
+    # Reads the first page, which only the right key decrypts.
+    connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+
+
+def _configure(connection: apsw.Connection) -> None:
+    wanted = {
+        "journal_mode": "wal",
+        "synchronous": 2,  # FULL
+        "secure_delete": 1,
+        "temp_store": 2,  # memory: nothing in clear in a temporary file
+        "foreign_keys": 1,
+        "trusted_schema": 0,
+        "cell_size_check": 1,
+    }
+    for name, value in wanted.items():
+        connection.pragma(name, value)
+        if connection.pragma(name) != value:
+            raise StoreError(
+                f"SQLite can't work here with {name}={value}: put the store on a local disk"
+            )
+    connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+    connection.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)
+    connection.config(apsw.SQLITE_DBCONFIG_DQS_DDL, 0)
+
+
+def _version(connection: apsw.Connection, part: str) -> int:
+    if not connection.table_exists("main", "schema_version"):
+        return 0
+    rows = connection.execute("SELECT version FROM schema_version WHERE part = ?", (part,))
+    version = rows.get
+    return version if isinstance(version, int) else 0
+
+
+def _why_not(path: Path, error: apsw.Error) -> str:
+    if isinstance(error, apsw.NotADBError | apsw.CorruptError):
+        return (
+            f"{path} does not open with this key: it belongs to another key, is damaged, or is no "
+            "database of Chorister's; restore key and store together"
+        )
+    if isinstance(error, apsw.BusyError):
+        return f"{path} is in use by another process: try again"
+    return f"{path} can't be used: {_reason(error)}"
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}, {error}"

@@ -1,0 +1,221 @@
+"""The device's key: 32 random bytes from the system's keyring, a file elsewhere, or the host app.
+
+Each database has a key of its own, derived by its name, so that no two files share one.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Final, NoReturn, Protocol
+
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from chorister.errors import DecodeError, InvalidInput, KeyUnavailable
+
+__all__ = ["KEY_BYTES", "GivenKey", "KeyFile", "KeySource", "KeyringKey", "SecretKey"]
+
+KEY_BYTES: Final = 32
+_PREFIX: Final = "chorister-device-key-1:"
+_TEXT_LENGTH: Final = len(_PREFIX) + 2 * KEY_BYTES
+_LABEL: Final = b"chorister device database 1: "
+
+
+class SecretKey:
+    """32 bytes that never print, never pickle, and compare in constant time."""
+
+    __slots__ = ("_material",)
+
+    def __init__(self, material: bytes) -> None:
+        if len(material) != KEY_BYTES:
+            raise InvalidInput(f"a device's key is {KEY_BYTES} bytes of good randomness")
+        self._material = material
+
+    @classmethod
+    def generate(cls) -> SecretKey:
+        """A new key from the operating system's generator."""
+        return cls(secrets.token_bytes(KEY_BYTES))
+
+    @classmethod
+    def parse(cls, text: str) -> SecretKey:
+        """The key in one line of text, as `text` writes it."""
+        digits = text.removeprefix(_PREFIX)
+        hexadecimal = len(text) == _TEXT_LENGTH and not digits.strip("0123456789abcdef")
+        if not text.startswith(_PREFIX) or not hexadecimal:
+            raise DecodeError(f"a device's key is {_PREFIX} and {2 * KEY_BYTES} hexadecimal digits")
+        return cls(bytes.fromhex(digits))
+
+    def text(self) -> str:
+        """The key as one line of text, for key files and keyrings only."""
+        return f"{_PREFIX}{self._material.hex()}"
+
+    def reveal(self) -> bytes:
+        """The bytes, for the one call that needs them."""
+        return self._material
+
+    def derive(self, label: str) -> SecretKey:
+        """The key of one database (HKDF-SHA256): `events`, `ledger`."""
+        hkdf = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=_LABEL + label.encode())
+        return SecretKey(hkdf.derive(self._material))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SecretKey):
+            return NotImplemented
+        return hmac.compare_digest(self._material, other._material)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return "SecretKey(…)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a SecretKey is not pickled: pass the KeySource instead")
+
+
+class KeySource(Protocol):
+    """Where the device's key lives."""
+
+    def obtain(self, *, create: bool) -> SecretKey:
+        """The key. Where there is none, `create` makes one; else `KeyUnavailable` is raised."""
+        ...
+
+
+class GivenKey:
+    """A key that the host app keeps: in a secure enclave, say."""
+
+    def __init__(self, material: bytes) -> None:
+        self._key = SecretKey(material)
+
+    def obtain(self, *, create: bool) -> SecretKey:  # noqa: ARG002 (there always is one)
+        """The key that was given."""
+        return self._key
+
+    def __repr__(self) -> str:
+        return "GivenKey(…)"
+
+
+class KeyFile:
+    """A key in a file that only its owner can read, and that does not lie in the store's folder.
+
+    Beside the database it would travel with every backup and copy of it, and protect nothing.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, store: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.store = Path(store)
+
+    def obtain(self, *, create: bool) -> SecretKey:
+        """The key in the file, which `create` writes if there is none."""
+        self._check_place()
+        try:
+            if create and not os.path.lexists(self.path):
+                self._write(SecretKey.generate())
+            return self._read()
+        except OSError as error:
+            raise KeyUnavailable(
+                f"the key file {self.path} can't be used ({error.strerror}): "
+                "restore it, or create a new store with `chorister device init`"
+            ) from None
+
+    def _check_place(self) -> None:
+        # Resolved each time: a link may have been put in the way since.
+        path, store = self.path.resolve(), self.store.resolve()
+        if path.is_relative_to(store):
+            raise KeyUnavailable(
+                f"the key file lies in the store's folder {store}: put it elsewhere"
+            )
+
+    def _write(self, key: SecretKey) -> None:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(key.text() + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            # A link, not a rename: of two processes that create a key at once, the second finds
+            # the first one's and must not replace it.
+            try:
+                os.link(draft, self.path)
+            except FileExistsError:
+                return
+            _sync_folder(self.path.parent)
+        finally:
+            draft.unlink()
+
+    def _read(self) -> SecretKey:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise KeyUnavailable(f"{self.path} is not a regular file")
+            if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                raise KeyUnavailable(
+                    f"others can read or own the key file: `chmod 600 {self.path}`, as its owner"
+                )
+            data = file.read(_TEXT_LENGTH + 2)
+        return _parse(data.removesuffix(b"\n"), f"the key file {self.path}")
+
+    def __repr__(self) -> str:
+        return f"KeyFile({str(self.path)!r})"
+
+
+class KeyringKey:
+    """A key in the system's keyring (Secret Service, macOS Keychain, Windows Credential Locker)."""
+
+    def __init__(self, name: str, *, service: str = "chorister") -> None:
+        self.service = service
+        self.name = name
+
+    def obtain(self, *, create: bool) -> SecretKey:
+        """The key in the keyring, which `create` stores if there is none."""
+        # Looking for keyrings takes long, and most devices never do.
+        import keyring
+        from keyring.errors import KeyringError
+
+        backend = keyring.get_keyring()
+        # Below 1 are the ones that store nothing, or plain text.
+        if backend.priority < 1:
+            raise KeyUnavailable(
+                f"this system's keyring ({backend.name}) is not safe: use a key file, or give a key"
+            )
+        try:
+            found = backend.get_password(self.service, self.name)
+            if found is None and create:
+                backend.set_password(self.service, self.name, SecretKey.generate().text())
+                found = backend.get_password(self.service, self.name)
+        except (KeyringError, RuntimeError, OSError) as error:
+            raise KeyUnavailable(
+                f"the system's keyring does not answer ({type(error).__name__}): unlock it, then "
+                "try again"
+            ) from None
+        if found is None:
+            raise KeyUnavailable(
+                f"the keyring has no {self.service} key {self.name}: `chorister device init` makes "
+                "one, together with a new store"
+            )
+        return _parse(found.encode(), f"the keyring's {self.service} key {self.name}")
+
+    def __repr__(self) -> str:
+        return f"KeyringKey({self.name!r}, service={self.service!r})"
+
+
+def _parse(data: bytes, where: str) -> SecretKey:
+    try:
+        return SecretKey.parse(data.decode("ascii"))
+    except (UnicodeDecodeError, DecodeError):
+        # Neither the bytes nor the codec's complaint: both quote the secret.
+        raise KeyUnavailable(f"{where} holds no key: restore it from where it was saved") from None
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
