@@ -1,0 +1,362 @@
+"""The event store: what the app donates, encrypted, for as long as the policy allows.
+
+One table a stream (many rows) or profile (one row). Reads create nothing; nothing is kept before
+the person has opted in, nor after opting out.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Self
+
+import apsw
+
+from chorister.clock import Clock
+from chorister.device.database import forget, open_database, transaction, upgrade
+from chorister.device.keys import SecretKey
+from chorister.device.schema import FieldType, Schema, TableSchema, Value, quoted
+from chorister.errors import InvalidInput, StoreError
+from chorister.policy import Policy
+
+__all__ = ["Consent", "EventStore", "Snapshot"]
+
+_STEPS: Final = (
+    "CREATE TABLE consent ("
+    " only INTEGER PRIMARY KEY CHECK (only = 1),"
+    " opted_in INTEGER NOT NULL CHECK (opted_in IN (0, 1)),"
+    " since INTEGER NOT NULL) STRICT;"
+    "INSERT INTO consent VALUES (1, 0, 0)",
+)
+_KEY_BYTES: Final = 8  # of a row's place in a random order
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Consent:
+    """Whether the person takes part."""
+
+    opted_in: bool
+    since: int  # when that was last said; 0 if never
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """A database that holds the named fields of the named tables, in random order, and no more."""
+
+    tables: Mapping[str, Mapping[str, FieldType]]
+    image: bytes = field(repr=False)  # SQLite's file format, in clear: never on disk
+
+    @classmethod
+    def empty(cls, tables: Mapping[str, Mapping[str, FieldType]]) -> Snapshot:
+        """The same tables without rows: what a query is compiled against."""
+        connection = apsw.Connection(":memory:")
+        _create_tables(connection, "main", tables)
+        image = connection.serialize("main")
+        connection.close()
+        return cls(tables=tables, image=image)
+
+
+class EventStore:
+    """The device's events and profiles. Threads may share one; processes may open the same file."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        key: SecretKey,
+        policy: Policy,
+        clock: Clock,
+        *,
+        create: bool = True,
+    ) -> None:
+        """`key` is the device's; the database gets a key derived from it."""
+        self.schema = Schema.of(policy)
+        self._policy = policy
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._connection = open_database(path, key.derive("events"), create=create)
+        try:
+            upgrade(self._connection, "events", _STEPS)
+            self._follow_policy()
+        except BaseException:
+            self._connection.close()
+            raise
+        self._inserts = {
+            name: _insert_if_opted_in(table) for name, table in self.schema.tables.items()
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the database; the store can't be used afterwards."""
+        with self._lock:
+            self._connection.close()
+
+    # --- donation ---------------------------------------------------------------------------------
+
+    def donate(self, stream: str, event: Mapping[str, object]) -> bool:
+        """Keep one event, on disk when this returns. False: not kept, for there is no consent."""
+        row = self.schema.table(stream, is_profile=False).row(event)
+        return self._keep(self._inserts[stream], row)
+
+    def donate_many(self, stream: str, events: Iterable[Mapping[str, object]]) -> bool:
+        """Keep all events or, if one is refused, none. False: not kept, for there is no consent."""
+        table = self.schema.table(stream, is_profile=False)
+        rows = table.rows(events)
+        now = self._clock.now()
+        with self._writing():
+            if not self._opted_in():
+                return False
+            self._connection.executemany(_insert_at(table, now), rows)
+        return True
+
+    def set_profile(self, profile: str, row: Mapping[str, object]) -> bool:
+        """Replace a profile's row. False: not kept, for there is no consent."""
+        values = self.schema.table(profile, is_profile=True).row(row)
+        return self._keep(self._inserts[profile], values)
+
+    def profile(self, ref: str) -> Value:
+        """The value of a profile's field ("user.locale"); None if there is none, or it expired."""
+        name, _, column = ref.partition(".")
+        table = self.schema.table(name, is_profile=True)
+        if column not in table.fields:
+            raise table.refuse(column[:64], "the profile has no such field")
+        with self._reading():
+            rows = self._connection.execute(
+                f"SELECT {quoted(f'field_{column}')} FROM {quoted(table.table)} WHERE donated > ?",
+                (self._clock.now() - table.retention,),
+            ).fetchall()
+        return rows[0][0] if rows else None
+
+    # --- consent and deletion ---------------------------------------------------------------------
+
+    @property
+    def consent(self) -> Consent:
+        """Whether the person has opted in; a new store is opted out."""
+        with self._reading():
+            row = self._connection.execute("SELECT opted_in, since FROM consent").fetchone()
+        if row is None:
+            raise StoreError("the store has lost its record of consent: purge it, and ask again")
+        return Consent(opted_in=row[0] == 1, since=int(row[1] or 0))
+
+    def opt_in(self) -> None:
+        """The person takes part: donations are kept, and recipes may run."""
+        with self._writing():
+            self._set_consent(opted_in=True)
+
+    def opt_out(self, *, purge: bool) -> None:
+        """The person no longer takes part: no recipe runs, nothing is kept, `purge` deletes all."""
+        with self._writing():
+            self._set_consent(opted_in=False)
+            if purge:
+                self._delete_all()
+        if purge:
+            self._forget()
+
+    def purge(self) -> None:
+        """Delete every event and profile."""
+        with self._writing():
+            self._delete_all()
+        self._forget()
+
+    def expire(self) -> int:
+        """Delete what is older than its retention; how many rows that were."""
+        now = self._clock.now()
+        with self._writing():
+            before = self._connection.total_changes()
+            for table in self.schema.tables.values():
+                self._expire(table, now)
+            deleted = self._connection.total_changes() - before
+        if deleted:
+            self._forget()
+        return deleted
+
+    # --- what a query sees ------------------------------------------------------------------------
+
+    def snapshot(self, fields: Mapping[str, Sequence[str]]) -> Snapshot:
+        """The named fields of the named tables, as a database of their own, after `expire`.
+
+        Rows are in a random order, drawn by the operating system. Nothing else is in the image.
+        """
+        tables = {name: self._named(name, columns) for name, columns in fields.items()}
+        self.expire()
+        with self._lock:
+            # Encrypted databases want a key for everything that they attach; this one has none.
+            self._connection.execute("ATTACH DATABASE ':memory:' AS snapshot KEY ''")
+            try:
+                with self._reading():
+                    _create_tables(self._connection, "snapshot", tables)
+                    for name, columns in tables.items():
+                        self._copy(self.schema.tables[name], columns)
+                image = self._connection.serialize("snapshot")
+            finally:
+                self._connection.execute("DETACH DATABASE snapshot")
+        return Snapshot(tables=tables, image=image)
+
+    def _named(self, name: str, columns: Sequence[str]) -> dict[str, FieldType]:
+        table = self.schema.tables.get(name)
+        unknown = [c for c in columns if table is None or c not in table.fields]
+        if table is None or unknown or not columns or len(set(columns)) != len(columns):
+            raise InvalidInput(
+                f"{name}: a snapshot names fields of a stream or profile, each once; unknown here: "
+                f"{', '.join(unknown) or 'none'}"
+            )
+        return {column: table.fields[column] for column in columns}
+
+    def _copy(self, table: TableSchema, columns: Iterable[str]) -> None:
+        source, target = quoted(table.table), f"snapshot.{quoted(table.name)}"
+        names = ", ".join(quoted(f"field_{column}") for column in columns)
+        first, last = self._range("id", f"main.{source}") or (1, 0)
+        # Row id i is sorted by the i-th piece of fresh randomness: two in a million rows share a
+        # piece with probability 3e-8, and SQLite needs no function call per row.
+        keys = os.urandom(_KEY_BYTES * (last - first + 1))
+        self._connection.execute(
+            f"INSERT INTO {target} SELECT {names} FROM main.{source}"
+            f" ORDER BY substr(?1, {_KEY_BYTES} * (id - ?2) + 1, {_KEY_BYTES})",
+            (keys, first),
+        )
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._lock, transaction(self._connection):
+            yield
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """One consistent view of all tables."""
+        with self._lock:
+            try:
+                with self._connection:
+                    yield
+            except apsw.Error as error:
+                raise StoreError(f"the store can't be read: {error}") from None
+
+    def _keep(self, insert: str, row: tuple[Value, ...]) -> bool:
+        with self._lock:
+            try:
+                # One statement is a transaction, so that nobody opts out in between.
+                self._connection.execute(insert, (self._clock.now(), *row))
+            except apsw.BusyError:
+                raise StoreError("another process is writing to this store: try again") from None
+            except apsw.Error as error:
+                raise StoreError(f"nothing was written to the store: {error}") from None
+            return self._connection.changes() > 0
+
+    def _opted_in(self) -> bool:
+        return self._connection.execute("SELECT opted_in FROM consent").fetchall() == [(1,)]
+
+    def _set_consent(self, *, opted_in: bool) -> None:
+        self._connection.execute(
+            "INSERT INTO consent VALUES (1, ?, ?) ON CONFLICT (only)"
+            " DO UPDATE SET opted_in = excluded.opted_in, since = excluded.since",
+            (int(opted_in), self._clock.now()),
+        )
+
+    def _delete_all(self) -> None:
+        for table in self.schema.tables.values():
+            self._connection.execute(f"DELETE FROM {quoted(table.table)}")
+
+    def _forget(self) -> None:
+        with self._lock:
+            forget(self._connection)
+
+    def _expire(self, table: TableSchema, now: int) -> None:
+        name = quoted(table.table)
+        found = self._range("donated", name)
+        if found is None:
+            return
+        oldest, newest = found
+        if newest > now:
+            # The clock was wrong then or is wrong now; either way it is not kept for longer.
+            self._connection.execute(f"UPDATE {name} SET donated = ?1 WHERE donated > ?1", (now,))
+        if oldest <= now - table.retention:
+            self._connection.execute(
+                f"DELETE FROM {name} WHERE donated <= ?", (now - table.retention,)
+            )
+
+    def _range(self, column: str, table: str) -> tuple[int, int] | None:
+        query = f"SELECT min({column}), max({column}) FROM {table}"
+        for low, high in self._connection.execute(query):
+            if isinstance(low, int) and isinstance(high, int):
+                return low, high
+        return None
+
+    def _follow_policy(self) -> None:
+        """Make the tables those of the policy. What the policy no longer knows is deleted."""
+        wanted = {table.table: table.columns for table in self.schema.tables.values()}
+        found = self._tables()
+        if found == wanted:
+            return
+        with self._writing():
+            for name in self._tables().keys() - wanted.keys():
+                self._connection.execute(f"DROP TABLE {quoted(name)}")
+            for name, columns in wanted.items():
+                self._follow_table(name, columns)
+        self._forget()
+
+    def _follow_table(self, name: str, wanted: Mapping[str, str]) -> None:
+        self._connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {quoted(name)}"
+            " (id INTEGER PRIMARY KEY, donated INTEGER NOT NULL) STRICT"
+        )
+        found = self._tables()[name]
+        for column, kind in found.items():
+            if wanted.get(column) != kind:
+                self._connection.execute(f"ALTER TABLE {quoted(name)} DROP COLUMN {quoted(column)}")
+        for column, kind in wanted.items():
+            if found.get(column) != kind:
+                self._connection.execute(
+                    f"ALTER TABLE {quoted(name)} ADD COLUMN {quoted(column)} {kind}"
+                )
+
+    def _tables(self) -> dict[str, dict[str, str]]:
+        rows = self._connection.execute(
+            "SELECT t.name, c.name, c.type FROM sqlite_schema AS t, pragma_table_info(t.name) AS c"
+            " WHERE t.type = 'table' AND (t.name LIKE 'stream\\_%' ESCAPE '\\'"
+            " OR t.name LIKE 'profile\\_%' ESCAPE '\\')"
+        ).fetchall()
+        tables: dict[str, dict[str, str]] = {}
+        for table, column, kind in rows:
+            columns = tables.setdefault(str(table), {})
+            if str(column).startswith("field_"):
+                columns[str(column)] = str(kind)
+        return tables
+
+
+def _insert_if_opted_in(table: TableSchema) -> str:
+    columns = ", ".join(quoted(column) for column in table.columns)
+    marks = "?" + ", ?" * len(table.columns)
+    if table.is_profile:
+        into = f"REPLACE INTO {quoted(table.table)} (id, donated, {columns}) SELECT 1, {marks}"
+    else:
+        into = f"INSERT INTO {quoted(table.table)} (donated, {columns}) SELECT {marks}"
+    return f"{into} FROM consent WHERE opted_in"
+
+
+def _insert_at(table: TableSchema, now: int) -> str:
+    # The time is the same for all rows: as a literal it is not bound a thousand times.
+    columns = ", ".join(quoted(column) for column in table.columns)
+    marks = ", ?" * len(table.columns)
+    return f"INSERT INTO {quoted(table.table)} (donated, {columns}) VALUES ({int(now)}{marks})"
+
+
+def _create_tables(
+    connection: apsw.Connection, database: str, tables: Mapping[str, Mapping[str, FieldType]]
+) -> None:
+    for name, columns in tables.items():
+        typed = ", ".join(f"{quoted(column)} {kind.upper()}" for column, kind in columns.items())
+        connection.execute(f"CREATE TABLE {database}.{quoted(name)} ({typed}) STRICT")
