@@ -14,6 +14,7 @@ Each message says what was wrong and what to do; fields carry the values for pro
     │   ├── EventRefused        an event that does not fit its stream or profile
     │   └── KeyUnavailable      the device's key can't be had, or is not fit to be used
     ├── SandboxFailed       a query gave no result; always the same words, whatever the data
+    ├── SandboxUnavailable  no sandbox can be started; nothing was charged
     ├── HPKEError           sealing or opening failed
     │   └── UnsupportedSuite    an HPKE algorithm that Chorister does not speak
     ├── LogError            the public log, or someone's copy of it, is not what it must be
@@ -64,6 +65,7 @@ __all__ = [
     "QueryRefused",
     "RecipeError",
     "SandboxFailed",
+    "SandboxUnavailable",
     "ServiceError",
     "SignatureInvalid",
     "StorageDamaged",
@@ -157,6 +159,17 @@ class SandboxFailed(ChoristerError):
 
     def __init__(self) -> None:
         super().__init__("the query gave no result in the sandbox; the device reports OOV")
+
+
+class SandboxUnavailable(ChoristerError):
+    """No sandbox can be started on this system; found before a recipe is charged."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"no sandbox can be started ({why}): a device needs a Python interpreter that it can "
+            "run as a process of its own"
+        )
+        self.why = why
 
 
 class HPKEError(ChoristerError):

@@ -1,0 +1,120 @@
+"""Inside the sandbox: one query on one database, behind SQLite's own walls.
+
+SQLite's authorizer is not a boundary: `select * from t natural full join (select null a)` reads
+`t` without asking it. It is the second wall; the first is that nothing undeclared is here.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import apsw
+import apsw.ext
+
+from chorister.device.sandbox.functions import TABLE_FUNCTIONS, register
+from chorister.device.sandbox.wire import Job, encode_answer
+
+__all__ = ["MAX_ROWS", "answer", "explain"]
+
+MAX_ROWS: Final = 1_000_000
+_STEPS_PER_CHECK: Final = 10_000
+_HEAP: Final = 64 * 2**20
+
+_LIMITS: Final = {
+    apsw.SQLITE_LIMIT_LENGTH: 16 * 2**20,  # a row of 200 fields at their longest
+    apsw.SQLITE_LIMIT_SQL_LENGTH: 100_000,
+    apsw.SQLITE_LIMIT_COLUMN: 256,
+    apsw.SQLITE_LIMIT_EXPR_DEPTH: 100,
+    apsw.SQLITE_LIMIT_COMPOUND_SELECT: 50,
+    apsw.SQLITE_LIMIT_VDBE_OP: 100_000,
+    apsw.SQLITE_LIMIT_FUNCTION_ARG: 32,
+    apsw.SQLITE_LIMIT_ATTACHED: 0,
+    apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 200,
+    apsw.SQLITE_LIMIT_VARIABLE_NUMBER: 0,
+    apsw.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
+    apsw.SQLITE_LIMIT_WORKER_THREADS: 0,
+}
+
+
+def explain(job: Job, image: bytes) -> str | tuple[str, ...]:
+    """On a database without rows: the names of the query's columns, or what is wrong with it."""
+    connection = _open(job, image)
+    try:
+        details = apsw.ext.query_info(connection, job.query)
+    except (apsw.Error, ValueError) as error:
+        return str(error)
+    if not details.has_vdbe or details.is_explain or not details.is_readonly:
+        return "not a SELECT"
+    if details.query_remaining is not None:
+        return "more than one statement"
+    names = tuple(name for name, _ in details.description)
+    return names or "not a SELECT"
+
+
+def answer(job: Job, image: bytes) -> bytes:
+    """The encoded result; whatever is wrong raises."""
+    connection = _open(job, image)
+    names: list[str] = []
+
+    def before(cursor: apsw.Cursor, _sql: str, _bindings: object) -> bool:
+        # Called for each statement. One that is not first, or would write or explain, is not run.
+        if names or not cursor.is_readonly or cursor.is_explain:
+            return False
+        names.extend(column[0] for column in cursor.get_description())
+        return bool(names)
+
+    connection.exec_trace = before
+    rows: list[tuple[Any, ...]] = []
+    for row in connection.execute(job.query):
+        rows.append(row)
+        if len(rows) > MAX_ROWS:
+            raise MemoryError("too many rows")
+    return encode_answer(names, rows)
+
+
+def _open(job: Job, image: bytes) -> apsw.Connection:
+    apsw.hard_heap_limit(_HEAP + 2 * len(image))
+    connection = apsw.Connection(":memory:")
+    connection.deserialize("main", image)
+    connection.pragma("temp_store", 2)
+    connection.pragma("cell_size_check", 1)
+    connection.pragma("query_only", 1)
+    connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION, 0)
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_FTS3_TOKENIZER, 0)
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0)
+    connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+    # A misspelt name in double quotes is an error, not a text.
+    connection.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)
+    connection.drop_modules(None)
+    for name in job.functions:
+        if name in TABLE_FUNCTIONS:
+            register(connection, name)
+    for limit, value in _LIMITS.items():
+        connection.limit(limit, value)
+    end = time.monotonic() + job.seconds
+    connection.set_progress_handler(lambda: time.monotonic() > end, _STEPS_PER_CHECK)
+    connection.authorizer = _Authorizer(job)
+    return connection
+
+
+class _Authorizer:
+    """Refuses all but SELECT, reading the declared tables, and the listed functions."""
+
+    def __init__(self, job: Job) -> None:
+        tables = {table.lower() for table in job.tables}
+        self._functions = {name for name in job.functions if name not in TABLE_FUNCTIONS}
+        self._tables = tables | (set(job.functions) & TABLE_FUNCTIONS.keys())
+
+    def __call__(
+        self, action: int, first: str | None, second: str | None, _db: str | None, _by: str | None
+    ) -> int:
+        if action == apsw.SQLITE_SELECT:
+            return apsw.SQLITE_OK
+        if action == apsw.SQLITE_READ and first is not None and first.lower() in self._tables:
+            return apsw.SQLITE_OK
+        if action == apsw.SQLITE_FUNCTION and second is not None:
+            return apsw.SQLITE_OK if second.lower() in self._functions else apsw.SQLITE_DENY
+        return apsw.SQLITE_DENY

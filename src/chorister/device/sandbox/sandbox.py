@@ -1,0 +1,253 @@
+"""The device's side: start the zygote, hand queries over, kill what takes too long."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from chorister.device.sandbox.functions import known_functions
+from chorister.device.sandbox.wire import (
+    MAX_ANSWER_BYTES,
+    MAX_BODY_BYTES,
+    Job,
+    Value,
+    decode_answer,
+    encode_job,
+    receive,
+    receive_frame,
+    send_frame,
+)
+from chorister.device.sandbox.zygote import COMMAND, END, RUN
+from chorister.device.store import Snapshot
+from chorister.errors import (
+    DecodeError,
+    InvalidInput,
+    QueryRefused,
+    SandboxFailed,
+    SandboxUnavailable,
+)
+
+__all__ = ["Answer", "Sandbox"]
+
+_BOOT: Final = Path(__file__).with_name("boot.py")
+_START_SECONDS: Final = 60.0
+_COMPILE_SECONDS: Final = 10.0
+_INNER_SHARE: Final = 0.9  # of the deadline is the query's; then SQLite stops it, then we kill
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """A query's result."""
+
+    names: tuple[str, ...]
+    values: tuple[list[Value], ...]  # column by column
+
+    @property
+    def columns(self) -> dict[str, list[Value]]:
+        """The columns by name, as `Encoding.find` takes them; of two with one name, the first."""
+        return dict(zip(reversed(self.names), reversed(self.values), strict=True))
+
+    @property
+    def rows(self) -> list[tuple[Value, ...]]:
+        """The rows."""
+        return list(zip(*self.values, strict=True))
+
+
+class Sandbox:
+    """Runs queries, each in a process of its own. Threads may share one.
+
+    Start it early: it takes a fraction of a second, a query then about two milliseconds.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._zygote = _Zygote()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the zygote, and with it everything that still runs."""
+        with self._lock:
+            self._zygote.close()
+
+    def weaknesses(self) -> tuple[str, ...]:
+        """What this system did not let us take away from a query, in words; empty is best."""
+        return self._zygote.weaknesses
+
+    def run(
+        self, query: str, snapshot: Snapshot, *, functions: Collection[str], deadline: float
+    ) -> Answer:
+        """The query's result on the snapshot, within `deadline` seconds.
+
+        Raises `SandboxFailed`, always the same, whatever went wrong.
+        """
+        job = _job(query, snapshot, functions, deadline)
+        until = time.monotonic() + deadline
+        try:
+            with self._process() as peer:
+                peer.settimeout(deadline)
+                send_frame(peer, encode_job(job), snapshot.image)
+                _, size = receive_frame(peer, max_body=MAX_ANSWER_BYTES, until=until)
+                names, columns = decode_answer(receive(peer, size, until))
+        except (OSError, EOFError, DecodeError, MemoryError, SandboxUnavailable):
+            # Neither the cause nor its kind: both may depend on the data.
+            raise SandboxFailed from None
+        return Answer(names=names, values=tuple(columns))
+
+    def compile(
+        self, query: str, snapshot: Snapshot, *, functions: Collection[str]
+    ) -> tuple[str, ...]:
+        """The names of the query's columns, found on tables without rows (`Snapshot.empty`).
+
+        Raises `QueryRefused` with SQLite's words: nothing that they could depend on is here.
+        """
+        job = _job(query, snapshot, functions, _COMPILE_SECONDS, compile_only=True)
+        until = time.monotonic() + _COMPILE_SECONDS
+        outcome: object = None
+        try:
+            with self._process() as peer:
+                peer.settimeout(_COMPILE_SECONDS)
+                send_frame(peer, encode_job(job), snapshot.image)
+                head, _ = receive_frame(peer, max_body=0, until=until)
+                outcome = json.loads(head)
+        except (OSError, EOFError, DecodeError, ValueError, RecursionError):
+            outcome = {"refused": "it takes too much time or memory to be read"}
+        match outcome:
+            case {"names": [*names]} if all(isinstance(name, str) for name in names):
+                return tuple(names)
+            case {"refused": str(why)}:
+                raise QueryRefused(check="query", why=why[:500], field="query")
+        raise QueryRefused(check="query", why="it makes the sandbox fail", field="query")
+
+    @contextmanager
+    def _process(self) -> Iterator[socket.socket]:
+        """A new sandbox and the socket to it; it is killed and reaped at the end."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            try:
+                zygote, process = self._fork(theirs)
+            finally:
+                theirs.close()
+            try:
+                yield ours
+            finally:
+                # If the zygote is gone, so is the sandbox.
+                with suppress(OSError, EOFError), self._lock:
+                    zygote.call(END, process)
+
+    def _fork(self, theirs: socket.socket) -> tuple[_Zygote, int]:
+        with self._lock:
+            if self._zygote.is_lost():
+                # It was killed for lack of memory, say; or this is a fork of the host app, and
+                # must not speak over the other's socket.
+                self._zygote.close()
+                self._zygote = _Zygote()
+            return self._zygote, self._zygote.call(RUN, 0, theirs)
+
+
+class _Zygote:
+    """The zygote's process and the socket to it."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                path = [str(Path(entry).absolute()) for entry in sys.path]
+                process = subprocess.Popen(  # noqa: S603 (this interpreter, our own script)
+                    [
+                        *(sys.executable, "-I", "-S", "-X", "utf8", str(_BOOT)),
+                        *(str(theirs.fileno()), *path),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    # Neither where the person is nor what the app keeps in its environment.
+                    env={"TZ": "UTC0"},
+                    cwd="/",
+                    start_new_session=True,
+                )
+        except OSError as error:
+            ours.close()
+            raise SandboxUnavailable(str(error.strerror)) from None
+        self._owner = os.getpid()
+        self._socket = ours
+        self._process = process
+        self._finalizer = weakref.finalize(self, _end, ours, process, self._owner)
+        try:
+            head, _ = receive_frame(ours, max_body=0, until=time.monotonic() + _START_SECONDS)
+            tree: Mapping[str, Any] = json.loads(head)
+            self.weaknesses = tuple(map(str, tree["weaknesses"]))
+        except (OSError, EOFError, DecodeError, ValueError, KeyError):
+            self._finalizer()
+            raise SandboxUnavailable("its process did not start") from None
+        ours.settimeout(_START_SECONDS)
+
+    def is_lost(self) -> bool:
+        """Whether it ended, or belongs to the process that this one was forked from."""
+        return os.getpid() != self._owner or self._process.poll() is not None
+
+    def call(self, command: bytes, number: int, theirs: socket.socket | None = None) -> int:
+        """Say one thing and hear its answer."""
+        message = COMMAND.pack(command, number)
+        if theirs is None:
+            self._socket.sendall(message)
+        else:
+            socket.send_fds(self._socket, [message], [theirs.fileno()])
+        _, answer = COMMAND.unpack(receive(self._socket, COMMAND.size))
+        return int(answer)
+
+    def close(self) -> None:
+        self._finalizer()
+
+
+def _end(peer: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
+    peer.close()
+    if os.getpid() == owner:
+        process.kill()
+        process.wait()
+
+
+def _job(
+    query: str,
+    snapshot: Snapshot,
+    functions: Collection[str],
+    seconds: float,
+    *,
+    compile_only: bool = False,
+) -> Job:
+    unknown = set(functions) - known_functions()
+    if unknown:
+        raise InvalidInput(f"the sandbox has no function {min(unknown)}")
+    if not 0 < seconds <= 3600:
+        raise InvalidInput(f"a deadline is above 0 and at most 3600 seconds, not {seconds}")
+    if len(snapshot.image) > MAX_BODY_BYTES:
+        raise SandboxFailed
+    return Job(
+        query=query,
+        tables=tuple(snapshot.tables),
+        functions=tuple(sorted(functions)),
+        seconds=seconds * _INNER_SHARE,
+        compile_only=compile_only,
+    )
