@@ -135,7 +135,7 @@ class QueryRefused(ChoristerError):
 
 
 class StoreError(ChoristerError):
-    """The device's encrypted store can't be opened, read or written; the message says what to do."""
+    """The device's encrypted store can't be opened, read or written; the message says why."""
 
 
 class EventRefused(StoreError, ValueError):

@@ -108,8 +108,8 @@ class Sandbox:
             with self._process() as peer:
                 peer.settimeout(deadline)
                 send_frame(peer, encode_job(job), snapshot.image)
-                _, size = receive_frame(peer, max_body=MAX_ANSWER_BYTES, until=until)
-                names, columns = decode_answer(receive(peer, size, until))
+                head, size = receive_frame(peer, max_body=MAX_ANSWER_BYTES, until=until)
+                names, columns = decode_answer(head, receive(peer, size, until))
         except (OSError, EOFError, DecodeError, MemoryError, SandboxUnavailable):
             # Neither the cause nor its kind: both may depend on the data.
             raise SandboxFailed from None
@@ -142,28 +142,22 @@ class Sandbox:
 
     @contextmanager
     def _process(self) -> Iterator[socket.socket]:
-        """A new sandbox and the socket to it; it is killed and reaped at the end."""
-        ours, theirs = socket.socketpair()
-        with ours:
-            try:
-                zygote, process = self._fork(theirs)
-            finally:
-                theirs.close()
-            try:
-                yield ours
-            finally:
-                # If the zygote is gone, so is the sandbox.
-                with suppress(OSError, EOFError), self._lock:
-                    zygote.call(END, process)
-
-    def _fork(self, theirs: socket.socket) -> tuple[_Zygote, int]:
+        """The socket to a new sandbox, which is killed at the end."""
         with self._lock:
             if self._zygote.is_lost():
                 # It was killed for lack of memory, say; or this is a fork of the host app, and
                 # must not speak over the other's socket.
                 self._zygote.close()
                 self._zygote = _Zygote()
-            return self._zygote, self._zygote.call(RUN, 0, theirs)
+            zygote = self._zygote
+            process, peer = zygote.fork()
+        with peer:
+            try:
+                yield peer
+            finally:
+                # If the zygote is gone, so is the sandbox.
+                with suppress(OSError), self._lock:
+                    zygote.end(process)
 
 
 class _Zygote:
@@ -208,15 +202,19 @@ class _Zygote:
         """Whether it ended, or belongs to the process that this one was forked from."""
         return os.getpid() != self._owner or self._process.poll() is not None
 
-    def call(self, command: bytes, number: int, theirs: socket.socket | None = None) -> int:
-        """Say one thing and hear its answer."""
-        message = COMMAND.pack(command, number)
-        if theirs is None:
-            self._socket.sendall(message)
-        else:
-            socket.send_fds(self._socket, [message], [theirs.fileno()])
-        _, answer = COMMAND.unpack(receive(self._socket, COMMAND.size))
-        return int(answer)
+    def fork(self) -> tuple[int, socket.socket]:
+        """A new sandbox: its process' id and the socket to it."""
+        self._socket.sendall(COMMAND.pack(RUN, 0))
+        message, sockets, _, _ = socket.recv_fds(self._socket, COMMAND.size, 1)
+        if len(message) != COMMAND.size or len(sockets) != 1:
+            raise EOFError("the zygote is gone")
+        os.set_inheritable(sockets[0], False)
+        _, process = COMMAND.unpack(message)
+        return process, socket.socket(fileno=sockets[0])
+
+    def end(self, process: int) -> None:
+        """Kill a sandbox. Nobody waits for that: the zygote does it before anything else."""
+        self._socket.sendall(COMMAND.pack(END, process))
 
     def close(self) -> None:
         self._finalizer()

@@ -7,10 +7,12 @@ Only the standard library is imported here, for the zygote holds as little as po
 from __future__ import annotations
 
 import json
+import math
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -19,6 +21,7 @@ from chorister.errors import DecodeError
 __all__ = [
     "MAX_ANSWER_BYTES",
     "MAX_BODY_BYTES",
+    "Columns",
     "Job",
     "Value",
     "decode_answer",
@@ -31,6 +34,7 @@ __all__ = [
 ]
 
 Value: TypeAlias = int | float | str | None
+Columns: TypeAlias = tuple[tuple[str, ...], list[list[Value]]]
 
 MAX_HEAD_BYTES: Final = 1_000_000
 MAX_BODY_BYTES: Final = 2**30
@@ -105,37 +109,82 @@ def decode_job(head: bytes) -> Job:
 
 
 # --- answers: sandbox to device ------------------------------------------------------------------
+#
+# A head with the columns' names, kinds, lengths in bytes and the number of rows; then the columns,
+# one after the other. Columns of one type, which most are, are packed by C code: integers and
+# reals as 8 bytes each, texts with NUL between them. Any other column is JSON.
+
+_INTEGERS: Final = "q"
+_REALS: Final = "d"
+_TEXTS: Final = "t"
+_MIXED: Final = "m"
 
 
-def encode_answer(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytes:
-    """A result, column by column. Blobs become NULL: no feature has a cell for them."""
-    columns: list[Sequence[Any]] = list(zip(*rows, strict=True)) if rows else [[] for _ in names]
-    for i, column in enumerate(columns):
-        if bytes in set(map(type, column)):
-            columns[i] = [None if type(value) is bytes else value for value in column]
-    answer = {"names": list(names), "columns": columns}
-    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+def encode_answer(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> tuple[bytes, bytes]:
+    """A result as head and body of a frame. Blobs become NULL: no feature has a cell for one."""
+    columns: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(names)
+    packed = [_pack(column) for column in columns]
+    head = {
+        "names": names,
+        "kinds": [kind for kind, _ in packed],
+        "sizes": [len(data) for _, data in packed],
+        "rows": len(rows),
+    }
+    return json.dumps(head).encode(), b"".join([data for _, data in packed])
 
 
-def decode_answer(body: bytes | bytearray) -> tuple[tuple[str, ...], list[list[Value]]]:
+def _pack(column: Sequence[Any]) -> tuple[str, bytes]:
+    types = set(map(type, column))
+    if types == {int}:
+        return _INTEGERS, array("q", column).tobytes()
+    if types == {float}:
+        return _REALS, array("d", column).tobytes()
+    if types == {str}:
+        text = "\0".join(column)
+        if text.count("\0") == len(column) - 1:
+            return _TEXTS, text.encode()
+    if bytes in types:
+        column = [None if type(value) is bytes else value for value in column]
+    return _MIXED, json.dumps(column).encode()
+
+
+def decode_answer(head: bytes, body: bytes | bytearray) -> Columns:
     """Names and columns of an answer, which may say anything."""
     try:
-        tree = json.loads(body.decode("utf-8"), parse_constant=_infinity)
-    except (ValueError, RecursionError):
-        raise DecodeError("the sandbox's answer is not JSON") from None
-    if not isinstance(tree, dict) or tree.keys() != {"names", "columns"}:
-        raise DecodeError("the sandbox's answer has names and columns")
-    names, columns = tree["names"], tree["columns"]
-    if not isinstance(names, list) or not isinstance(columns, list) or len(names) != len(columns):
-        raise DecodeError("the sandbox's answer has a name for every column")
-    if not all(type(name) is str for name in names):
-        raise DecodeError("the sandbox's names are text")
-    for column in columns:
-        if not isinstance(column, list) or len(column) != len(columns[0]):
-            raise DecodeError("the sandbox's columns are lists of one length")
-        if not _TYPES.issuperset(map(type, column)):
-            raise DecodeError("the sandbox's values are numbers, text and NULL")
+        tree = json.loads(head)
+        names, kinds, sizes, rows = (tree[name] for name in ("names", "kinds", "sizes", "rows"))
+        if type(rows) is not int or not _are(str, names) or not _are(str, kinds):
+            raise DecodeError("the sandbox's answer is misshapen")
+        if not _are(int, sizes) or sum(sizes) != len(body) or min(sizes, default=0) < 0:
+            raise DecodeError("the sandbox's columns are not as long as it says")
+        view, columns = memoryview(body), []
+        for kind, size in zip(kinds, sizes, strict=True):
+            columns.append(_unpack(kind, view[:size]))
+            view = view[size:]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise DecodeError("the sandbox's answer can't be read") from None
+    if len(names) != len(columns) or any(len(column) != rows for column in columns):
+        raise DecodeError("the sandbox's columns differ in length")
     return tuple(names), columns
+
+
+def _unpack(kind: str, data: memoryview) -> list[Value]:
+    if kind in (_INTEGERS, _REALS):
+        numbers = array(kind)
+        numbers.frombytes(data)
+        if kind == _REALS and any(map(math.isnan, numbers)):
+            raise DecodeError("the sandbox's reals are numbers: SQLite has NULL in place of NaN")
+        return list(numbers)
+    if kind == _TEXTS:
+        return list(str(data, "utf-8").split("\0"))
+    column = json.loads(bytes(data), parse_constant=_infinity)
+    if kind != _MIXED or not isinstance(column, list) or not _TYPES.issuperset(map(type, column)):
+        raise DecodeError("the sandbox's values are numbers, text and NULL")
+    return column
+
+
+def _are(kind: type, values: object) -> bool:
+    return isinstance(values, list) and set(map(type, values)) <= {kind}
 
 
 def _infinity(text: str) -> float:

@@ -1,8 +1,9 @@
 """A warm process that never holds data, and forks a sandbox for each query.
 
-It is told two things, in five bytes: `r` (run; a socket comes with it) is answered by the new
-process' id; `e` and an id (end) kills and reaps that process. Queries, data and answers go over
-the socket, between the device and the sandbox.
+It is told two things, in five bytes: `r` (run) is answered by the id of a new process and a socket
+to it; `e` and an id (end) kills and reaps that process, without an answer. Queries, data and
+answers go over the socket, between the device and the sandbox. The next sandbox is forked ahead,
+so that nobody waits for it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ import os
 import signal
 import socket
 import struct
+from dataclasses import dataclass
 from typing import Final
 
-import apsw
-
 from chorister.device.sandbox.confinement import confine, die_with_parent, leave_network
-from chorister.device.sandbox.query import answer, explain
+from chorister.device.sandbox.query import answer, explain, rehearse
 from chorister.device.sandbox.wire import (
     MAX_BODY_BYTES,
     decode_job,
@@ -36,6 +36,17 @@ _MEMORY: Final = 256 * 2**20
 _MAX_DESCRIPTORS: Final = 4096
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Spare:
+    """A sandbox that waits for its job."""
+
+    process: int
+    socket: socket.socket
+
+    def is_alive(self) -> bool:
+        return os.waitpid(self.process, os.WNOHANG) == (0, 0)
+
+
 def main(descriptor: int) -> None:
     """Serve the device at the other end of `descriptor` until it closes it."""
     os.environ.clear()
@@ -45,41 +56,45 @@ def main(descriptor: int) -> None:
     gc.disable()
     gc.freeze()
     send_frame(device, json.dumps({"weaknesses": weaknesses}).encode())
+    spare = _fork()
     while True:
-        message, sockets, _, _ = socket.recv_fds(device, COMMAND.size, 1)
+        message = device.recv(COMMAND.size, socket.MSG_WAITALL)
         if len(message) != COMMAND.size:
             return  # the device is gone, and with this process go all sandboxes
         command, number = COMMAND.unpack(message)
-        if command == RUN:
-            device.sendall(COMMAND.pack(RUN, _fork(sockets[0])))
-            os.close(sockets[0])
-        else:
+        if command == END:
             os.kill(number, signal.SIGKILL)
             os.waitpid(number, 0)
-            device.sendall(message)
+        else:
+            if not spare.is_alive():
+                spare = _fork()
+            socket.send_fds(device, [COMMAND.pack(RUN, spare.process)], [spare.socket.fileno()])
+            spare.socket.close()
+            spare = _fork()
 
 
-def _fork(descriptor: int) -> int:
+def _fork() -> _Spare:
     parent = os.getpid()
-    child = os.fork()
-    if child:
-        return child
+    ours, theirs = socket.socketpair()
+    process = os.fork()
+    if process:
+        theirs.close()
+        return _Spare(process=process, socket=ours)
     try:
         die_with_parent(parent)
-        os.closerange(0, descriptor)
-        os.closerange(descriptor + 1, _MAX_DESCRIPTORS)
-        _serve(socket.socket(fileno=descriptor))
+        keep = theirs.detach()
+        os.closerange(0, keep)
+        os.closerange(keep + 1, _MAX_DESCRIPTORS)
+        _serve(socket.socket(fileno=keep))
     finally:
         # Without a word: what went wrong may depend on the data.
         os._exit(1)
 
 
 def _serve(device: socket.socket) -> None:
+    rehearse()
     head, size = receive_frame(device, max_body=MAX_BODY_BYTES)
     job = decode_job(head)
-    # From here on its randomness is its own, not a copy of the zygote's.
-    apsw.randomness(0)
-    apsw.randomness(1)
     confine(seconds=job.seconds, memory=_MEMORY + 4 * size)
     image = bytes(receive(device, size))
     if job.compile_only:
@@ -87,7 +102,7 @@ def _serve(device: socket.socket) -> None:
         tree = {"refused": outcome} if isinstance(outcome, str) else {"names": outcome}
         send_frame(device, json.dumps(tree).encode())
     else:
-        send_frame(device, b"{}", answer(job, image))
+        send_frame(device, *answer(job, image))
     os._exit(0)
 
 
