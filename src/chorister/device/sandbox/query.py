@@ -41,6 +41,8 @@ _LIMITS: Final = {
 def explain(job: Job, image: bytes) -> str | tuple[str, ...]:
     """On a database without rows: the names of the query's columns, or what is wrong with it."""
     connection = _open(job, image)
+    if "\0" in job.query:
+        return "a NUL character, behind which SQLite would not read"
     try:
         details = apsw.ext.query_info(connection, job.query)
     except (apsw.Error, ValueError) as error:
@@ -60,7 +62,7 @@ def answer(job: Job, image: bytes) -> tuple[bytes, bytes]:
 
     def before(cursor: apsw.Cursor, _sql: str, _bindings: object) -> bool:
         # Called for each statement. One that is not first, or would write or explain, is not run.
-        if names or not cursor.is_readonly or cursor.is_explain:
+        if names or "\0" in job.query or not cursor.is_readonly or cursor.is_explain:
             return False
         names.extend(column[0] for column in cursor.get_description())
         return bool(names)

@@ -103,17 +103,23 @@ class Sandbox:
         Raises `SandboxFailed`, always the same, whatever went wrong.
         """
         job = _job(query, snapshot, functions, deadline)
-        until = time.monotonic() + deadline
-        try:
-            with self._process() as peer:
-                peer.settimeout(deadline)
-                send_frame(peer, encode_job(job), snapshot.image)
-                head, size = receive_frame(peer, max_body=MAX_ANSWER_BYTES, until=until)
-                names, columns = decode_answer(head, receive(peer, size, until))
-        except (OSError, EOFError, DecodeError, MemoryError, SandboxUnavailable):
-            # Neither the cause nor its kind: both may depend on the data.
-            raise SandboxFailed from None
-        return Answer(names=names, values=tuple(columns))
+        answer = None
+        with suppress(OSError, EOFError, DecodeError, MemoryError, SandboxUnavailable):
+            answer = self._answer(job, snapshot.image, time.monotonic() + deadline)
+        if answer is None:
+            # Raised out here, it has neither cause nor context: both may depend on the data.
+            raise SandboxFailed
+        return answer
+
+    def _answer(self, job: Job, image: bytes, until: float) -> Answer:
+        if len(image) > MAX_BODY_BYTES:
+            raise DecodeError("more data than a sandbox takes")
+        with self._process() as peer:
+            peer.settimeout(max(until - time.monotonic(), 1e-6))
+            send_frame(peer, encode_job(job), image)
+            head, size = receive_frame(peer, max_body=MAX_ANSWER_BYTES, until=until)
+            names, columns = decode_answer(head, receive(peer, size, until))
+            return Answer(names=names, values=tuple(columns))
 
     def compile(
         self, query: str, snapshot: Snapshot, *, functions: Collection[str]
@@ -240,8 +246,6 @@ def _job(
         raise InvalidInput(f"the sandbox has no function {min(unknown)}")
     if not 0 < seconds <= 3600:
         raise InvalidInput(f"a deadline is above 0 and at most 3600 seconds, not {seconds}")
-    if len(snapshot.image) > MAX_BODY_BYTES:
-        raise SandboxFailed
     return Job(
         query=query,
         tables=tuple(snapshot.tables),

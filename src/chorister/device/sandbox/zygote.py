@@ -82,6 +82,8 @@ def _fork() -> _Spare:
         return _Spare(process=process, socket=ours)
     try:
         die_with_parent(parent)
+        rehearse()
+        # After the rehearsal, for SQLite fills closed standard streams when it opens something.
         keep = theirs.detach()
         os.closerange(0, keep)
         os.closerange(keep + 1, _MAX_DESCRIPTORS)
@@ -92,7 +94,6 @@ def _fork() -> _Spare:
 
 
 def _serve(device: socket.socket) -> None:
-    rehearse()
     head, size = receive_frame(device, max_body=MAX_BODY_BYTES)
     job = decode_job(head)
     confine(seconds=job.seconds, memory=_MEMORY + 4 * size)

@@ -1,0 +1,148 @@
+"""Frames between device and sandbox: every answer is parsed as if an attacker wrote it."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chorister.device.sandbox.wire import (
+    Job,
+    decode_answer,
+    decode_job,
+    encode_answer,
+    encode_job,
+    receive,
+    receive_frame,
+    send_frame,
+)
+from chorister.errors import DecodeError
+
+TYPES = (int, float, str, type(None))
+sqlite_values = st.one_of(
+    st.none(),
+    st.integers(min_value=-(2**63), max_value=2**63 - 1),
+    st.floats(allow_nan=False),
+    st.text(),
+    st.just("a\0b"),
+    st.binary(),
+)
+
+
+@given(st.integers(1, 4).flatmap(lambda n: st.lists(st.tuples(*[sqlite_values] * n))))
+def test_what_sqlite_returns_survives_except_blobs(rows: list[tuple[Any, ...]]) -> None:
+    names = [f"c{i}" for i in range(len(rows[0]) if rows else 2)]
+    found, columns = decode_answer(*encode_answer(names, rows))
+    assert found == tuple(names)
+    wanted = [
+        [None if isinstance(v, bytes) else v for v in column] for column in zip(*rows, strict=True)
+    ]
+    assert columns == (wanted if rows else [[], []])
+    for column, expected in zip(columns, wanted, strict=bool(rows)):
+        assert list(map(type, column)) == list(map(type, expected))
+
+
+def check_anything(head: bytes, body: bytes) -> None:
+    """Whatever comes, it is columns of one length and of SQLite's types, or a typed error."""
+    try:
+        names, columns = decode_answer(head, body)
+    except DecodeError:
+        return
+    assert len(names) == len(columns)
+    assert len({len(column) for column in columns}) <= 1
+    for column in columns:
+        assert all(type(value) in TYPES for value in column)
+        assert not any(type(value) is float and math.isnan(value) for value in column)
+
+
+@given(st.binary(), st.binary())
+def test_any_bytes_are_an_answer_or_a_typed_error(head: bytes, body: bytes) -> None:
+    check_anything(head, body)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+heads = st.fixed_dictionaries(
+    {
+        "names": st.lists(st.text(max_size=3), max_size=3) | json_values,
+        "kinds": st.lists(st.sampled_from("qdtmx"), max_size=3) | json_values,
+        "sizes": st.lists(st.integers(-8, 40), max_size=3) | json_values,
+        "rows": st.integers(-1, 5) | json_values,
+    }
+)
+
+
+@given(heads, st.binary(max_size=64) | json_values.map(lambda v: json.dumps(v).encode()))
+def test_any_json_is_an_answer_or_a_typed_error(head: dict[str, Any], body: bytes) -> None:
+    check_anything(json.dumps(head).encode(), body)
+
+
+@given(st.data())
+def test_a_changed_answer_is_an_answer_or_a_typed_error(data: st.DataObject) -> None:
+    head, body = map(bytearray, encode_answer(["a", "b", "c"], [(1, "x", None), (2, "y", 0.5)]))
+    for part in (head, body):
+        place = data.draw(st.integers(0, len(part) - 1))
+        part[place] ^= data.draw(st.integers(0, 255))
+    check_anything(bytes(head), bytes(body))
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("d", b"\0\0\0\0\0\0\xf8\x7f"),
+        ("m", b"[NaN]"),
+        ("m", b"[true]"),
+        ("m", b"[[1]]"),
+        ("m", b"[" * 100_000),
+        ("m", b"[" + b"9" * 10_000 + b"]"),
+        ("t", b"\xff"),
+        ("q", b"1234567"),
+        ("x", b"[1]"),
+    ],
+)
+def test_a_hostile_column_is_refused(kind: str, body: bytes) -> None:
+    head = {"names": ["a"], "kinds": [kind], "sizes": [len(body)], "rows": 1}
+    with pytest.raises(DecodeError):
+        decode_answer(json.dumps(head).encode(), body)
+
+
+def test_a_job_survives() -> None:
+    job = Job(
+        query="SELECT 'ä'", tables=("t",), functions=("a", "b"), seconds=0.5, compile_only=True
+    )
+    assert decode_job(encode_job(job)) == job
+
+
+def test_frames_survive_and_long_ones_are_refused() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        threading.Thread(target=send_frame, args=(theirs, b"head", bytes(300_000))).start()
+        head, size = receive_frame(ours, max_body=300_000)
+        assert head == b"head"
+        assert bytes(receive(ours, size)) == bytes(300_000)
+        send_frame(theirs, b"head", bytes(101))
+        with pytest.raises(DecodeError, match="too long"):
+            receive_frame(ours, max_body=100)
+
+
+def test_a_frame_that_does_not_end_ends_at_the_deadline() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"\0")
+        start = time.monotonic()
+        with pytest.raises(TimeoutError):
+            receive_frame(ours, max_body=0, until=start + 0.1)
+        assert time.monotonic() - start < 5
+        theirs.close()
+        with pytest.raises(EOFError):
+            receive_frame(ours, max_body=0)
