@@ -234,8 +234,7 @@ def test_a_query_ends_at_its_deadline(sandbox: Sandbox) -> None:
 def test_a_sandbox_that_hears_nothing_is_killed(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One C function that runs for minutes: neither progress handler nor interrupt reach it."""
-    # The inner deadline is put out of action; what is left is the device's.
+    """SQLite's own deadline is put out of action; what is left is the device's."""
     monkeypatch.setattr(device_side, "_INNER_SHARE", 1000.0)
     process = _start(sandbox, ENDLESS, deadline=0.7)
     assert _gone(process)
