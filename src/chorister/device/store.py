@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import Final, Self
 
 import apsw
+import numpy as np
+from numpy.typing import NDArray
 
 from chorister.clock import Clock
 from chorister.device.database import forget, open_database, transaction, upgrade
@@ -32,7 +34,7 @@ _STEPS: Final = (
     " since INTEGER NOT NULL) STRICT;"
     "INSERT INTO consent VALUES (1, 0, 0)",
 )
-_KEY_BYTES: Final = 8  # of a row's place in a random order
+_CACHE_KIB: Final = 65_536  # so that fetching rows in random order decrypts each page once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +81,7 @@ class EventStore:
         self._lock = threading.RLock()
         self._connection = open_database(path, key.derive("events"), create=create)
         try:
+            self._connection.pragma("cache_size", -_CACHE_KIB)
             upgrade(self._connection, "events", _STEPS)
             self._follow_policy()
         except BaseException:
@@ -219,13 +222,11 @@ class EventStore:
         source, target = quoted(table.table), f"snapshot.{quoted(table.name)}"
         names = ", ".join(quoted(f"field_{column}") for column in columns)
         first, last = self._range("id", f"main.{source}") or (1, 0)
-        # Row id i is sorted by the i-th piece of fresh randomness: two in a million rows share a
-        # piece with probability 3e-8, and SQLite needs no function call per row.
-        keys = os.urandom(_KEY_BYTES * (last - first + 1))
+        # Rows are fetched in the order drawn; an id that has expired fetches nothing.
         self._connection.execute(
-            f"INSERT INTO {target} SELECT {names} FROM main.{source}"
-            f" ORDER BY substr(?1, {_KEY_BYTES} * (id - ?2) + 1, {_KEY_BYTES})",
-            (keys, first),
+            f"INSERT INTO {target} SELECT {names} FROM carray(?) AS drawn"
+            f" CROSS JOIN main.{source} AS event ON event.id = drawn.value",
+            (apsw.carray(_random_order(first, last)),),
         )
 
     # --- inside -----------------------------------------------------------------------------------
@@ -335,6 +336,16 @@ class EventStore:
             if str(column).startswith("field_"):
                 columns[str(column)] = str(kind)
         return tables
+
+
+def _random_order(first: int, last: int) -> NDArray[np.int64]:
+    """The integers first..last, in an order drawn by the operating system.
+
+    They are sorted by 64 random bits each: two of a million are equal with probability 3e-8, and
+    then stay in order.
+    """
+    keys = np.frombuffer(os.urandom(8 * (last - first + 1)), dtype=np.uint64)
+    return np.argsort(keys).astype(np.int64) + first
 
 
 def _insert_if_opted_in(table: TableSchema) -> str:

@@ -12,8 +12,9 @@ import socket
 import struct
 import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
 from chorister.errors import DecodeError
@@ -122,8 +123,7 @@ _MIXED: Final = "m"
 
 def encode_answer(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> tuple[bytes, bytes]:
     """A result as head and body of a frame. Blobs become NULL: no feature has a cell for one."""
-    columns: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(names)
-    packed = [_pack(column) for column in columns]
+    packed = [_pack(list(map(itemgetter(i), rows))) for i in range(len(names))]
     head = {
         "names": names,
         "kinds": [kind for kind, _ in packed],
@@ -133,7 +133,7 @@ def encode_answer(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> tuple[
     return json.dumps(head).encode(), b"".join([data for _, data in packed])
 
 
-def _pack(column: Sequence[Any]) -> tuple[str, bytes]:
+def _pack(column: list[Any]) -> tuple[str, bytes]:
     types = set(map(type, column))
     if types == {int}:
         return _INTEGERS, array("q", column).tobytes()
