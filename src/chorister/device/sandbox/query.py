@@ -7,8 +7,9 @@ SQLite's authorizer is not a boundary: `select * from t natural full join (selec
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import apsw
 import apsw.ext
@@ -19,6 +20,7 @@ from chorister.device.sandbox.wire import Job, decode_job, encode_answer, encode
 __all__ = ["MAX_ROWS", "answer", "explain", "rehearse"]
 
 MAX_ROWS: Final = 1_000_000
+_ROWS_PER_BLOCK: Final = 1_000
 _STEPS_PER_CHECK: Final = 10_000
 _HEAP: Final = 64 * 2**20
 
@@ -68,10 +70,18 @@ def answer(job: Job, image: bytes) -> tuple[bytes, bytes]:
         return bool(names)
 
     connection.exec_trace = before
-    rows = list(islice(connection.execute(job.query), MAX_ROWS + 1))
-    if len(rows) > MAX_ROWS:
-        raise MemoryError("too many rows")
-    return encode_answer(names, rows)
+    blocks = _blocks(connection.execute(job.query))
+    return encode_answer(names, blocks)
+
+
+def _blocks(rows: Iterator[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    """Some rows at a time: their memory is used again for the next."""
+    count = 0
+    while block := list(islice(rows, _ROWS_PER_BLOCK)):
+        count += len(block)
+        if count > MAX_ROWS:
+            raise MemoryError("too many rows")
+        yield block
 
 
 def rehearse() -> None:

@@ -12,7 +12,7 @@ import socket
 import struct
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, TypeAlias
@@ -111,9 +111,9 @@ def decode_job(head: bytes) -> Job:
 
 # --- answers: sandbox to device ------------------------------------------------------------------
 #
-# A head with the columns' names, kinds, lengths in bytes and the number of rows; then the columns,
-# one after the other. Columns of one type, which most are, are packed by C code: integers and
-# reals as 8 bytes each, texts with NUL between them. Any other column is JSON.
+# A head with the columns' names and, for each block of rows, its columns' kinds and lengths in
+# bytes; then the columns, block by block. Columns of one type, which most are, are packed by C
+# code: integers and reals as 8 bytes each, texts with NUL between them. Any other column is JSON.
 
 _INTEGERS: Final = "q"
 _REALS: Final = "d"
@@ -121,16 +121,16 @@ _TEXTS: Final = "t"
 _MIXED: Final = "m"
 
 
-def encode_answer(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> tuple[bytes, bytes]:
+def encode_answer(
+    names: Sequence[str], blocks: Iterable[Sequence[Sequence[Any]]]
+) -> tuple[bytes, bytes]:
     """A result as head and body of a frame. Blobs become NULL: no feature has a cell for one."""
-    packed = [_pack(list(map(itemgetter(i), rows))) for i in range(len(names))]
-    head = {
-        "names": names,
-        "kinds": [kind for kind, _ in packed],
-        "sizes": [len(data) for _, data in packed],
-        "rows": len(rows),
-    }
-    return json.dumps(head).encode(), b"".join([data for _, data in packed])
+    layout, parts = [], []
+    for rows in blocks:
+        packed = [_pack(list(map(itemgetter(i), rows))) for i in range(len(rows[0]))]
+        layout.append([len(rows), *[(kind, len(data)) for kind, data in packed]])
+        parts += [data for _, data in packed]
+    return json.dumps({"names": names, "blocks": layout}).encode(), b"".join(parts)
 
 
 def _pack(column: list[Any]) -> tuple[str, bytes]:
@@ -150,21 +150,26 @@ def _pack(column: list[Any]) -> tuple[str, bytes]:
 
 def decode_answer(head: bytes, body: bytes | bytearray) -> Columns:
     """Names and columns of an answer, which may say anything."""
+    view = memoryview(body)
     try:
         tree = json.loads(head)
-        names, kinds, sizes, rows = (tree[name] for name in ("names", "kinds", "sizes", "rows"))
-        if type(rows) is not int or not _are(str, names) or not _are(str, kinds):
-            raise DecodeError("the sandbox's answer is misshapen")
-        if not _are(int, sizes) or sum(sizes) != len(body) or min(sizes, default=0) < 0:
-            raise DecodeError("the sandbox's columns are not as long as it says")
-        view, columns = memoryview(body), []
-        for kind, size in zip(kinds, sizes, strict=True):
-            columns.append(_unpack(kind, view[:size]))
-            view = view[size:]
+        names, blocks = tree["names"], tree["blocks"]
+        if not isinstance(names, list) or not all(type(name) is str for name in names):
+            raise DecodeError("the sandbox's names are texts")
+        columns: list[list[Value]] = [[] for _ in names]
+        for rows, *layout in blocks:
+            for column, (kind, size) in zip(columns, layout, strict=True):
+                if type(size) is not int or not 0 <= size <= len(view):
+                    raise DecodeError("the sandbox's columns are not as long as it says")
+                values = _unpack(kind, view[:size])
+                if len(values) != rows:
+                    raise DecodeError("the sandbox's columns differ in length")
+                column += values
+                view = view[size:]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise DecodeError("the sandbox's answer can't be read") from None
-    if len(names) != len(columns) or any(len(column) != rows for column in columns):
-        raise DecodeError("the sandbox's columns differ in length")
+    if view:
+        raise DecodeError("the sandbox's answer is longer than it says")
     return tuple(names), columns
 
 
@@ -176,15 +181,11 @@ def _unpack(kind: str, data: memoryview) -> list[Value]:
             raise DecodeError("the sandbox's reals are numbers: SQLite has NULL in place of NaN")
         return list(numbers)
     if kind == _TEXTS:
-        return list(str(data, "utf-8").split("\0"))
+        return list[Value](str(data, "utf-8").split("\0"))
     column = json.loads(bytes(data), parse_constant=_infinity)
     if kind != _MIXED or not isinstance(column, list) or not _TYPES.issuperset(map(type, column)):
         raise DecodeError("the sandbox's values are numbers, text and NULL")
     return column
-
-
-def _are(kind: type, values: object) -> bool:
-    return isinstance(values, list) and set(map(type, values)) <= {kind}
 
 
 def _infinity(text: str) -> float:
