@@ -119,6 +119,14 @@ def test_the_settings_are_in_force(path: Path) -> None:
     assert {name: connection.pragma(name) for name in settings} == settings
 
 
+def test_the_key_stays_in_no_cache_of_statements(path: Path) -> None:
+    connection = filled(path)
+    material = f"raw:{KEY.reveal().hex()}".encode().hex()
+    shown = repr(connection.cache_stats(include_entries=True)).lower()
+    assert material not in shown
+    assert "key" not in shown
+
+
 def test_a_transaction_is_all_or_nothing(path: Path) -> None:
     connection = filled(path)
 

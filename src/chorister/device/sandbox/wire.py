@@ -39,7 +39,7 @@ Columns: TypeAlias = tuple[tuple[str, ...], list[list[Value]]]
 
 MAX_HEAD_BYTES: Final = 1_000_000
 MAX_BODY_BYTES: Final = 2**30
-MAX_ANSWER_BYTES: Final = 2**26
+MAX_ANSWER_BYTES: Final = 2**25
 _LENGTHS: Final = struct.Struct("!IQ")
 _TYPES: Final = frozenset({int, float, str, type(None)})
 
