@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chorister.device.schema import MAX_TEXT_BYTES, Schema, TableSchema, quoted
-from chorister.errors import EventRefused, PolicyError
-from tests.keyboard import POLICY, policy_at
+from chorister.errors import EventRefused
+from tests.keyboard import POLICY
 
 TABLE = TableSchema(
     name="s", fields={"i": "integer", "r": "real", "t": "text"}, retention=1, is_profile=False
@@ -154,20 +154,6 @@ def test_an_unknown_table_is_refused_by_name() -> None:
     for name, is_profile in (("nothing", None), ("user", False), ("keyboard", True)):
         with pytest.raises(EventRefused, match="no such"):
             schema.table(name, is_profile=is_profile)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"streams/KEYBOARD": {"retention": "1d", "fields": {"a": {"type": "text"}}}},
-        {"streams/User": {"retention": "1d", "fields": {"a": {"type": "text"}}}},
-        {"streams/keyboard/fields/NGRAM": {"type": "text"}},
-        {"streams/sqlite_x": {"retention": "1d", "fields": {"a": {"type": "text"}}}},
-    ],
-)
-def test_names_that_sql_could_not_tell_apart_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(PolicyError, match=r"one name in SQL|reserved"):
-        Schema.of(policy_at(changes))
 
 
 def test_names_are_quoted() -> None:

@@ -1,8 +1,4 @@
-"""What an event looks like: the policy's streams and profiles as tables, and the check of a row.
-
-A name in SQL is the same in upper and lower case, so two names that differ in case only would be
-one table or column; such policies are refused when a store opens.
-"""
+"""What an event looks like: the policy's streams and profiles as tables, and the check of a row."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from operator import itemgetter
 from types import NoneType
 from typing import Any, Final, Literal, TypeAlias
 
-from chorister.errors import EventRefused, PolicyError
+from chorister.errors import EventRefused
 from chorister.policy import DataField, Policy
 
 __all__ = ["MAX_TEXT_BYTES", "FieldType", "Row", "Schema", "TableSchema", "Value", "quoted"]
@@ -116,12 +112,10 @@ class Schema:
 
     @classmethod
     def of(cls, policy: Policy) -> Schema:
-        """The tables of a policy, which is refused if SQL could not tell its names apart."""
-        _check_names("streams", [*policy.streams, *policy.profiles])
+        """The tables of a policy."""
         tables: dict[str, TableSchema] = {}
         for group, is_profile in ((policy.streams, False), (policy.profiles, True)):
             for name, table in group.items():
-                _check_names(f"{'profiles' if is_profile else 'streams'}.{name}", table.fields)
                 tables[name] = TableSchema(
                     name=name,
                     fields=_types(table.fields),
@@ -141,16 +135,6 @@ class Schema:
 
 def _types(fields: Mapping[str, DataField]) -> dict[str, FieldType]:
     return {name: field.type for name, field in fields.items()}
-
-
-def _check_names(where: str, names: Iterable[str]) -> None:
-    seen: dict[str, str] = {}
-    for name in names:
-        other = seen.setdefault(name.lower(), name)
-        if other != name:
-            raise PolicyError(f"{other} and {name} are one name in SQL: rename one", field=where)
-        if name.lower().startswith("sqlite_"):
-            raise PolicyError(f"{name}: names that begin with sqlite_ are reserved", field=where)
 
 
 # --- values --------------------------------------------------------------------------------------

@@ -221,12 +221,14 @@ class EventStore:
     def _copy(self, table: TableSchema, columns: Iterable[str]) -> None:
         source, target = quoted(table.table), f"snapshot.{quoted(table.name)}"
         names = ", ".join(quoted(f"field_{column}") for column in columns)
-        first, last = self._range("id", f"main.{source}") or (1, 0)
+        found = self._range("id", f"main.{source}")
+        if found is None:
+            return
         # Rows are fetched in the order drawn; an id that has expired fetches nothing.
         self._connection.execute(
             f"INSERT INTO {target} SELECT {names} FROM carray(?) AS drawn"
             f" CROSS JOIN main.{source} AS event ON event.id = drawn.value",
-            (apsw.carray(_random_order(first, last)),),
+            (apsw.carray(_random_order(*found)),),
         )
 
     # --- inside -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ def boot(descriptor: int, path: list[str]) -> None:
     """Import from `path`, then serve."""
     sys.path[:] = path
     root = Path(__file__).parents[2]
-    for name in ("", ".device", ".device.sandbox", ".encoding"):
+    for name in ("", ".device", ".device.sandbox"):
         package = ModuleType(f"chorister{name}")
         package.__path__ = [str(root.joinpath(*name.split(".")))]
         sys.modules[package.__name__] = package

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import apsw
 
-from chorister.encoding.words import split_words
+from chorister.device.sandbox.words import split_words
 
 __all__ = ["MAX_N", "PURE_FUNCTIONS", "TABLE_FUNCTIONS", "known_functions", "register"]
 

@@ -1,0 +1,295 @@
+"""The sandbox's processes: what they have, which is nothing, and that they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from chorister.device.sandbox import Sandbox, confinement
+from chorister.device.sandbox import sandbox as device_side
+from chorister.errors import SandboxFailed, SandboxUnavailable
+from tests.device.asking import ENDLESS, ask
+
+Start: TypeAlias = Callable[..., int]
+
+
+def children(process: int) -> set[int]:
+    path = Path(f"/proc/{process}/task/{process}/children")
+    return set(map(int, path.read_text().split()))
+
+
+def confined(zygote: int) -> set[int]:
+    """The sandboxes that have a job: a spare has no system call filter yet."""
+    found = set()
+    for child in children(zygote):
+        with suppress(OSError):
+            if "Seccomp:\t2" in Path(f"/proc/{child}/status").read_text():
+                found.add(child)
+    return found
+
+
+def running(zygote: int, others: set[int]) -> int:
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        for child in confined(zygote) - others:
+            return child
+        time.sleep(0.005)
+    raise AssertionError("no sandbox is running")
+
+
+def gone(process: int) -> bool:
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            status = Path(f"/proc/{process}/status").read_text()
+        except OSError:
+            return True
+        if "State:\tZ" in status:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start an endless query, wait until it is confined, return its process; it has to fail."""
+    threads, failed = [], []
+
+    def work(sandbox: Sandbox, deadline: float) -> None:
+        try:
+            ask(sandbox, ENDLESS, deadline=deadline)
+        except SandboxFailed:
+            failed.append(True)
+
+    def begin(sandbox: Sandbox, *, deadline: float) -> int:
+        zygote = sandbox._zygote._process.pid
+        others = confined(zygote)
+        thread = threading.Thread(target=work, args=(sandbox, deadline))
+        thread.start()
+        threads.append(thread)
+        return running(zygote, others)
+
+    yield begin
+    for thread in threads:
+        thread.join()
+    assert len(failed) == len(threads)
+
+
+def test_a_running_sandbox_has_one_descriptor_no_environment_and_no_network(
+    sandbox: Sandbox, start: Start
+) -> None:
+    assert sandbox.weaknesses() == ()
+    process = start(sandbox, deadline=3)
+    folder = Path(f"/proc/{process}")
+    status = (folder / "status").read_text()
+    assert "NoNewPrivs:\t1" in status
+    assert "Seccomp:\t2" in status
+    assert "Threads:\t1" in status
+    limits = {
+        line[:26].strip(): line[26:].split()[:2]
+        for line in (folder / "limits").read_text().splitlines()[1:]
+    }
+    for name in ("Max core file size", "Max file size", "Max open files", "Max processes"):
+        assert limits[name] == ["0", "0"], name
+    assert int(limits["Max cpu time"][1]) <= 5
+    assert int(limits["Max address space"][1]) < 2**30
+    if os.geteuid() == 0:  # as another user one may not even look
+        descriptors = [str(path.readlink()) for path in (folder / "fd").iterdir()]
+        assert len(descriptors) == 1
+        assert descriptors[0].startswith("socket:")
+        assert (folder / "environ").read_bytes() == b"TZ=UTC0\0"
+        assert (folder / "ns" / "net").readlink() != Path("/proc/self/ns/net").readlink()
+        assert b"keyboard" not in (folder / "cmdline").read_bytes()
+
+
+def test_a_sandbox_that_hears_nothing_is_killed(
+    sandbox: Sandbox, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite's own deadline is put out of action; what is left is the device's."""
+    monkeypatch.setattr(device_side, "_INNER_SHARE", 1000.0)
+    process = start(sandbox, deadline=0.7)
+    assert gone(process)
+
+
+def test_the_zygote_holds_little_and_no_data(sandbox: Sandbox) -> None:
+    ask(sandbox, "SELECT a FROM t")
+    folder = Path(f"/proc/{sandbox._zygote._process.pid}")
+    loaded = (folder / "maps").read_text()
+    assert "apsw" in loaded
+    for heavy in ("numpy", "scipy", "pydantic", "_native"):
+        assert heavy not in loaded
+    assert "Threads:\t1" in (folder / "status").read_text()
+
+
+def test_a_sandbox_that_is_killed_is_a_failure_like_others(sandbox: Sandbox, start: Start) -> None:
+    process = start(sandbox, deadline=60)
+    os.kill(process, signal.SIGKILL)
+    assert gone(process)
+    assert ask(sandbox, "SELECT 1").rows == [(1,)]
+
+
+def test_a_spare_that_was_killed_is_replaced() -> None:
+    with Sandbox() as sandbox:
+        ask(sandbox, "SELECT 1")
+        time.sleep(0.2)  # until the first one is reaped and the next spare there
+        for child in children(sandbox._zygote._process.pid):
+            os.kill(child, signal.SIGKILL)
+            assert gone(child)
+        assert ask(sandbox, "SELECT 1").rows == [(1,)]
+
+
+def test_a_zygote_that_was_killed_is_replaced() -> None:
+    with Sandbox() as sandbox:
+        first = sandbox._zygote._process.pid
+        forked = children(first)
+        os.kill(first, signal.SIGKILL)
+        sandbox._zygote._process.wait()
+        assert all(gone(child) for child in forked)
+        assert ask(sandbox, "SELECT 1").rows == [(1,)]
+        assert sandbox._zygote._process.pid != first
+
+
+def test_closing_ends_everything(start: Start) -> None:
+    sandbox = Sandbox()
+    zygote = sandbox._zygote._process.pid
+    process = start(sandbox, deadline=60)
+    sandbox.close()
+    sandbox.close()
+    assert gone(zygote)
+    assert gone(process)
+
+
+def test_an_interpreter_that_does_not_start_is_noticed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for program in ("/nowhere/python", "/bin/false"):
+        monkeypatch.setattr(sys, "executable", program)
+        with pytest.raises(SandboxUnavailable, match="no sandbox can be started"):
+            Sandbox()
+
+
+def test_threads_share_a_sandbox(sandbox: Sandbox) -> None:
+    found: list[object] = []
+
+    def work(number: int) -> None:
+        query = "SELECT count(*), number FROM t".replace("number", str(number))
+        found.extend(ask(sandbox, query).rows for _ in range(5))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(str, found)) == sorted(str([(200, i)]) for i in range(4) for _ in range(5))
+
+
+FORKS = """
+import os, sys
+from chorister.device.sandbox import Sandbox
+from chorister.device.store import Snapshot
+sandbox, data = Sandbox(), Snapshot.empty({"t": {"a": "text"}})
+def ask(): return sandbox.run("SELECT count(*) FROM t", data, functions=["count"], deadline=30).rows
+assert ask() == [(0,)]
+child = os.fork()
+assert ask() == [(0,)]
+if child == 0:
+    sandbox.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert ask() == [(0,)]
+"""
+
+
+def test_an_app_that_forks_keeps_two_sandboxes_apart() -> None:
+    subprocess.run([sys.executable, "-c", FORKS], check=True, timeout=60)
+
+
+DIES = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from tests.device.asking import ALL, DATA, ENDLESS
+from tests.device.test_processes import running
+from chorister.device.sandbox import Sandbox
+sandbox = Sandbox()
+work = lambda: sandbox.run(ENDLESS, DATA, functions=ALL, deadline=600)
+threading.Thread(target=work, daemon=True).start()
+zygote = sandbox._zygote._process.pid
+print(zygote, running(zygote, set()), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_device_that_is_killed_leaves_no_process() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", DIES],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+    )
+    assert run.returncode == -signal.SIGKILL
+    assert all(gone(process) for process in map(int, run.stdout.split()))
+
+
+# --- confinement, tried out from within -----------------------------------------------------------
+
+TRIES = """
+import json, mmap, os, resource, runpy, socket, sys
+module = runpy.run_path(sys.argv[2])
+weaknesses = module["leave_network"]() + module["confine"](seconds=5, memory=256 * 2**20)
+outcomes = {}
+def attempt(name, call):
+    try:
+        call()
+        outcomes[name] = "possible"
+    except BaseException as error:
+        outcomes[name] = type(error).__name__
+attempt("read a file", lambda: os.open("/etc/hostname", os.O_RDONLY))
+attempt("make a file", lambda: os.open("/tmp/left-behind", os.O_CREAT | os.O_WRONLY))
+attempt("delete a file", lambda: os.unlink(sys.argv[1]))
+attempt("rename a file", lambda: os.rename(sys.argv[1], sys.argv[1] + "x"))
+attempt("list a folder", lambda: os.listdir("/"))
+attempt("stat", lambda: os.stat("/"))
+attempt("internet", lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+attempt("unix socket", lambda: socket.socket(socket.AF_UNIX))
+attempt("fork", os.fork)
+attempt("exec", lambda: os.execv("/bin/true", ["true"]))
+attempt("signal the parent", lambda: os.kill(os.getppid(), 0))
+attempt("lift a limit", lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)))
+attempt("pipe", os.pipe)
+attempt("much memory", lambda: bytearray(2**30))
+attempt("executable memory", lambda: mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_EXEC))
+attempt("some memory", lambda: bytearray(2**24))
+attempt("randomness", lambda: os.urandom(8))
+os.write(1, json.dumps({"weaknesses": weaknesses, "outcomes": outcomes}).encode())
+os._exit(0)
+"""
+
+
+def test_a_confined_process_can_compute_and_nothing_else(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.touch()
+    run = subprocess.run(
+        [sys.executable, "-c", TRIES, victim, confinement.__file__],
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    found = json.loads(run.stdout)
+    assert found["weaknesses"] == []
+    allowed = {name for name, outcome in found["outcomes"].items() if outcome == "possible"}
+    assert allowed == {"some memory", "randomness"}
+    assert victim.exists()
+    assert not Path("/tmp/left-behind").exists()  # noqa: S108
