@@ -179,6 +179,14 @@ def test_an_interpreter_that_does_not_start_is_noticed_at_once(
             Sandbox()
 
 
+def test_a_sandbox_that_answers_nothing_is_noticed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device_side, "_TRIAL", "SELECT what does not compile")
+    with pytest.raises(SandboxUnavailable, match="should be answered"):
+        Sandbox()
+
+
 def test_threads_share_a_sandbox(sandbox: Sandbox) -> None:
     found: list[object] = []
 

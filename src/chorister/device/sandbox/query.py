@@ -15,12 +15,19 @@ import apsw
 import apsw.ext
 
 from chorister.device.sandbox.functions import TABLE_FUNCTIONS, register
-from chorister.device.sandbox.wire import Job, decode_job, encode_answer, encode_job
+from chorister.device.sandbox.wire import (
+    LAST,
+    ROWS_PER_BLOCK,
+    Job,
+    decode_job,
+    encode_block,
+    encode_job,
+    encode_names,
+)
 
 __all__ = ["MAX_ROWS", "answer", "explain", "rehearse"]
 
 MAX_ROWS: Final = 1_000_000
-_ROWS_PER_BLOCK: Final = 1_000
 _STEPS_PER_CHECK: Final = 10_000
 _HEAP: Final = 64 * 2**20
 
@@ -40,7 +47,7 @@ _LIMITS: Final = {
 }
 
 
-def explain(job: Job, image: bytes) -> str | tuple[str, ...]:
+def explain(job: Job, image: bytes | bytearray) -> str | tuple[str, ...]:
     """On a database without rows: the names of the query's columns, or what is wrong with it."""
     connection = _open(job, image)
     if "\0" in job.query:
@@ -57,8 +64,8 @@ def explain(job: Job, image: bytes) -> str | tuple[str, ...]:
     return names or "not a SELECT"
 
 
-def answer(job: Job, image: bytes) -> tuple[bytes, bytes]:
-    """The encoded result; whatever is wrong raises."""
+def answer(job: Job, image: bytes | bytearray) -> Iterator[tuple[bytes, bytes]]:
+    """The frames of the answer; whatever is wrong raises before the last one."""
     connection = _open(job, image)
     names: list[str] = []
 
@@ -70,14 +77,17 @@ def answer(job: Job, image: bytes) -> tuple[bytes, bytes]:
         return bool(names)
 
     connection.exec_trace = before
-    blocks = _blocks(connection.execute(job.query))
-    return encode_answer(names, blocks)
+    rows = connection.execute(job.query)
+    yield encode_names(names), b""
+    for block in _blocks(rows):
+        yield encode_block(block)
+    yield LAST, b""
 
 
 def _blocks(rows: Iterator[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
     """Some rows at a time: their memory is used again for the next."""
     count = 0
-    while block := list(islice(rows, _ROWS_PER_BLOCK)):
+    while block := list(islice(rows, ROWS_PER_BLOCK)):
         count += len(block)
         if count > MAX_ROWS:
             raise MemoryError("too many rows")
@@ -93,10 +103,10 @@ def rehearse() -> None:
     job = Job(
         query="SELECT a, b FROM t", tables=("t",), functions=(), seconds=1.0, compile_only=False
     )
-    answer(decode_job(encode_job(job)), connection.serialize("main"))
+    list(answer(decode_job(encode_job(job)), connection.serialize("main")))
 
 
-def _open(job: Job, image: bytes) -> apsw.Connection:
+def _open(job: Job, image: bytes | bytearray) -> apsw.Connection:
     apsw.hard_heap_limit(_HEAP + 2 * len(image))
     connection = apsw.Connection(":memory:")
     connection.deserialize("main", image)

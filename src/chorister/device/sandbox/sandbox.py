@@ -19,11 +19,12 @@ from typing import Any, Final, Self
 
 from chorister.device.sandbox.functions import known_functions
 from chorister.device.sandbox.wire import (
+    LAST,
     MAX_ANSWER_BYTES,
     MAX_BODY_BYTES,
     Job,
+    Result,
     Value,
-    decode_answer,
     encode_job,
     receive,
     receive_frame,
@@ -44,6 +45,8 @@ __all__ = ["Answer", "Sandbox"]
 _BOOT: Final = Path(__file__).with_name("boot.py")
 _START_SECONDS: Final = 60.0
 _COMPILE_SECONDS: Final = 10.0
+_EMPTY: Final = Snapshot.empty({"t": {"a": "text"}})
+_TRIAL: Final = "SELECT word, position FROM words('It works!') LEFT JOIN t"
 _INNER_SHARE: Final = 0.9  # of the deadline is the query's; then SQLite stops it, then we kill
 
 
@@ -74,6 +77,14 @@ class Sandbox:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._zygote = _Zygote()
+        # A sandbox that always fails would turn every charge into an OOV: found out now.
+        try:
+            words = self.run(_TRIAL, _EMPTY, functions=["words"], deadline=_START_SECONDS).rows
+        except SandboxFailed:
+            words = []
+        if words != [("it", 0), ("works", 1)]:
+            self.close()
+            raise SandboxUnavailable("a query that should be answered is not")
 
     def __enter__(self) -> Self:
         return self
@@ -117,9 +128,14 @@ class Sandbox:
         with self._process() as peer:
             peer.settimeout(max(until - time.monotonic(), 1e-6))
             send_frame(peer, encode_job(job), image)
-            head, size = receive_frame(peer, max_body=MAX_ANSWER_BYTES, until=until)
-            names, columns = decode_answer(head, receive(peer, size, until))
-            return Answer(names=names, values=tuple(columns))
+            head, _ = receive_frame(peer, max_body=0, until=until)
+            result, room = Result(head), MAX_ANSWER_BYTES
+            while True:
+                head, size = receive_frame(peer, max_body=room, until=until)
+                if head == LAST:
+                    return Answer(names=result.names, values=tuple(result.columns))
+                result.add(head, receive(peer, size, until))
+                room -= size
 
     def compile(
         self, query: str, snapshot: Snapshot, *, functions: Collection[str]

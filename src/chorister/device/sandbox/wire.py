@@ -12,7 +12,7 @@ import socket
 import struct
 import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, TypeAlias
@@ -20,22 +20,23 @@ from typing import Any, Final, TypeAlias
 from chorister.errors import DecodeError
 
 __all__ = [
+    "LAST",
     "MAX_ANSWER_BYTES",
     "MAX_BODY_BYTES",
-    "Columns",
+    "ROWS_PER_BLOCK",
     "Job",
+    "Result",
     "Value",
-    "decode_answer",
     "decode_job",
-    "encode_answer",
+    "encode_block",
     "encode_job",
+    "encode_names",
     "receive",
     "receive_frame",
     "send_frame",
 ]
 
 Value: TypeAlias = int | float | str | None
-Columns: TypeAlias = tuple[tuple[str, ...], list[list[Value]]]
 
 MAX_HEAD_BYTES: Final = 1_000_000
 MAX_BODY_BYTES: Final = 2**30
@@ -111,26 +112,28 @@ def decode_job(head: bytes) -> Job:
 
 # --- answers: sandbox to device ------------------------------------------------------------------
 #
-# A head with the columns' names and, for each block of rows, its columns' kinds and lengths in
-# bytes; then the columns, block by block. Columns of one type, which most are, are packed by C
+# A frame with the columns' names, a frame for each block of rows while the next is computed, and a
+# last one, without which there is no answer. Columns of one type, which most are, are packed by C
 # code: integers and reals as 8 bytes each, texts with NUL between them. Any other column is JSON.
 
 _INTEGERS: Final = "q"
 _REALS: Final = "d"
 _TEXTS: Final = "t"
 _MIXED: Final = "m"
+LAST: Final = b'"end"'
+ROWS_PER_BLOCK: Final = 1_000
 
 
-def encode_answer(
-    names: Sequence[str], blocks: Iterable[Sequence[Sequence[Any]]]
-) -> tuple[bytes, bytes]:
-    """A result as head and body of a frame. Blobs become NULL: no feature has a cell for one."""
-    layout, parts = [], []
-    for rows in blocks:
-        packed = [_pack(list(map(itemgetter(i), rows))) for i in range(len(rows[0]))]
-        layout.append([len(rows), *[(kind, len(data)) for kind, data in packed]])
-        parts += [data for _, data in packed]
-    return json.dumps({"names": names, "blocks": layout}).encode(), b"".join(parts)
+def encode_names(names: Sequence[str]) -> bytes:
+    """The first frame's head."""
+    return json.dumps(names).encode()
+
+
+def encode_block(rows: Sequence[Sequence[Any]]) -> tuple[bytes, bytes]:
+    """Some rows as a frame. Blobs become NULL: no feature has a cell for one."""
+    packed = [_pack(list(map(itemgetter(i), rows))) for i in range(len(rows[0]))]
+    layout = [len(rows), *[(kind, len(data)) for kind, data in packed]]
+    return json.dumps(layout).encode(), b"".join([data for _, data in packed])
 
 
 def _pack(column: list[Any]) -> tuple[str, bytes]:
@@ -148,43 +151,61 @@ def _pack(column: list[Any]) -> tuple[str, bytes]:
     return _MIXED, json.dumps(column).encode()
 
 
-def decode_answer(head: bytes, body: bytes | bytearray) -> Columns:
-    """Names and columns of an answer, which may say anything."""
-    view = memoryview(body)
-    try:
-        tree = json.loads(head)
-        names, blocks = tree["names"], tree["blocks"]
+class Result:
+    """An answer as it comes in, which may say anything."""
+
+    def __init__(self, head: bytes) -> None:
+        names = _loads(head)
         if not isinstance(names, list) or not all(type(name) is str for name in names):
             raise DecodeError("the sandbox's names are texts")
-        columns: list[list[Value]] = [[] for _ in names]
-        for rows, *layout in blocks:
-            for column, (kind, size) in zip(columns, layout, strict=True):
+        self.names = tuple(names)
+        self.columns: list[list[Value]] = [[] for _ in names]
+
+    def add(self, head: bytes, body: bytes | bytearray) -> None:
+        """One more block of rows."""
+        view = memoryview(body)
+        try:
+            rows, *layout = _loads(head)
+            if type(rows) is not int or not 1 <= rows <= ROWS_PER_BLOCK:
+                raise DecodeError(f"a block of the sandbox's has 1 to {ROWS_PER_BLOCK} rows")
+            for column, (kind, size) in zip(self.columns, layout, strict=True):
                 if type(size) is not int or not 0 <= size <= len(view):
                     raise DecodeError("the sandbox's columns are not as long as it says")
-                values = _unpack(kind, view[:size])
-                if len(values) != rows:
-                    raise DecodeError("the sandbox's columns differ in length")
-                column += values
+                column += _unpack(kind, view[:size], rows)
                 view = view[size:]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise DecodeError("the sandbox's answer can't be read") from None
-    if view:
-        raise DecodeError("the sandbox's answer is longer than it says")
-    return tuple(names), columns
+        except (ValueError, TypeError):
+            raise DecodeError("a block of the sandbox's can't be read") from None
+        if view:
+            raise DecodeError("a block of the sandbox's is longer than it says")
 
 
-def _unpack(kind: str, data: memoryview) -> list[Value]:
+def _loads(data: bytes) -> Any:  # noqa: ANN401
+    try:
+        return json.loads(data, parse_constant=_infinity)
+    except (ValueError, RecursionError):
+        raise DecodeError("the sandbox's answer is not JSON") from None
+
+
+def _unpack(kind: str, data: memoryview, rows: int) -> list[Value]:
+    # Counted before they are unpacked: a megabyte of NUL would be a million texts.
     if kind in (_INTEGERS, _REALS):
         numbers = array(kind)
+        if len(data) != rows * numbers.itemsize:
+            raise DecodeError("the sandbox's columns differ in length")
         numbers.frombytes(data)
         if kind == _REALS and any(map(math.isnan, numbers)):
             raise DecodeError("the sandbox's reals are numbers: SQLite has NULL in place of NaN")
         return list(numbers)
     if kind == _TEXTS:
-        return list[Value](str(data, "utf-8").split("\0"))
-    column = json.loads(bytes(data), parse_constant=_infinity)
+        text = str(data, "utf-8")
+        if text.count("\0") != rows - 1:
+            raise DecodeError("the sandbox's columns differ in length")
+        return list[Value](text.split("\0"))
+    column = _loads(bytes(data))
     if kind != _MIXED or not isinstance(column, list) or not _TYPES.issuperset(map(type, column)):
         raise DecodeError("the sandbox's values are numbers, text and NULL")
+    if len(column) != rows:
+        raise DecodeError("the sandbox's columns differ in length")
     return column
 
 

@@ -97,13 +97,14 @@ def _serve(device: socket.socket) -> None:
     head, size = receive_frame(device, max_body=MAX_BODY_BYTES)
     job = decode_job(head)
     confine(seconds=job.seconds, memory=_MEMORY + 4 * size)
-    image = bytes(receive(device, size))
+    image = receive(device, size)
     if job.compile_only:
         outcome = explain(job, image)
         tree = {"refused": outcome} if isinstance(outcome, str) else {"names": outcome}
         send_frame(device, json.dumps(tree).encode())
     else:
-        send_frame(device, *answer(job, image))
+        for head, body in answer(job, image):
+            send_frame(device, head, body)
     os._exit(0)
 
 
