@@ -13,6 +13,11 @@ Each message says what was wrong and what to do; fields carry the values for pro
     ├── StoreError          the device's encrypted store can't be opened, read or written
     │   ├── EventRefused        an event that does not fit its stream or profile
     │   └── KeyUnavailable      the device's key can't be had, or is not fit to be used
+    ├── LedgerError         the budget ledger can't decide now, so the device is silent
+    │   ├── HeadUnavailable     where the ledger's head is kept can't be read or written
+    │   ├── LedgerBehind        entries are missing: a backup was restored, or the ledger deleted
+    │   ├── LedgerTampered      entries, or those of the audit log, are not as they were written
+    │   └── LedgerYoung         the ledger is too new: whatever was before it may still count
     ├── SandboxFailed       a query gave no result; always the same words, whatever the data
     ├── SandboxUnavailable  no sandbox can be started; nothing was charged
     ├── HPKEError           sealing or opening failed
@@ -51,9 +56,14 @@ __all__ = [
     "ForeignHPKEConfig",
     "HPKEError",
     "HeadLost",
+    "HeadUnavailable",
     "InternalError",
     "InvalidInput",
     "KeyUnavailable",
+    "LedgerBehind",
+    "LedgerError",
+    "LedgerTampered",
+    "LedgerYoung",
     "LogError",
     "LogForked",
     "LogRewound",
@@ -149,6 +159,47 @@ class EventRefused(StoreError, ValueError):
 
 class KeyUnavailable(StoreError):
     """The device's key can't be had, or is not fit to be used; it never appears in the message."""
+
+
+class LedgerError(ChoristerError):
+    """The budget ledger can't decide now. The device stays silent; nothing was charged."""
+
+
+class HeadUnavailable(LedgerError):
+    """The ledger's head can't be read or written; silence, since a backup could be restored."""
+
+
+class LedgerBehind(LedgerError):
+    """Entries that the ledger once had are missing; `until` is None if they count for ever."""
+
+    def __init__(self, *, missing: str, until: int | None) -> None:
+        wait = f"until {until}" if until is not None else "for good, as budgets do not all renew"
+        super().__init__(
+            f"{missing}: a backup was restored or the ledger deleted, and what was charged since "
+            f"is unknown. Nothing is answered {wait} (POSIX seconds); restore the newest ledger"
+        )
+        self.missing = missing
+        self.until = until
+
+
+class LedgerTampered(LedgerError):
+    """An entry of the ledger or of the audit log is not the one that was written there."""
+
+    def __init__(self, message: str, *, sequence: int) -> None:
+        super().__init__(f"entry {sequence}: {message}; restore the newest copy of the ledger")
+        self.why = message
+        self.sequence = sequence
+
+
+class LedgerYoung(LedgerError):
+    """A new ledger is silent for the policy's `min_ledger_age`; `until` is when that ends."""
+
+    def __init__(self, *, until: int) -> None:
+        super().__init__(
+            f"the ledger is new, and what an earlier one was charged may still count: nothing is "
+            f"answered until {until} (POSIX seconds)"
+        )
+        self.until = until
 
 
 class SandboxFailed(ChoristerError):

@@ -1,0 +1,229 @@
+"""What one answer costs, and whether a limit of the policy allows it: pure rules, no storage.
+
+A device checks three kinds of limits before it answers (the paper's section 4.3, with delta): its
+own, shared by all analyses; the analysis'; and each field's within the analysis. All three bound
+epsilon and delta under a *filter* (:mod:`chorister.privacy.filters`) and the number of reports;
+analysis and fields also bound the local epsilon of any one report, in the replacement model.
+Which charges count against which limit, and for how long, is decided in
+:mod:`chorister.device.counting`. Check 3, that the cohort brings the local epsilon down to what the
+recipe states, needs no ledger: `chorister.recipe.check` makes it.
+
+All arithmetic is decimal and exact: 0.1 + 0.2 fits into 0.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Context, Decimal, localcontext
+from typing import Annotated, Final
+
+from pydantic import Field, model_validator
+
+from chorister.canonical import Complaint, Hex32, Model
+from chorister.errors import BudgetExceeded
+from chorister.policy import Composition, FieldBudget, Renyi
+from chorister.policy.certify import BOUNDED_DELTA
+from chorister.policy.model import Budget
+from chorister.policy.values import FieldRef, Identifier
+from chorister.privacy import filters
+from chorister.privacy.randomizers import LocalModel, Mechanism, as_replacement
+from chorister.privacy.settings import MAX_COHORT, Setting
+from chorister.recipe import Privacy, Recipe
+
+__all__ = ["Charge", "Limit", "Standing"]
+
+# The host app may have set another precision; 60 digits are never reached.
+_EXACT: Final = Context(prec=60)
+_ZERO: Final = Decimal(0)
+# A loose budget, under which what was once charged is added up again whatever the limits are now.
+_ANY_EPSILON: Final = Decimal(10) ** 15
+_ANY_DELTA: Final = 1 - Decimal("1e-15")
+# Bounded reports: m e^epsilon up to this adds less than BOUNDED_DELTA.
+_BOUNDED_LIMIT: Final = Decimal("1.2e12")
+
+
+class Charge(Model):
+    """What one answer costs, and whom."""
+
+    recipe: Hex32
+    """SHA-256 of the recipe: no recipe is charged twice."""
+    study: Identifier
+    analysis: Identifier
+    fields: Annotated[tuple[FieldRef, ...], Field(min_length=1)]
+    privacy: Privacy
+    """What the recipe states: mechanism, eps0, epsilon, the full delta, min_cohort, crowd."""
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Charge:
+        """The charge of a recipe."""
+        return cls(
+            recipe=recipe.digest.hex(),
+            study=recipe.study,
+            analysis=recipe.analysis,
+            fields=recipe.fields_read,
+            privacy=recipe.privacy,
+        )
+
+    @property
+    def replacement_epsilon(self) -> Decimal:
+        """The local epsilon that policies limit: 2 eps0 for the symmetric mechanism."""
+        symmetric = self.privacy.mechanism is Mechanism.SYMMETRIC
+        model = LocalModel.DELETION if symmetric else LocalModel.REPLACEMENT
+        with localcontext(_EXACT):
+            return as_replacement(self.privacy.local_epsilon, model)
+
+    def filtered(self) -> filters.Charge:
+        """This charge as a filter takes it."""
+        privacy = self.privacy
+        setting = Setting(
+            local_epsilon=privacy.local_epsilon,
+            mechanism=privacy.mechanism,
+            crowd=privacy.crowd,
+            honest_fraction=privacy.honest_fraction or 1,
+        )
+        release = filters.Release(setting=setting, cohort=privacy.min_cohort)
+        return filters.Charge(release=release, epsilon=privacy.epsilon, delta=privacy.delta)
+
+    @model_validator(mode="after")
+    def _accountable(self) -> Charge:
+        if len(set(self.fields)) != len(self.fields):
+            raise Complaint("fields", "a field occurs twice")
+        if self.privacy.min_cohort > MAX_COHORT:
+            raise Complaint("privacy.min_cohort", f"at most {MAX_COHORT:,} can be accounted for")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """One limit: what is spent of it now, and what it allows."""
+
+    limit: str  # as in the policy: "device", "analyses.NAME.budget", "analyses.NAME.fields.REF"
+    spent: filters.Spent  # the largest under any filter in force; with renyi, delta is all or none
+    reports: int
+    allowed: filters.Spent
+    allowed_reports: int
+    renews: int | None  # when all that is spent now will have renewed; None is never
+
+    @property
+    def remaining(self) -> filters.Spent:
+        """What is left; never below 0, even if the limit was lowered since."""
+        with localcontext(_EXACT):
+            return filters.Spent(
+                epsilon=max(_ZERO, self.allowed.epsilon - self.spent.epsilon),
+                delta=max(_ZERO, self.allowed.delta - self.spent.delta),
+            )
+
+    @property
+    def remaining_reports(self) -> int:
+        """How many reports are left."""
+        return max(0, self.allowed_reports - self.reports)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limit:
+    """A limit of the policy together with the charges that count against it now."""
+
+    path: str
+    budget: Budget | FieldBudget
+    compositions: tuple[Composition, ...]  # never empty; the policy's own is first
+    charges: tuple[Charge, ...]
+    renews: int | None
+
+    def admit(self, charge: Charge) -> None:
+        """Raise `BudgetExceeded`, naming this limit, if it does not allow one charge more."""
+        self._admit_local(charge)
+        for composition in self.compositions:
+            try:
+                self._after(composition, (*self.charges, charge)).add(charge.filtered())
+            except BudgetExceeded as error:
+                raise BudgetExceeded(
+                    spent=error.spent,
+                    asked=error.asked,
+                    allowed=Decimal(getattr(self.budget, error.field)),
+                    field=f"{self.path}.{error.field}",
+                ) from None
+        used = len(self.charges)
+        if used + 1 > self.budget.reports:
+            raise BudgetExceeded(
+                spent=Decimal(used),
+                asked=Decimal(1),
+                allowed=Decimal(self.budget.reports),
+                field=f"{self.path}.reports",
+            )
+
+    def standing(self) -> Standing:
+        """What is spent of it."""
+        spent = [self._spent(each) for each in self.compositions]
+        return Standing(
+            limit=self.path,
+            spent=filters.Spent(
+                epsilon=max(each.epsilon for each in spent),
+                delta=max(each.delta for each in spent),
+            ),
+            reports=len(self.charges),
+            allowed=filters.Spent(epsilon=self.budget.epsilon, delta=self.budget.delta),
+            allowed_reports=self.budget.reports,
+            renews=self.renews,
+        )
+
+    def _admit_local(self, charge: Charge) -> None:
+        allowed = getattr(self.budget, "local_epsilon", None)  # the device's budget has none
+        if allowed is not None and charge.replacement_epsilon > allowed:
+            raise BudgetExceeded(
+                spent=_ZERO,
+                asked=charge.replacement_epsilon,
+                allowed=allowed,
+                field=f"{self.path}.local_epsilon",
+            )
+
+    def _spent(self, composition: Composition) -> filters.Spent:
+        try:
+            return self._after(composition, self.charges).spent
+        except BudgetExceeded:
+            # Lowered since, to less delta than the reports that were sent take up.
+            return filters.Spent(epsilon=self.budget.epsilon, delta=self.budget.delta)
+
+    def _after(self, composition: Composition, reserve_for: Sequence[Charge]) -> filters.Filter:
+        """The filter at this limit after all charges that count.
+
+        Renyi divergences are those of plain reports. That bounded ones are drawn again above their
+        weight adds to delta, by composition of the *whole* sequence: below 1e-12 a report while
+        m e^epsilon <= 1.2e12 at the total epsilon, and in proportion beyond. It is set aside.
+        """
+        delta = self.budget.delta
+        if isinstance(composition, Renyi):
+            with localcontext(_EXACT):
+                aside = sum((_bounded(each, self.budget.epsilon) for each in reserve_for), _ZERO)
+                delta -= aside
+            if delta <= 0:
+                raise BudgetExceeded(
+                    spent=aside, asked=BOUNDED_DELTA, allowed=self.budget.delta, field="delta"
+                )
+        return replace(self._replayed(composition), epsilon=self.budget.epsilon, delta=delta)
+
+    def _replayed(self, composition: Composition) -> filters.Filter:
+        """All charges that count, added up whether or not they fit today's limits."""
+        state: filters.Filter = filters.BasicFilter(epsilon=_ANY_EPSILON, delta=_ANY_DELTA)
+        if isinstance(composition, Renyi):
+            orders = (composition.renyi,)
+            state = filters.RenyiFilter(epsilon=_ANY_EPSILON, delta=_ANY_DELTA, orders=orders)
+        for charge in self.charges:
+            try:
+                state = state.add(charge.filtered())
+            except BudgetExceeded:
+                # Deltas add up to 1: far above every limit (0.1), so nothing is allowed anyway.
+                break
+        return state
+
+
+def _bounded(charge: Charge, epsilon: Decimal) -> Decimal:
+    privacy = charge.privacy
+    if privacy.report != "bounded":
+        return _ZERO
+    honest = 1
+    if privacy.crowd == "honest":
+        release = charge.filtered().release
+        honest = release.setting.members(release.cohort)
+    shares = (honest * epsilon.exp() / _BOUNDED_LIMIT).to_integral_value(rounding=ROUND_CEILING)
+    return BOUNDED_DELTA * max(Decimal(1), shares)

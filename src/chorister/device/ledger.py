@@ -1,0 +1,274 @@
+"""The ledger: append-only, hash-chained, and noticed if it goes back in time.
+
+Nothing is stored but the entries; :mod:`chorister.device.counting` derives from them what is spent.
+They live in the caller's encrypted database, so that a charge commits together with whatever else
+must not be lost with it.
+
+**The head.** Before an entry is committed it is saved in the `HeadStore`, under the database's
+write lock. So ledger and head can differ in these ways only:
+
+==================== ============================================================================
+head                 what happened, and what is done
+==================== ============================================================================
+the newest entry     nothing: in step
+the very next entry  a crash between head and commit: the entry is appended. It may have been a
+                     charge; it counts, and its recipe is never answered
+further ahead, or    a restored backup, a deleted ledger, another device's: `LedgerBehind` until
+of another chain     everything lost has renewed under all policies it was charged under and
+                     today's; never, if a budget does not renew
+an older entry       the head itself was restored; the ledger may have been, too: its age begins
+                     again (`min_ledger_age` of silence), and what is known stays charged
+missing              the same; or, with an empty ledger, a new device
+unreadable           `HeadUnavailable`: silence
+==================== ============================================================================
+
+One transaction appends at most one entry: with two, a crash would look like a restored backup.
+
+Times are decision times (:mod:`chorister.device.device_clock`); no entry is dated before the last.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import apsw
+
+from chorister.device.budget import Charge, Standing
+from chorister.device.chain import Chain
+from chorister.device.counting import PolicyTerms, later
+from chorister.device.database import transaction, upgrade
+from chorister.device.entries import (
+    MAX_OFFSET,
+    Charged,
+    Created,
+    Entry,
+    PolicyTaken,
+    Restarted,
+    Resumed,
+    decode,
+)
+from chorister.device.head_store import HeadStore
+from chorister.errors import (
+    DecodeError,
+    HeadUnavailable,
+    InvalidInput,
+    LedgerBehind,
+    LedgerError,
+    LedgerYoung,
+    QueryRefused,
+)
+from chorister.policy import Policy
+
+__all__ = ["Ledger"]
+
+_E = TypeVar("_E", Created, Restarted, Resumed, PolicyTaken, Charged)
+
+_SCHEMA: Final = (
+    """
+    CREATE TABLE ledger (sequence INTEGER PRIMARY KEY, entry BLOB NOT NULL) STRICT;
+    CREATE TRIGGER ledger_is_never_changed BEFORE UPDATE ON ledger
+        BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
+    CREATE TRIGGER ledger_is_never_shortened BEFORE DELETE ON ledger
+        BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
+    """,
+)
+
+
+class Ledger:
+    """The budget of one device under its policy.
+
+    Call `settle` once before deciding; then, inside one `transaction`, `append` a charge.
+    """
+
+    def __init__(
+        self,
+        connection: apsw.Connection,
+        policy: Policy,
+        head_store: HeadStore | None,
+        *,
+        randbelow: Callable[[int], int] = secrets.randbelow,
+    ) -> None:
+        self._connection = connection
+        self._policy = policy
+        self._terms = PolicyTerms.of(policy)
+        self._head_store = head_store
+        self._randbelow = randbelow
+        self._chain = Chain()
+        self._appended = False  # in the transaction that is now open
+        upgrade(connection, "ledger", _SCHEMA)
+        connection.set_commit_hook(self._committing, id=self)
+        connection.set_rollback_hook(self._transaction_ended, id=self)
+
+    # --- before deciding -------------------------------------------------------------------------
+
+    def settle(self, now: int) -> tuple[Entry, ...]:
+        """Bring ledger, head and policy into step, each entry in a transaction of its own.
+
+        Returns the entries that were added. A `Charged` among them is a crash's: its recipe is
+        never to be answered. Raises `LedgerBehind`, `LedgerTampered` or `HeadUnavailable`.
+        """
+        added: list[Entry] = []
+        while True:
+            with transaction(self._connection):
+                entry = self._step(now)
+            if entry is None:
+                return tuple(added)
+            added.append(entry)
+
+    def _step(self, now: int) -> Entry | None:
+        chain, head = self._read(), self._head()
+        if self._head_store is not None and head is None and chain.entries:
+            return self._add(Restarted(**chain.place(now), why="head-missing"))
+        if head is not None and not chain.ends_with(head):
+            if chain.continues_with(head):
+                self._insert(head)
+                return head
+            if chain.has(head):
+                return self._add(Restarted(**chain.place(now), why="head-behind"))
+            self._refuse_until_clear(head, now)
+            if chain.entries:
+                return self._add(Resumed(**chain.place(now), lost=head.sequence))
+        if not chain.entries:
+            offset = self._randbelow(MAX_OFFSET)
+            return self._add(Created(**chain.place(now), offset=offset))
+        if chain.counts.terms != self._terms:
+            return self._add(PolicyTaken(**chain.place(now), terms=self._terms))
+        return None
+
+    def _refuse_until_clear(self, head: Entry, now: int) -> None:
+        """What was lost was charged at the head's time at the latest."""
+        until = None if head.clear == "never" else head.clear
+        budgets = [self._policy.device, *(a.budget for a in self._policy.analyses.values())]
+        for budget in budgets:
+            renewed = None if budget.period is None else head.time + budget.period
+            until = later(until, renewed)
+        if until is None or now < until:
+            missing = f"the ledger's head is entry {head.sequence}, which the ledger does not have"
+            raise LedgerBehind(missing=missing, until=until)
+
+    # --- deciding --------------------------------------------------------------------------------
+
+    def check(self, charge: Charge, now: int) -> None:
+        """Raise if this charge is not allowed at `now`; changes nothing.
+
+        `LedgerYoung`; `QueryRefused` (`once`: charged before); or `BudgetExceeded`, which names
+        the limit: device-wide first, then the analysis', then each field's.
+        """
+        chain = self._settled()
+        now = max(now, chain.time)
+        silent_until = chain.born + self._policy.device.min_ledger_age
+        if now < silent_until:
+            raise LedgerYoung(until=silent_until)
+        if charge.recipe in chain.recipes:
+            why = "this recipe was charged before: it is answered at most once"
+            raise QueryRefused(check="once", why=why, field="id")
+        chain.counts.check(charge, self._policy, now)
+
+    def append(self, charge: Charge, now: int) -> Charged:
+        """Check, then write the charge, inside the caller's open `transaction`.
+
+        Nothing may be answered before that transaction has been committed.
+        """
+        if self._connection.txn_state("main") != apsw.SQLITE_TXN_WRITE:
+            raise InvalidInput("append() belongs inside transaction(): commit what goes with it")
+        if self._appended:
+            raise InvalidInput("one transaction appends one charge: commit, then go on")
+        self.check(charge, now)
+        if self._head_store is not None:
+            head = self._head()
+            if head is None or not self._chain.ends_with(head):
+                raise LedgerError("ledger and head are not in step: call settle() first")
+        return self._add(Charged(**self._chain.place(now), charge=charge))
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    def remaining(self, now: int) -> tuple[Standing, ...]:
+        """What is spent and left of every limit of the policy at `now`, device-wide first."""
+        chain = self._settled()
+        limits = chain.counts.limits(self._policy, max(now, chain.time))
+        return tuple(limit.standing() for limit in limits)
+
+    def silent_until(self) -> int:
+        """When the ledger is old enough to answer."""
+        return self._settled().born + self._policy.device.min_ledger_age
+
+    def charged(self, recipe: bytes) -> bool:
+        """Whether the recipe with this digest was ever charged."""
+        return recipe.hex() in self._read().recipes
+
+    def charged_study(self, study: str) -> bool:
+        """Whether any recipe of this study was ever charged."""
+        return study in self._read().studies
+
+    def entries(self) -> tuple[Entry, ...]:
+        """All entries, the oldest first."""
+        return tuple(self._read().entries)
+
+    def verify(self) -> None:
+        """Read everything again; `LedgerTampered` names the first entry that is not as written."""
+        self._chain = Chain()
+        self._read()
+
+    # --- storage ---------------------------------------------------------------------------------
+
+    def _settled(self) -> Chain:
+        chain = self._read()
+        if not chain.entries or chain.counts.terms != self._terms:
+            raise LedgerError("the ledger does not know this policy yet: call settle() first")
+        return chain
+
+    def _read(self) -> Chain:
+        """The chain as the database has it now; other processes may have added to it."""
+        chain = self._chain
+        if chain.entries:
+            last = chain.entries[-1]
+            row = self._row(last.sequence)
+            if row != last.canonical():  # what was appended has been rolled back
+                chain = self._chain = Chain()
+        rows = self._connection.execute(
+            "SELECT sequence, entry FROM ledger WHERE sequence >= ? ORDER BY sequence",
+            (len(chain.entries),),
+        )
+        for sequence, data in rows:
+            chain.extend(sequence, data)
+        return chain
+
+    def _row(self, sequence: int) -> object:
+        row = self._connection.execute(
+            "SELECT entry FROM ledger WHERE sequence = ?", (sequence,)
+        ).fetchone()
+        return None if row is None else row[0]
+
+    def _head(self) -> Entry | None:
+        data = None if self._head_store is None else self._head_store.load()
+        if data is None:
+            return None
+        try:
+            return decode(data)
+        except DecodeError as error:
+            raise HeadUnavailable(
+                f"the ledger's head in {self._head_store} is no entry ({error}): restore it; or "
+                "remove it, and wait as for a new ledger"
+            ) from None
+
+    def _add(self, entry: _E) -> _E:
+        entry = self._chain.dated(entry)
+        if self._head_store is not None:
+            self._head_store.save(entry.canonical())
+        self._insert(entry)
+        return entry
+
+    def _insert(self, entry: Entry) -> None:
+        data = entry.canonical()
+        self._connection.execute("INSERT INTO ledger VALUES (?, ?)", (entry.sequence, data))
+        self._appended = True
+        self._chain.extend(entry.sequence, data)
+
+    def _committing(self) -> bool:
+        self._transaction_ended()
+        return False  # let it go ahead
+
+    def _transaction_ended(self) -> None:
+        self._appended = False
