@@ -1,0 +1,300 @@
+"""The audit log: what was asked of this device, what it decided and why, and what left it.
+
+Append-only and hash-chained, in the same encrypted database as the ledger, and written in the
+transactions of what it tells: an entry is there if, and only if, that happened. It holds what was
+sent, never the data it was made from.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated, Any, Final, TypeAlias
+
+import apsw
+from pydantic import (
+    Field,
+    PlainValidator,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+
+from chorister.canonical import (
+    MAX_INT,
+    WIRE,
+    Complaint,
+    Hex32,
+    Int,
+    Model,
+    b64url_decode,
+    b64url_encode,
+    culprit,
+    loads,
+    sha256,
+)
+from chorister.device.budget import Charge
+from chorister.device.database import upgrade
+from chorister.device.entries import FIRST
+from chorister.errors import DecodeError, InvalidInput, LedgerTampered
+from chorister.policy import Policy
+from chorister.policy.values import URL, FieldRef, Identifier, Name
+from chorister.recipe import SignedRecipe
+
+__all__ = ["AuditEntry", "AuditLog", "Event", "Question", "Record", "Sent", "pack_bits"]
+
+_MAX_BYTES: Final = 4_000_000
+_MAX_TEXT: Final = 20_000
+_Text: TypeAlias = Annotated[
+    str, StringConstraints(min_length=1, max_length=_MAX_TEXT, strict=True)
+]
+
+
+def _words(value: object, info: ValidationInfo) -> str:
+    """Words of others (a server's answer, say) in a form that can be hashed."""
+    if not isinstance(value, str) or not value:
+        raise ValueError("a reason is a text, and not empty")
+    if info.context is not WIRE:
+        value = value.encode("utf-8", "replace").decode("utf-8")[:_MAX_TEXT]
+        value = unicodedata.normalize("NFC", value)[:_MAX_TEXT]
+    if len(value) > _MAX_TEXT:
+        raise ValueError(f"a reason has at most {_MAX_TEXT} characters")
+    return value
+
+
+_Words: TypeAlias = Annotated[
+    str, PlainValidator(_words), WithJsonSchema({"type": "string", "minLength": 1})
+]
+
+_SCHEMA: Final = (
+    """
+    CREATE TABLE audit (sequence INTEGER PRIMARY KEY, record BLOB NOT NULL) STRICT;
+    CREATE TRIGGER audit_is_never_changed BEFORE UPDATE ON audit
+        BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
+    CREATE TRIGGER audit_is_never_shortened BEFORE DELETE ON audit
+        BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
+    """,
+)
+
+
+class Event(StrEnum):
+    """What happened. The text is what a person reads."""
+
+    REFUSED = "refused"
+    NOT_DRAWN = "not drawn"
+    CHARGED = "charged"
+    REPORTED = "report made"
+    UPLOADED = "report sent"
+    DROPPED = "report dropped"
+    RECOVERED = "charge recovered"
+    SILENT = "silent"
+    POLICY = "policy changed"
+    PAUSED = "paused"
+    UNPAUSED = "unpaused"
+    OPTED_IN = "opted in"
+    OPTED_OUT = "opted out"
+    PURGED = "data deleted"
+
+
+class Question(Model):
+    """What was asked, and by whom."""
+
+    recipe: Hex32
+    id: Identifier
+    study: Identifier
+    analysis: Identifier
+    purpose: _Text | None = None
+    """As the policy words it; absent if the policy has no such analysis."""
+    author: _Text
+    """The id of the key that signed it."""
+    collector: Hex32
+    query: _Text
+    fields: tuple[FieldRef, ...]
+    group_by: tuple[FieldRef, ...]
+    bins: Int
+
+    @classmethod
+    def of(cls, signed: SignedRecipe, policy: Policy) -> Question:
+        """The question that a recipe puts."""
+        recipe = signed.recipe
+        analysis = policy.analyses.get(recipe.analysis)
+        return cls(
+            recipe=recipe.digest.hex(),
+            id=recipe.id,
+            study=recipe.study,
+            analysis=recipe.analysis,
+            purpose=None if analysis is None else analysis.purpose,
+            author=signed.key_id,
+            collector=recipe.collector,
+            query=recipe.query,
+            fields=recipe.fields_read,
+            group_by=recipe.group_by,
+            bins=recipe.encoding.size,
+        )
+
+
+class Sent(Model):
+    """What left the device, or is about to."""
+
+    report: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$", strict=True)]
+    """The report's id."""
+    leader: URL
+    group: dict[FieldRef, _Text] = Field(default_factory=dict)
+    arm: Name | None = None
+    length: Annotated[Int, Field(ge=1)]
+    """How many bits the randomized vector has."""
+    bits: str
+    """The randomized bits, eight a byte, the first one highest, as base64url."""
+    digest: Hex32
+    """SHA-256 of the sealed report, byte for byte as it is uploaded."""
+
+    @property
+    def ones(self) -> tuple[int, ...]:
+        """The places of the bits that are 1."""
+        data = b64url_decode(self.bits)
+        return tuple(i for i in range(self.length) if data[i // 8] >> (7 - i % 8) & 1)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Sent:
+        try:
+            data = b64url_decode(self.bits)
+        except DecodeError as error:
+            raise Complaint("bits", error.why) from None
+        padding = -self.length % 8
+        if len(data) != (self.length + 7) // 8 or data[-1] & ((1 << padding) - 1):
+            raise Complaint("bits", f"these are not {self.length} bits")
+        return self
+
+
+class AuditEntry(Model):
+    """One line of the log; the parts that do not apply are left out."""
+
+    time: Annotated[Int, Field(ge=0, le=MAX_INT)]
+    event: Event
+    why: _Words
+    """In words: which check refused, what was drawn, what the server answered."""
+    check: _Text | None = None
+    """The rule or limit that decided, by the name that the policy gives it."""
+    question: Question | None = None
+    charge: Charge | None = None
+    sent: Sent | None = None
+
+
+class Record(Model):
+    """An entry in its place in the chain."""
+
+    sequence: Annotated[Int, Field(ge=0, le=MAX_INT)]
+    previous: Hex32
+    entry: AuditEntry
+
+    @property
+    def digest(self) -> str:
+        """What the next record names as `previous`."""
+        return sha256(self.canonical()).hex()
+
+
+def pack_bits(bits: bytes) -> str:
+    """A vector of bytes 0 and 1 as `Sent.bits` has it."""
+    if not bits or max(bits) > 1:
+        raise InvalidInput("pack_bits() takes one byte a bit, each 0 or 1, and at least one")
+    padded = bits + bytes(-len(bits) % 8)
+    number = int("".join("1" if bit else "0" for bit in padded), 2)
+    return b64url_encode(number.to_bytes(len(padded) // 8))
+
+
+class AuditLog:
+    """The log in the ledger's database."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+        upgrade(connection, "audit", _SCHEMA)
+
+    def append(self, entry: AuditEntry) -> Record:
+        """Write an entry, inside the transaction of what it tells."""
+        if self._connection.txn_state("main") != apsw.SQLITE_TXN_WRITE:
+            raise InvalidInput("append() belongs inside transaction(): commit what goes with it")
+        last = self._last()
+        record = Record(
+            sequence=0 if last is None else last.sequence + 1,
+            previous=FIRST if last is None else last.digest,
+            entry=entry,
+        )
+        data = record.canonical()
+        if len(data) > _MAX_BYTES:
+            raise InvalidInput(f"an audit entry of {len(data):,} bytes: {_MAX_BYTES:,} at most")
+        self._connection.execute("INSERT INTO audit VALUES (?, ?)", (record.sequence, data))
+        return record
+
+    def records(self, *, newest: int | None = None) -> Iterator[Record]:
+        """All records, or the `newest` so many; the oldest first. Each is verified on the way."""
+        first = 0
+        if newest is not None:
+            last = self._last()
+            first = 0 if last is None else max(0, last.sequence + 1 - newest)
+        previous = FIRST if first == 0 else self._record(first - 1).digest
+        rows = self._connection.execute(
+            "SELECT sequence, record FROM audit WHERE sequence >= ? ORDER BY sequence", (first,)
+        )
+        for expected, (sequence, data) in enumerate(rows, start=first):
+            if sequence != expected:
+                raise LedgerTampered("the audit log has no such entry", sequence=expected)
+            record = decode_record(sequence, data)
+            if record.previous != previous:
+                raise LedgerTampered(
+                    "the audit log's entry does not follow the one before it", sequence=sequence
+                )
+            previous = record.digest
+            yield record
+
+    def verify(self) -> int:
+        """Verify the whole chain and return how many records it has; raises `LedgerTampered`.
+
+        Records cut off at the end leave an intact chain: compare `head()` with an earlier one.
+        """
+        return sum(1 for _ in self.records())
+
+    def head(self) -> str:
+        """The hash of the newest record: whoever keeps it can tell whether the log was cut."""
+        last = self._last()
+        return FIRST if last is None else last.digest
+
+    def _last(self) -> Record | None:
+        sequence = self._connection.execute("SELECT max(sequence) FROM audit").get
+        return self._record(sequence) if isinstance(sequence, int) else None
+
+    def _record(self, sequence: int) -> Record:
+        row = self._connection.execute(
+            "SELECT record FROM audit WHERE sequence = ?", (sequence,)
+        ).fetchone()
+        if row is None:
+            raise LedgerTampered("the audit log has no such entry", sequence=sequence)
+        return decode_record(sequence, row[0])
+
+
+def decode_record(sequence: int, data: object) -> Record:
+    """A stored row as a record, or `LedgerTampered`."""
+    try:
+        record = _decode(data)
+    except DecodeError as error:
+        why = f"the audit log's row is no record ({error})"
+        raise LedgerTampered(why, sequence=sequence) from None
+    if record.sequence != sequence:
+        raise LedgerTampered("the audit log's entry is at another's place", sequence=sequence)
+    return record
+
+
+def _decode(data: object) -> Record:
+    if not isinstance(data, bytes):
+        raise DecodeError("not bytes")
+    value: Any = loads(data, max_bytes=_MAX_BYTES)
+    try:
+        record = Record.model_validate(value, context=WIRE)
+    except ValidationError as error:
+        field, message = culprit(error)
+        raise DecodeError(message, field=field) from None
+    if record.canonical() != data:
+        raise DecodeError("not in its canonical form")
+    return record
