@@ -179,10 +179,13 @@ class Limit:
 
     def _spent(self, composition: Composition) -> filters.Spent:
         try:
-            return self._after(composition, self.charges).spent
+            spent = self._after(composition, self.charges).spent
         except BudgetExceeded:
             # Lowered since, to less delta than the reports that were sent take up.
             return filters.Spent(epsilon=self.budget.epsilon, delta=self.budget.delta)
+        if isinstance(composition, Renyi) and self.charges:
+            return replace(spent, delta=self.budget.delta)  # what was set aside included
+        return spent
 
     def _after(self, composition: Composition, reserve_for: Sequence[Charge]) -> filters.Filter:
         """The filter at this limit after all charges that count.
