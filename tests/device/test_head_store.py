@@ -1,0 +1,181 @@
+"""Head stores: what comes back is what was saved, and everything else is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import keyring
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from keyring.backend import KeyringBackend
+from keyring.errors import KeyringLocked
+
+from chorister.device.head_store import FileHeadStore, HeadStore, KeyringHeadStore
+from chorister.device.keys import SecretKey
+from chorister.errors import HeadUnavailable
+from tests.device.ledgers import KEY, Place
+
+
+class MemoryKeyring(KeyringBackend):
+    """A keyring that can be locked."""
+
+    priority = 5  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str], str] = {}
+        self.locked = False
+
+    def get_password(self, service: str, username: str) -> str | None:
+        self._unlocked()
+        return self.kept.get((service, username))
+
+    def set_password(self, service: str, username: str, password: str) -> None:
+        self._unlocked()
+        self.kept[service, username] = password
+
+    def delete_password(self, service: str, username: str) -> None:
+        del self.kept[service, username]
+
+    def _unlocked(self) -> None:
+        if self.locked:
+            raise KeyringLocked("locked")
+
+
+@pytest.fixture
+def backend() -> Iterator[MemoryKeyring]:
+    before = keyring.get_keyring()
+    memory = MemoryKeyring()
+    keyring.set_keyring(memory)
+    yield memory
+    keyring.set_keyring(before)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place.make(tmp_path)
+
+
+@pytest.fixture(params=["file", "keyring"])
+def store(request: pytest.FixtureRequest, place: Place, backend: MemoryKeyring) -> HeadStore:
+    return place.head() if request.param == "file" else KeyringHeadStore("test", key=KEY)
+
+
+def test_what_is_saved_comes_back(store: HeadStore) -> None:
+    assert store.load() is None
+    for entry in (b"{}", b"second", b"x" * 100_000):
+        store.save(entry)
+        assert store.load() == entry
+    assert store.kind in ("file", "keyring")
+
+
+def test_nothing_of_it_can_be_read(place: Place, backend: MemoryKeyring) -> None:
+    entry = b"keyboard.next-word " * 10
+    place.head().save(entry)
+    KeyringHeadStore("test", key=KEY).save(entry)
+    assert b"keyboard" not in place.head_file.read_bytes()
+    assert not any("keyboard" in text for text in backend.kept.values())
+    assert place.head_file.stat().st_mode & 0o777 == 0o600
+
+
+def test_another_key_does_not_open_it(place: Place) -> None:
+    place.head().save(b"entry")
+    other = FileHeadStore(place.head_file, key=SecretKey(bytes(32)), store=place.store)
+    with pytest.raises(HeadUnavailable, match="does not open"):
+        other.load()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_no_changed_byte_is_accepted(place: Place, data: st.DataObject) -> None:
+    place.head().save(b"an entry of the ledger")
+    sealed = bytearray(place.head_file.read_bytes())
+    at = data.draw(st.integers(0, len(sealed) - 1))
+    sealed[at] ^= data.draw(st.integers(1, 255))
+    place.head_file.write_bytes(sealed)
+    with pytest.raises(HeadUnavailable):
+        place.head().load()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.binary(max_size=80) | st.binary(max_size=60).map(lambda junk: b"chorister-head-1\n" + junk)
+)
+def test_junk_is_refused(place: Place, junk: bytes) -> None:
+    place.head_file.write_bytes(junk)
+    with pytest.raises(HeadUnavailable):
+        place.head().load()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(max_size=60))
+def test_junk_in_a_keyring_is_refused(backend: MemoryKeyring, junk: str) -> None:
+    backend.kept["chorister-head", "test"] = junk
+    with pytest.raises(HeadUnavailable):
+        KeyringHeadStore("test", key=KEY).load()
+
+
+def test_a_locked_keyring(backend: MemoryKeyring) -> None:
+    store = KeyringHeadStore("test", key=KEY)
+    store.save(b"entry")
+    backend.locked = True
+    with pytest.raises(HeadUnavailable, match="unlock"):
+        store.load()
+    with pytest.raises(HeadUnavailable, match="unlock"):
+        store.save(b"next")
+
+
+def test_a_system_without_a_keyring(backend: MemoryKeyring) -> None:
+    from keyring.backends.fail import Keyring
+
+    keyring.set_keyring(Keyring())
+    with pytest.raises(HeadUnavailable):
+        KeyringHeadStore("test", key=KEY).load()
+
+
+def test_never_in_the_stores_folder(place: Place) -> None:
+    inside = FileHeadStore(place.store / "head", key=KEY, store=place.store)
+    with pytest.raises(HeadUnavailable, match="elsewhere"):
+        inside.save(b"entry")
+    with pytest.raises(HeadUnavailable, match="elsewhere"):
+        inside.load()
+    (place.elsewhere / "back").symlink_to(place.store)
+    through_a_link = FileHeadStore(place.elsewhere / "back" / "head", key=KEY, store=place.store)
+    with pytest.raises(HeadUnavailable, match="elsewhere"):
+        through_a_link.load()
+
+
+def test_a_missing_folder_is_no_missing_head(place: Place) -> None:
+    place.elsewhere.rmdir()
+    with pytest.raises(HeadUnavailable, match="not there"):
+        place.head().load()
+    with pytest.raises(HeadUnavailable):
+        place.head().save(b"entry")
+
+
+def test_only_a_regular_file_is_a_head(place: Place) -> None:
+    (place.elsewhere / "real").write_bytes(b"x")
+    place.head_file.symlink_to(place.elsewhere / "real")
+    with pytest.raises(HeadUnavailable):
+        place.head().load()
+    place.head_file.unlink()
+    os.mkfifo(place.head_file)
+    with pytest.raises(HeadUnavailable, match="not a regular file"):
+        place.head().load()
+    place.head_file.unlink()
+    place.head_file.mkdir()
+    with pytest.raises(HeadUnavailable):
+        place.head().load()
+    with pytest.raises(HeadUnavailable):
+        place.head().save(b"entry")
+
+
+def test_a_draft_left_by_a_crash_is_replaced(place: Place) -> None:
+    place.head().save(b"first")
+    (place.elsewhere / ".head.draft").write_bytes(b"half")
+    assert place.head().load() == b"first"
+    place.head().save(b"second")
+    assert place.head().load() == b"second"
+    assert [path.name for path in place.elsewhere.iterdir()] == ["head"]
