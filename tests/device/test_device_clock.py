@@ -6,7 +6,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chorister.clock import SettableClock
@@ -93,9 +93,9 @@ def test_impossible_marks_are_noticed(connection: apsw.Connection) -> None:
             clock.now()
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(-DAY, DAY)), max_size=12))
-def test_decided_times_never_decrease(tmp_path: Path, moves: list[tuple[int, int]]) -> None:
+def test_decided_times_never_decrease(moves: list[tuple[int, int]]) -> None:
     connection = apsw.Connection(":memory:")
     system = SettableClock(START)
     clock = DeviceClock(connection, system)
