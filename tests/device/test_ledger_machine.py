@@ -151,7 +151,7 @@ class MemoryHead(HeadStore):
         self.kept = sealed
 
 
-NAMES = st.integers(0, 25)
+NAMES = st.integers(0, 60)
 EPSILONS = st.sampled_from([Fraction(1, 10), Fraction(1, 5), Fraction(3, 10), HALF])
 ANALYSES = st.sampled_from(["a", "b", "c"])
 
@@ -170,6 +170,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.lost: tuple[bytes, int] | None = None  # the true database while a backup is in place
         self.open(self.database)
         self.ledger.settle(self.now)
+        self.now += POLICIES[0].age
 
     def open(self, image: bytes) -> None:
         """A restart on what is on disk."""
@@ -217,11 +218,12 @@ class LedgerMachine(RuleBasedStateMachine):
         return False
 
     @precondition(lambda self: not self.behind)
-    @rule(name=NAMES, to=ANALYSES, epsilon=EPSILONS)
-    def ask(self, name: int, to: str, epsilon: Fraction) -> None:
-        self.connection.execute("BEGIN IMMEDIATE")
-        self.attempt(name, to, epsilon)
-        self.connection.execute("COMMIT")
+    @rule(asked=st.lists(st.tuples(NAMES, ANALYSES, EPSILONS), min_size=1, max_size=4))
+    def ask(self, asked: list[tuple[int, str, Fraction]]) -> None:
+        for name, to, epsilon in asked:
+            self.connection.execute("BEGIN IMMEDIATE")
+            self.attempt(name, to, epsilon)
+            self.connection.execute("COMMIT")
 
     @precondition(lambda self: not self.behind)
     @rule(name=NAMES, to=ANALYSES, epsilon=EPSILONS)
