@@ -30,6 +30,7 @@ from chorister.errors import BudgetExceeded, LedgerBehind, LedgerYoung, QueryRef
 from tests.device.ledgers import DAY, KEY, START, analysis, charge, policy
 
 WEEK, MONTH = 7 * DAY, 30 * DAY
+RECIPES_CLOSE = 16 * DAY  # the longest window, and a checkpoint's age
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Rules:
 ONE, HALF = Fraction(1), Fraction(1, 2)
 POLICIES = (
     Rules((ONE, 6, MONTH), {"a": (HALF, 3, MONTH), "b": (ONE, 9, MONTH)}),
-    Rules((ONE, 6, WEEK), {"a": (HALF, 3, WEEK), "b": (HALF, 9, MONTH)}),  # shorter
+    Rules((ONE, 6, WEEK), {"a": (HALF, 3, WEEK), "b": (HALF, 9, WEEK)}),  # shorter
     Rules((ONE, 6, MONTH), {"b": (ONE, 9, MONTH), "c": (HALF, 3, WEEK)}),  # a is called c
     Rules((2 * ONE, 9, MONTH), {"a": (HALF, 3, None), "b": (ONE, 9, MONTH)}),  # never renews
     Rules((HALF, 2, MONTH), {"a": (HALF, 3, MONTH), "b": (ONE, 9, MONTH)}),  # lowered
@@ -287,7 +288,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.lost is not None
         rules = POLICIES[self.current]
         periods = [rules.device[2], *(its[2] for its in rules.analyses.values())]
-        until = self.model.clear
+        until = max(self.model.clear, self.model.last + RECIPES_CLOSE)
         for period in periods:
             until = max(until, float("inf") if period is None else self.model.last + period)
         if self.now < until:

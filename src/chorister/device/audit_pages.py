@@ -126,8 +126,8 @@ def _lines(entry: AuditEntry) -> Iterator[tuple[str, str]]:
         yield (
             "cost",
             (
-                f"epsilon {number_text(privacy.epsilon)}, delta {number_text(privacy.delta)} among at "
-                f"least {privacy.min_cohort:,} devices; to both aggregators together "
+                f"epsilon {number_text(privacy.epsilon)}, delta {number_text(privacy.delta)} "
+                f"among at least {privacy.min_cohort:,} devices; to both aggregators together "
                 f"{number_text(charge.replacement_epsilon)}; one report"
             ),
         )

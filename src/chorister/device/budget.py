@@ -23,12 +23,12 @@ from pydantic import Field, model_validator
 from chorister.canonical import Complaint, Hex32, Model
 from chorister.errors import BudgetExceeded
 from chorister.policy import Composition, FieldBudget, Renyi
-from chorister.policy.certify import BOUNDED_DELTA
 from chorister.policy.model import Budget
 from chorister.policy.values import FieldRef, Identifier
 from chorister.privacy import filters
 from chorister.privacy.randomizers import LocalModel, Mechanism, as_replacement
-from chorister.privacy.settings import MAX_COHORT, Setting
+from chorister.privacy.settings import Setting
+from chorister.privacy.weights import BOUND_DELTA
 from chorister.recipe import Privacy, Recipe
 
 __all__ = ["Charge", "Limit", "Standing"]
@@ -39,7 +39,7 @@ _ZERO: Final = Decimal(0)
 # A loose budget, under which what was once charged is added up again whatever the limits are now.
 _ANY_EPSILON: Final = Decimal(10) ** 15
 _ANY_DELTA: Final = 1 - Decimal("1e-15")
-# Bounded reports: m e^epsilon up to this adds less than BOUNDED_DELTA.
+# Bounded reports: m e^epsilon up to this adds less than BOUND_DELTA.
 _BOUNDED_LIMIT: Final = Decimal("1.2e12")
 
 
@@ -86,11 +86,9 @@ class Charge(Model):
         return filters.Charge(release=release, epsilon=privacy.epsilon, delta=privacy.delta)
 
     @model_validator(mode="after")
-    def _accountable(self) -> Charge:
+    def _each_once(self) -> Charge:
         if len(set(self.fields)) != len(self.fields):
             raise Complaint("fields", "a field occurs twice")
-        if self.privacy.min_cohort > MAX_COHORT:
-            raise Complaint("privacy.min_cohort", f"at most {MAX_COHORT:,} can be accounted for")
         return self
 
 
@@ -181,6 +179,8 @@ class Limit:
         try:
             spent = self._after(composition, self.charges).spent
         except BudgetExceeded:
+            spent = filters.Spent(epsilon=Decimal("Infinity"), delta=self.budget.delta)
+        if not spent.epsilon.is_finite():
             # Lowered since, to less delta than the reports that were sent take up.
             return filters.Spent(epsilon=self.budget.epsilon, delta=self.budget.delta)
         if isinstance(composition, Renyi) and self.charges:
@@ -192,16 +192,17 @@ class Limit:
 
         Renyi divergences are those of plain reports. That bounded ones are drawn again above their
         weight adds to delta, by composition of the *whole* sequence: below 1e-12 a report while
-        m e^epsilon <= 1.2e12 at the total epsilon, and in proportion beyond. It is set aside.
+        m e^epsilon <= 1.2e12 at the total epsilon, which the filter sets aside, and in proportion
+        beyond. That rest is set aside here.
         """
         delta = self.budget.delta
         if isinstance(composition, Renyi):
             with localcontext(_EXACT):
-                aside = sum((_bounded(each, self.budget.epsilon) for each in reserve_for), _ZERO)
+                aside = sum((_beyond(each, self.budget.epsilon) for each in reserve_for), _ZERO)
                 delta -= aside
             if delta <= 0:
                 raise BudgetExceeded(
-                    spent=aside, asked=BOUNDED_DELTA, allowed=self.budget.delta, field="delta"
+                    spent=aside, asked=BOUND_DELTA, allowed=self.budget.delta, field="delta"
                 )
         return replace(self._replayed(composition), epsilon=self.budget.epsilon, delta=delta)
 
@@ -209,8 +210,9 @@ class Limit:
         """All charges that count, added up whether or not they fit today's limits."""
         state: filters.Filter = filters.BasicFilter(epsilon=_ANY_EPSILON, delta=_ANY_DELTA)
         if isinstance(composition, Renyi):
-            orders = (composition.renyi,)
-            state = filters.RenyiFilter(epsilon=_ANY_EPSILON, delta=_ANY_DELTA, orders=orders)
+            state = filters.RenyiFilter(
+                epsilon=_ANY_EPSILON, delta=_ANY_DELTA, orders=composition.renyi
+            )
         for charge in self.charges:
             try:
                 state = state.add(charge.filtered())
@@ -220,7 +222,8 @@ class Limit:
         return state
 
 
-def _bounded(charge: Charge, epsilon: Decimal) -> Decimal:
+def _beyond(charge: Charge, epsilon: Decimal) -> Decimal:
+    """What a bounded report takes of delta beyond the 1e-12 that the filter sets aside for it."""
     privacy = charge.privacy
     if privacy.report != "bounded":
         return _ZERO
@@ -229,4 +232,4 @@ def _bounded(charge: Charge, epsilon: Decimal) -> Decimal:
         release = charge.filtered().release
         honest = release.setting.members(release.cohort)
     shares = (honest * epsilon.exp() / _BOUNDED_LIMIT).to_integral_value(rounding=ROUND_CEILING)
-    return BOUNDED_DELTA * max(Decimal(1), shares)
+    return BOUND_DELTA * max(_ZERO, shares - 1)

@@ -15,7 +15,7 @@ the very next entry  a crash between head and commit: the entry is appended. It 
                      charge; it counts, and its recipe is never answered
 further ahead, or    a restored backup, a deleted ledger, another device's: `LedgerBehind` until
 of another chain     everything lost has renewed under all policies it was charged under and
-                     today's; never, if a budget does not renew
+                     today's (never, if a budget does not renew), and its recipes have closed
 an older entry       the head itself was restored; the ledger may have been, too: its age begins
                      again (`min_ledger_age` of silence), and what is known stays charged
 missing              the same; or, with an empty ledger, a new device
@@ -138,12 +138,17 @@ class Ledger:
         return None
 
     def _refuse_until_clear(self, head: Entry, now: int) -> None:
-        """What was lost was charged at the head's time at the latest."""
+        """What was lost was charged at the head's time at the latest.
+
+        It must have renewed, and its recipes, which could not be told from new ones, must have
+        closed: they were open at a time that is later than the head's by a checkpoint's age.
+        """
         until = None if head.clear == "never" else head.clear
-        budgets = [self._policy.device, *(a.budget for a in self._policy.analyses.values())]
-        for budget in budgets:
-            renewed = None if budget.period is None else head.time + budget.period
-            until = later(until, renewed)
+        analyses = self._policy.analyses.values()
+        for budget in (self._policy.device, *(analysis.budget for analysis in analyses)):
+            until = later(until, None if budget.period is None else head.time + budget.period)
+        longest = max(analysis.window.longest for analysis in analyses)
+        until = later(until, head.time + self._policy.checkpoint_max_age + longest)
         if until is None or now < until:
             missing = f"the ledger's head is entry {head.sequence}, which the ledger does not have"
             raise LedgerBehind(missing=missing, until=until)
