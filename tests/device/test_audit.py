@@ -228,8 +228,8 @@ HOSTILE = "<script>alert(1)</script>\x1b[2J\x9b31m\u202e\r\n<img src=x onerror=a
 
 
 def test_strangers_words_are_shown_and_not_obeyed(connection: apsw.Connection) -> None:
-    recipe = recipe_at({"query": f"SELECT '{HOSTILE}' AS ngram"})
-    question = Question.of(SignedRecipe.parse(sign(recipe, AUTHOR)), POLICY)
+    """A recipe can't hold most of them, but the log does not rely on that."""
+    question = QUESTION.model_copy(update={"query": HOSTILE})
     log = AuditLog(connection)
     add(connection, log, entry(why=HOSTILE, question=question))
     tags = Tags()

@@ -89,9 +89,10 @@ def test_a_recipe_is_charged_once(place: Place) -> None:
     spend(ledger, charge(1))
     digest = bytes.fromhex(charge(1).recipe)
     assert ledger.charged(digest)
-    assert ledger.charged_study("study")
+    assert ledger.charged_study("a", "study")
     assert not ledger.charged(bytes(32))
-    assert not ledger.charged_study("another")
+    assert not ledger.charged_study("a", "another")
+    assert not ledger.charged_study("b", "study")
     with pytest.raises(QueryRefused) as caught:
         spend(ledger, charge(1))
     assert caught.value.check == "once"

@@ -31,7 +31,7 @@ class Chain:
         self.counts = Counts(offset=0)  # the device's own comes with the first entry
         self.born = 0  # when the ledger's age began, for the last time
         self.recipes: set[str] = set()  # digests of all recipes ever charged
-        self.studies: set[str] = set()
+        self.studies: set[tuple[str, str]] = set()  # with the analysis that each belongs to
 
     @property
     def time(self) -> int:
@@ -74,7 +74,7 @@ class Chain:
             self.born = entry.time
         if isinstance(entry, Charged):
             self.recipes.add(entry.charge.recipe)
-            self.studies.add(entry.charge.study)
+            self.studies.add((entry.charge.analysis, entry.charge.study))
         self.entries.append(entry)
 
     def ends_with(self, head: Entry) -> bool:

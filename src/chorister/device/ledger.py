@@ -203,9 +203,9 @@ class Ledger:
         """Whether the recipe with this digest was ever charged."""
         return recipe.hex() in self._read().recipes
 
-    def charged_study(self, study: str) -> bool:
-        """Whether any recipe of this study was ever charged."""
-        return study in self._read().studies
+    def charged_study(self, analysis: str, study: str) -> bool:
+        """Whether any recipe of this study of an analysis was ever charged."""
+        return (analysis, study) in self._read().studies
 
     def entries(self) -> tuple[Entry, ...]:
         """All entries, the oldest first."""
