@@ -157,7 +157,7 @@ def renyi_total(count: int, delta: Decimal) -> Decimal:
     """The same by the filter alone."""
     state: filters.Filter = filters.RenyiFilter(epsilon=Decimal(100), delta=delta, orders=(32,))
     for i in range(count):
-        state = state.add(charge(i, **STRONG).filtered())
+        state = state.add(charge(i, **STRONG).filtered)
     return state.spent.epsilon
 
 
@@ -195,7 +195,7 @@ def test_several_orders_share_delta(place: Place) -> None:
     )
     for i in range(3):
         spend(ledger, charge(i, **STRONG))
-        state = state.add(charge(i, **STRONG).filtered())
+        state = state.add(charge(i, **STRONG).filtered)
     assert spent(ledger) == state.spent.epsilon
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
+from functools import cached_property
 from typing import Annotated, Final
 
 from pydantic import Field, model_validator
@@ -73,6 +74,7 @@ class Charge(Model):
         with localcontext(_EXACT):
             return as_replacement(self.privacy.local_epsilon, model)
 
+    @cached_property
     def filtered(self) -> filters.Charge:
         """This charge as a filter takes it."""
         privacy = self.privacy
@@ -133,7 +135,7 @@ class Limit:
         self._admit_local(charge)
         for composition in self.compositions:
             try:
-                self._after(composition, (*self.charges, charge)).add(charge.filtered())
+                self._after(composition, (*self.charges, charge)).add(charge.filtered)
             except BudgetExceeded as error:
                 raise BudgetExceeded(
                     spent=error.spent,
@@ -215,7 +217,7 @@ class Limit:
             )
         for charge in self.charges:
             try:
-                state = state.add(charge.filtered())
+                state = state.add(charge.filtered)
             except BudgetExceeded:
                 # Deltas add up to 1: far above every limit (0.1), so nothing is allowed anyway.
                 break
@@ -229,7 +231,7 @@ def _beyond(charge: Charge, epsilon: Decimal) -> Decimal:
         return _ZERO
     honest = 1
     if privacy.crowd == "honest":
-        release = charge.filtered().release
+        release = charge.filtered.release
         honest = release.setting.members(release.cohort)
     shares = (honest * epsilon.exp() / _BOUNDED_LIMIT).to_integral_value(rounding=ROUND_CEILING)
     return BOUND_DELTA * max(_ZERO, shares - 1)
