@@ -163,7 +163,7 @@ WANTED = {"donate_over_bare": 2, "donate_batch_over_bare": 2, "events_over_bare_
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one flat object as the last line")
-    parser.add_argument("--turns", type=int, default=25, help="turns a side, best one counts")
+    parser.add_argument("--turns", type=int, default=100, help="turns a side, best one counts")
     options = parser.parse_args()
 
     table = Table(title="device")

@@ -301,3 +301,36 @@ def test_a_confined_process_can_compute_and_nothing_else(tmp_path: Path) -> None
     assert allowed == {"some memory", "randomness"}
     assert victim.exists()
     assert not Path("/tmp/left-behind").exists()  # noqa: S108
+
+
+REFUSED = """
+import ctypes, json, os, runpy, sys, types
+module = runpy.run_path(sys.argv[1])
+def refuse(*arguments):
+    ctypes.set_errno(1)
+    return -1
+module["confine"].__globals__["_libc"] = lambda: types.SimpleNamespace(unshare=refuse, prctl=refuse)
+found = module["leave_network"]() + module["confine"](seconds=5, memory=256 * 2**20)
+try:
+    os.open("/etc/hostname", os.O_RDONLY)
+    found.append("can open a file")
+except OSError:
+    pass
+print(json.dumps(found))
+"""
+
+
+def test_what_the_system_refuses_is_said_in_words_and_rlimits_remain() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", REFUSED, confinement.__file__],
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    found = json.loads(run.stdout)
+    assert [words[:22] for words in found[:2]] == [
+        "no network namespace (",
+        "no system call filter ",
+    ]
+    assert "Operation not permitted" in found[0]
+    assert "can open a file" not in found
