@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import apsw
 import pytest
 
 from chorister.clock import SettableClock
+from chorister.device.database import transaction
 from chorister.device.keys import SecretKey
 from chorister.device.store import EventStore, Snapshot
 from chorister.errors import EventRefused, InvalidInput, StoreError
@@ -165,6 +167,17 @@ def test_retention_is_kept_to_the_second(store: EventStore, clock: SettableClock
     assert store.profile("user.age") is None
     assert store.expire() == 2
     assert store.expire() == 0
+
+
+def test_a_query_does_not_wait_for_a_writer(
+    store: EventStore, tmp_path: Path, clock: SettableClock
+) -> None:
+    store.donate("keyboard", event())
+    with (
+        EventStore(tmp_path / "store" / "events.db", KEY, POLICY, clock) as other,
+        transaction(other._connection),
+    ):
+        assert kept(store) == [TYPED]
 
 
 def test_an_event_of_a_wrong_future_is_not_kept_for_longer(
@@ -324,6 +337,7 @@ def test_a_snapshot_while_another_handle_writes_sees_whole_batches(
         def work() -> None:
             while not stop.is_set():
                 other.donate_many("keyboard", [event()] * 10)
+                time.sleep(0.001)
 
         thread = threading.Thread(target=work)
         thread.start()

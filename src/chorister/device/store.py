@@ -177,13 +177,14 @@ class EventStore:
     def expire(self) -> int:
         """Delete what is older than its retention; how many rows that were."""
         now = self._clock.now()
+        # Looked for without the writer's lock: mostly there is nothing, and apps donate meanwhile.
+        with self._reading():
+            due = [table for table in self.schema.tables.values() if self._is_due(table, now)]
+        if not due:
+            return 0
         with self._writing():
-            before = self._connection.total_changes()
-            for table in self.schema.tables.values():
-                self._expire(table, now)
-            deleted = self._connection.total_changes() - before
-        if deleted:
-            self._forget()
+            deleted = sum(self._expire(table, now) for table in due)
+        self._forget()
         return deleted
 
     # --- what a query sees ------------------------------------------------------------------------
@@ -277,19 +278,16 @@ class EventStore:
         with self._lock:
             forget(self._connection)
 
-    def _expire(self, table: TableSchema, now: int) -> None:
+    def _is_due(self, table: TableSchema, now: int) -> bool:
+        found = self._range("donated", quoted(table.table))
+        return found is not None and (found[0] <= now - table.retention or found[1] > now)
+
+    def _expire(self, table: TableSchema, now: int) -> int:
         name = quoted(table.table)
-        found = self._range("donated", name)
-        if found is None:
-            return
-        oldest, newest = found
-        if newest > now:
-            # The clock was wrong then or is wrong now; either way it is not kept for longer.
-            self._connection.execute(f"UPDATE {name} SET donated = ?1 WHERE donated > ?1", (now,))
-        if oldest <= now - table.retention:
-            self._connection.execute(
-                f"DELETE FROM {name} WHERE donated <= ?", (now - table.retention,)
-            )
+        # The clock was wrong then or is wrong now; either way it is not kept for longer.
+        self._connection.execute(f"UPDATE {name} SET donated = ?1 WHERE donated > ?1", (now,))
+        self._connection.execute(f"DELETE FROM {name} WHERE donated <= ?", (now - table.retention,))
+        return self._connection.changes()
 
     def _range(self, column: str, table: str) -> tuple[int, int] | None:
         query = f"SELECT min({column}), max({column}) FROM {table}"
