@@ -40,6 +40,7 @@ def test_decimals_are_exact() -> None:
 
 def test_names_that_others_rely_on() -> None:
     assert POLICY.log_keys == ("2-EUcSFkDTK5p0UjXwMIxLO0C6LVfjuniFpJuD8eDHk",)
+    assert POLICY.log.origin == "registry.example/log"
     assert POLICY.checkpoint_max_age == 2 * 86_400
     assert len(POLICY.digest) == 32
     pair = POLICY.aggregators[0]
@@ -108,6 +109,13 @@ LEADER = "aggregators/0/leader"
         ({"device/composition": {"renyi": []}}, "device.composition"),
         ({"device/composition": {"renyi": [32, 16]}}, "device.composition"),
         ({"device/composition": {"renyi": True}}, "device.composition"),
+        ({"log/origin": REMOVE}, "log.origin"),
+        ({"log/origin": ""}, "log.origin"),
+        ({"log/origin": "a log"}, "log.origin"),
+        ({"log/origin": "a+log"}, "log.origin"),
+        ({"log/origin": "log\n"}, "log.origin"),
+        ({"log/origin": "l\N{LATIN SMALL LETTER O WITH DIAERESIS}g"}, "log.origin"),
+        ({"log/origin": "x" * 256}, "log.origin"),
         ({"log/keys": []}, "log.keys"),
         ({"log/keys/0": "AAAA"}, "log.keys.0"),
         ({f"{LEADER}/url": "http://leader.example.org/"}, "aggregators.0.leader.url"),

@@ -65,7 +65,8 @@ def _parties(policy: Policy) -> Iterator[str]:
     for pair in policy.aggregators:
         yield f"aggregators {pair.name}: {pair.leader.url} and {pair.helper.url}"
     age = duration_text(policy.checkpoint_max_age)
-    yield f"a device is silent if its copy of the public log's list is older than {age}"
+    log = policy.log.origin
+    yield f"a device is silent if its copy of the list of the public log {log} is older than {age}"
     yield f"digest {policy.digest.hex()}"
 
 

@@ -39,6 +39,7 @@ from chorister.policy.values import (
     HonestFraction,
     Identifier,
     LocalEpsilon,
+    LogName,
     Name,
     SQLName,
 )
@@ -154,6 +155,8 @@ class AggregatorPair(Model):
 class Log(Model):
     """The public log."""
 
+    origin: LogName
+    """Its name, as the first line of its checkpoints has it: one key may sign for several logs."""
     keys: Annotated[tuple[PublicKey, ...], Field(min_length=1, max_length=16)]
     checkpoint_max_age: Duration
     """How old the newest checkpoint may be before a device stays silent."""

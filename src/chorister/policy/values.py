@@ -28,6 +28,7 @@ __all__ = [
     "HonestFraction",
     "Identifier",
     "LocalEpsilon",
+    "LogName",
     "Name",
     "SQLName",
     "duration_text",
@@ -44,6 +45,8 @@ Name: TypeAlias = Annotated[
 Identifier: TypeAlias = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$", strict=True)
 ]
+LogName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[!-*,-~]{1,255}$", strict=True)]
+"""What a checkpoint can be signed as: printable ASCII without space and plus."""
 
 
 def _sql_name(name: str) -> str:
