@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from chorister._native import Prio3
+from chorister.canonical import decimal_text
 from chorister.dap.draft import BatchMode, VDAFType
 from chorister.dap.task import (
     Group,
@@ -31,9 +32,9 @@ from chorister.dap.vdaf import (
     decode_vdaf,
     optimal_chunk_length,
 )
-from chorister.errors import DecodeError, InvalidInput, QueryRefused
-from chorister.recipe import Recipe
-from tests.keyboard import POLICY, RECIPE, recipe_at
+from chorister.errors import DecodeError, InvalidInput, QueryRefused, RecipeError
+from chorister.recipe import Recipe, check
+from tests.keyboard import POLICY, RECIPE, analysis_at, changed, recipe_at, recipe_tree
 
 VECTORS = sorted((Path(__file__).parent.parent / "vectors" / "tasks").glob("*.json"))
 ARMS = [{"name": "control", "weight": 1}, {"name": "treated", "weight": 1}]
@@ -327,3 +328,59 @@ def test_chunk_lengths_of_the_native_module(length: int, data: st.DataObject) ->
 def test_code_points_of_the_native_module() -> None:
     assert Prio3.multihot_count_vec(5, 2).algorithm_id == VDAFType.PRIO3_MULTIHOT_COUNT_VEC
     assert Prio3.sum_vec(5, 1).algorithm_id == VDAFType.PRIO3_SUM_VEC
+
+
+def decimals(low: str, high: str) -> st.SearchStrategy[str]:
+    """Canonical decimals with as many digits as the wire takes."""
+    return st.builds(
+        decimal_text, st.decimals(low, high, places=30) | st.decimals(low, high, places=3)
+    )
+
+
+LENIENT = analysis_at(
+    {
+        "mechanisms": ["asymmetric", "symmetric"],
+        "crowds": ["noised", "honest"],
+        "honest_fraction": "1/1",
+        "report_kinds": ["bounded", "plain"],
+        "cohort/smallest": 2,
+        "cohort/largest": 20_000,
+        "max_bins": 1000,
+    }
+)
+CHANGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "privacy/local_epsilon": decimals("0.001", "20"),
+        "privacy/epsilon": decimals("1e-30", "100"),
+        "privacy/delta": decimals("1e-30", "0.1"),
+        "privacy/mechanism": st.sampled_from(["asymmetric", "symmetric"]),
+        "privacy/report": st.sampled_from(["bounded", "plain"]),
+        "privacy/crowd": st.sampled_from(["noised", "honest"]),
+        "privacy/honest_fraction": st.sampled_from(["1/1", "9/10", "1/999999999"]),
+        "privacy/min_cohort": st.integers(2, 30_000) | st.just(10**9),
+        "participation/probability": decimals("1e-30", "1"),
+        "window/opens": st.integers(0, 1_794_787_200),
+        "window/ends": st.integers(1_795_000_000, 2**40),
+        "features/0/edges": st.lists(decimals("-9e19", "9e19"), min_size=2, max_size=9),
+        "features/1/vocabulary": st.lists(st.text(min_size=1, max_size=3), max_size=9),
+        "analysis": st.just("another"),
+        "group_by": st.lists(st.sampled_from(["user.locale", "user.age", "no.where"]), max_size=2),
+        "query": st.text(min_size=1, max_size=9),
+        "arms": st.just(ARMS),
+    },
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
+@given(CHANGES, st.integers(0, 2**41))
+def test_whatever_parses_can_be_judged_and_mapped(changes: dict[str, Any], now: int) -> None:
+    """A logged recipe that some check could not finish would stop every cosigner."""
+    try:
+        recipe = Recipe.draft(json.dumps(changed(recipe_tree(), changes)).encode())
+    except RecipeError:
+        reject()
+    assert check(recipe, LENIENT, now=now)
+    with contextlib.suppress(QueryRefused):
+        for task in task_configurations(LENIENT, recipe):
+            assert TaskConfiguration.decode(task.configuration.encode()) == task.configuration

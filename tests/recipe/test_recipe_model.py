@@ -74,6 +74,7 @@ TREE = "features/1"
         ({"privacy/mechanism": "laplace"}, "privacy.mechanism"),
         ({"privacy/local_epsilon": "0"}, "privacy.local_epsilon"),
         ({"privacy/local_epsilon": "21"}, "privacy.local_epsilon"),
+        ({"privacy/local_epsilon": "1." + "0" * 29 + "1"}, "privacy.local_epsilon"),
         ({"privacy/local_epsilon": 2}, "privacy.local_epsilon"),
         ({"privacy/epsilon": "0.20"}, "privacy.epsilon"),
         ({"privacy/epsilon": "2e-1"}, "privacy.epsilon"),

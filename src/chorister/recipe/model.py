@@ -42,10 +42,9 @@ from chorister.policy.values import (
 )
 from chorister.privacy.randomizers import (
     MAX_LENGTH,
-    MAX_LOCAL_EPSILON,
-    MIN_LOCAL_EPSILON,
     Mechanism,
     OneHotRandomizer,
+    as_local_epsilon,
 )
 from chorister.privacy.settings import MAX_COHORT
 from chorister.privacy.weights import BOUND_DELTA
@@ -64,14 +63,6 @@ __all__ = [
 VERSION: Final = 1
 MAX_BYTES: Final = 8_000_000
 """A vocabulary of 100,000 words fits; what every device must fetch should stay below."""
-
-
-def _in_range(value: Decimal) -> Decimal:
-    if not MIN_LOCAL_EPSILON <= value <= MAX_LOCAL_EPSILON:
-        raise ValueError(
-            f"local_epsilon is {MIN_LOCAL_EPSILON} to {MAX_LOCAL_EPSILON}, not {value}"
-        )
-    return value
 
 
 def _probability(value: Decimal) -> Decimal:
@@ -99,7 +90,7 @@ class Privacy(Model):
     """What the recipe asks for, and what it promises for it."""
 
     mechanism: Mechanism
-    local_epsilon: Annotated[Number, AfterValidator(_in_range)]
+    local_epsilon: Annotated[Number, AfterValidator(as_local_epsilon)]
     """The mechanism's parameter eps0. Policies limit its replacement value (symmetric: 2 eps0)."""
     epsilon: Epsilon
     """What the device is charged, and what check 3 certifies for the aggregate of min_cohort."""
@@ -116,6 +107,10 @@ class Privacy(Model):
             raise Complaint("honest_fraction", "given if, and only if, the crowd is honest")
         if self.report == "bounded" and self.delta <= BOUND_DELTA:
             raise Complaint("delta", f"bounded reports use {BOUND_DELTA} of delta: ask for more")
+        try:
+            _ = self.claim.setting
+        except InvalidInput as error:
+            raise Complaint("crowd", str(error)) from None
         return self
 
     @property
@@ -264,4 +259,11 @@ class Recipe(Model):
             raise Complaint("features", str(error)) from None
         if not 2 <= size <= MAX_LENGTH:
             raise Complaint("features", f"{size:,} bins, where 2 to {MAX_LENGTH:,} can be reported")
+        # Whatever parses may be logged, so everything that others derive from it must exist. The
+        # rest needs no trial: a randomizer has a weight bound, of at most `size`, and a VDAF has
+        # room for both.
+        try:
+            _ = self.randomizer
+        except InvalidInput as error:
+            raise Complaint("privacy", str(error)) from None
         return self
