@@ -50,6 +50,7 @@ __all__ = [
     "culprit",
     "decimal_text",
     "dumps",
+    "fault",
     "key_id",
     "loads",
     "parse_decimal",
@@ -122,6 +123,15 @@ def loads(data: bytes, *, max_bytes: int, canonical: bool = True) -> Any:  # noq
     if canonical and dumps(value) != data:
         raise DecodeError("not canonical JSON: white space, key order or an escape differs")
     return value
+
+
+def fault(value: Any) -> tuple[str, str] | None:  # noqa: ANN401
+    """Where (a dotted path) and why a value has no canonical encoding, if it has none."""
+    try:
+        _check(value, "")
+    except _NotCanonicalError as error:
+        return error.path, str(error)
+    return None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

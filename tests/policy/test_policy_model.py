@@ -90,6 +90,16 @@ LEADER = "aggregators/0/leader"
     [
         ({"surprise": 1}, "surprise"),
         ({"version": 2}, "version"),
+        ({"version": True}, "version"),
+        ({"version": Decimal("1.0")}, "version"),
+        ({"version": 1.0}, "version"),
+        ({"version": "1"}, "version"),
+        ({"device/reports": 2**60}, "device.reports"),
+        ({f"analyses/{ANALYSIS}/purpose": "Zu\u0308rich"}, f"analyses.{ANALYSIS}.purpose"),
+        (
+            {"profiles/user/fields/locale/group_values/1": "Zu\u0308rich"},
+            "profiles.user.fields.locale.group_values.1",
+        ),
         ({"device/epsilon": REMOVE}, "device.epsilon"),
         ({"device/epsilon": "a lot"}, "device.epsilon"),
         ({"device/epsilon": 0.5}, "device.epsilon"),

@@ -25,6 +25,7 @@ from chorister.canonical import (
     PublicKey,
     b64url_decode,
     culprit,
+    fault,
     key_id,
     sha256,
 )
@@ -77,6 +78,12 @@ ReportKind: TypeAlias = Literal["bounded", "plain"]
 
 def _one_or_many(value: object) -> object:
     return (value,) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _integer(value: object) -> object:
+    if type(value) is not int:  # True and 1.0 equal 1
+        raise ValueError("an integer")
+    return value
 
 
 class Renyi(Model):
@@ -271,7 +278,7 @@ class Analysis(Model):
 class Policy(Model):
     """A policy document."""
 
-    version: Literal[1]
+    version: Annotated[Literal[1], BeforeValidator(_integer)]
     name: Name
     log: Log
     aggregators: Annotated[tuple[AggregatorPair, ...], Field(min_length=1, max_length=64)]
@@ -351,6 +358,12 @@ class Policy(Model):
             raise Complaint("aggregators", "two pairs share a name")
         for name, analysis in self.analyses.items():
             self._check_analysis(f"analyses.{name}", analysis, set(pairs))
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_digest(self) -> Policy:
+        if found := fault(self.model_dump(mode="json", exclude_none=True)):
+            raise Complaint(*found)
         return self
 
     def _check_analysis(self, where: str, analysis: Analysis, pairs: set[str]) -> None:
