@@ -22,8 +22,9 @@ from chorister.canonical import (
     parse_decimal,
 )
 from chorister.errors import DecodeError, InvalidInput
+from chorister.unicode14 import separate_unassigned
 
-TEXT = st.text(max_size=8).map(lambda text: unicodedata.normalize("NFC", text))
+TEXT = st.text(max_size=8).map(lambda text: unicodedata.normalize("NFC", separate_unassigned(text)))
 JSON = st.recursive(
     st.one_of(st.booleans(), st.integers(-(2**53) + 1, 2**53 - 1), TEXT),
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXT, inner, max_size=4)),

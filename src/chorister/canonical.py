@@ -4,8 +4,9 @@ What is signed or hashed must have exactly one encoding, or two parties can disa
 was signed. The rules, all checked when reading:
 
 - **JSON** is the subset of RFC 8785 without floats and null: UTF-8 without a byte-order mark, no
-  white space, keys sorted by UTF-16 code units and unique, strings in Unicode NFC, integers of at
-  most 53 bits. What is absent is left out, never `null`.
+  white space, keys sorted by UTF-16 code units and unique, strings in Unicode NFC, with
+  characters of Unicode 14.0 only (`chorister.unicode14` says why), integers of at most 53 bits.
+  What is absent is left out, never `null`.
 - **Decimals** are strings: an optional `-`, digits without leading zeros, then optionally a point
   and digits that do not end in 0. Never `-0`, an exponent, or a JSON number.
 - **base64url** has no padding and no stray bits in its last character.
@@ -35,6 +36,8 @@ from pydantic import (
 )
 
 from chorister.errors import DecodeError, InvalidInput
+from chorister.unicode14 import VERSION as UNICODE
+from chorister.unicode14 import find_unassigned
 
 __all__ = [
     "WIRE",
@@ -183,6 +186,9 @@ def _check_text(text: str, path: str) -> None:
         return
     if _SURROGATE.search(text):
         raise _NotCanonicalError(path, "strings have no lone surrogates")
+    if unknown := find_unassigned(text):
+        why = f"U+{ord(unknown):04X} is not a character of Unicode {UNICODE}"
+        raise _NotCanonicalError(path, why)
     if not unicodedata.is_normalized("NFC", text):
         raise _NotCanonicalError(path, "strings are in Unicode NFC")
 

@@ -3,17 +3,18 @@
 Device and analyst must cut text into the same words, or counts land in the wrong bins. Version 1,
 which a recipe names and which never changes:
 
-1. Unicode NFKC, then case folding, then NFKC again (case folding can undo NFKC), twice over, which
+1. characters that are not in Unicode 14.0 separate words, whatever the device's Python knows;
+2. Unicode NFKC, then case folding, then NFKC again (case folding can undo NFKC), twice over, which
    makes it idempotent;
-2. U+2019 (right single quotation mark) becomes U+0027 (apostrophe);
-3. word characters are those of the general categories L (letters), M (marks) and N (numbers);
-   an apostrophe counts as one if it stands between two of them ("don't"); all else separates words;
-4. a word is a maximal run of word characters. A text's canonical form is its words, joined by one
+3. U+2019 (right single quotation mark) becomes U+0027 (apostrophe);
+4. word characters are those that Unicode 14.0 has in the general categories L (letters), M (marks)
+   and N (numbers); an apostrophe counts as one if it stands between two of them ("don't"); all else
+   separates words;
+5. a word is a maximal run of word characters. A text's canonical form is its words, joined by one
    space.
 
-Unicode promises never to change the normalisation, folding or category of an assigned character in
-a way that matters here; characters newer than the Unicode version of the device's Python are
-unassigned there and separate words, so such text falls into an OOV bin.
+So the words of a text are the same on every Python (`chorister.unicode14` says why), and a word with
+a newer character falls into an OOV bin.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from chorister.unicode14 import is_word_character, separate_unassigned
 
 __all__ = ["TOKENISATION", "canonical_text", "canonical_texts", "is_canonical", "split_words"]
 
@@ -41,7 +44,7 @@ class _WordCharacters(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
-        keep = character in ("'", _SEPARATOR) or unicodedata.category(character)[0] in "LMN"
+        keep = character in ("'", _SEPARATOR) or is_word_character(code)
         self[code] = character if keep else " "
         return self[code]
 
@@ -71,7 +74,7 @@ def _canonical(joined: str) -> list[str]:
     if joined.isascii():
         codes = np.frombuffer(joined.encode("ascii").translate(_ASCII), dtype=np.uint8)
         return _tidy(codes).tobytes().decode("ascii").split(_SEPARATOR)
-    folded = _fold(joined).translate(_WORD_CHARACTERS)
+    folded = _fold(separate_unassigned(joined)).translate(_WORD_CHARACTERS)
     wide = np.frombuffer(folded.encode("utf-32-le"), dtype=np.dtype("<u4"))
     return _tidy(wide).tobytes().decode("utf-32-le").split(_SEPARATOR)
 
