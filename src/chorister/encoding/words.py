@@ -13,8 +13,8 @@ which a recipe names and which never changes:
 5. a word is a maximal run of word characters. A text's canonical form is its words, joined by one
    space.
 
-So the words of a text are the same on every Python (`chorister.unicode14` says why), and a word with
-a newer character falls into an OOV bin.
+So the words of a text are the same on every Python (`chorister.unicode14` says why), and a word
+with a newer character falls into an OOV bin.
 """
 
 from __future__ import annotations
