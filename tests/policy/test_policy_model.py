@@ -134,6 +134,35 @@ LEADER = "aggregators/0/leader"
         ({f"{LEADER}/url": "https://leader.example.org/?/"}, "aggregators.0.leader.url"),
         ({f"{LEADER}/url": "https://leadér.example.org/"}, "aggregators.0.leader.url"),
         ({f"{LEADER}/url": "https://[/"}, "aggregators.0.leader.url"),
+        *(
+            ({f"{LEADER}/url": url}, "aggregators.0.leader.url")
+            for url in (
+                "https://Leader.example.org/",
+                "HTTPS://leader.example.org/",
+                "https://leader.example.org./",
+                "https://leader.example.org:443/",
+                "https://leader.example.org:/",
+                "https://leader.example.org:0/",
+                "https://leader.example.org:08443/",
+                "https://leader.example.org:65536/",
+                "http://localhost:80/",
+                "https://leader.example.org/dap//",
+                "https://leader.example.org//",
+                "https://leader.example.org/./",
+                "https://leader.example.org/a/../",
+                "https://leader.example.org/%64ap/",
+                "https://leader.example.org/a+b/",
+                "https://leader.example.org/a b/",
+                "https://leader.example.org/#/",
+                "https://leader.example.org/\n",
+                "https://leader.example.org\\dap/",
+                "https://127.1/",
+                "https://0x7f000001/",
+                "https://[0::1]/",
+                "https://127.0.0.1]/",
+                "https://leader.example.org/" + "a" * 255 + "/",
+            )
+        ),
         ({f"{LEADER}/url": "https://helper.example.net/dap/"}, "aggregators.0.helper.url"),
         ({"streams/user": {"retention": "1d", "fields": {"x": {"type": "text"}}}}, "profiles.user"),
         (
@@ -240,3 +269,19 @@ def test_fuzz(line: int, junk: bytes) -> None:
         text = b"".join([*LINES[:line], changed, b"\n", *LINES[line + 1 :]])
         with contextlib.suppress(PolicyError):
             Policy.load(text)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://leader.example.org/",
+        "https://leader.example.org:8443/dap/v1.2/~a/",
+        "https://192.0.2.1/",
+        "https://[2001:db8::1]:8443/",
+        "http://localhost:8000/",
+        "http://127.0.0.1:8000/dap/",
+        "http://[::1]/",
+    ],
+)
+def test_urls_that_have_one_spelling(url: str) -> None:
+    assert policy_at({f"{LEADER}/url": url}).aggregators[0].leader.url == url
