@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from decimal import Decimal
 from typing import Any
 
@@ -177,3 +178,61 @@ def test_what_it_can_cost_is_told_in_words() -> None:
     changes = diff(POLICY, analysis_at({"budget/reports": 3}))
     (cost,) = [c for c in changes if c.field == f"analyses.{ANALYSIS}"]
     assert "8 x 3 = 24; before, at most 1 report" in cost.what
+
+
+@pytest.mark.parametrize(
+    "name", ["period", "epsilon", "keys", "queries", "smallest", "one_operator", "query_class"]
+)
+def test_a_data_field_may_have_any_name(name: str) -> None:
+    for tables, table in (("streams", "keyboard"), ("profiles", "user")):
+        other = policy_at({f"{tables}/{table}/fields/{name}": {"type": "real"}})
+        path = f"{tables}.{table}.fields.{name}"
+        assert [(c.kind, c.field) for c in diff(POLICY, other)] == [("more", path)]
+        assert [(c.kind, c.field) for c in diff(other, POLICY)] == [("less", path)]
+        retyped = policy_at({f"{tables}/{table}/fields/{name}": {"type": "integer"}})
+        assert [(c.kind, c.field) for c in diff(other, retyped)] == [("other", f"{path}.type")]
+    budget = policy_tree()["analyses"][ANALYSIS]["fields"]["keyboard.ngram"]
+    wider = policy_at(
+        {
+            f"streams/keyboard/fields/{name}": {"type": "real"},
+            f"analyses/{ANALYSIS}/fields/keyboard.{name}": budget,
+        }
+    )
+    path = f"analyses.{ANALYSIS}.fields.keyboard.{name}"
+    assert ("more", path) in [(c.kind, c.field) for c in diff(POLICY, wider)]
+
+
+def test_a_table_may_have_any_name() -> None:
+    table = {"retention": "1d", "fields": {"x": {"type": "real"}}}
+    for name in ("fields", "period", "retention"):
+        other = policy_at({f"streams/{name}": table})
+        assert [(c.kind, c.field) for c in diff(POLICY, other)] == [("more", f"streams.{name}")]
+        longer = policy_at({f"streams/{name}": {**table, "retention": "2d"}})
+        (change,) = diff(other, longer)
+        assert (change.kind, change.field) == ("more", f"streams.{name}.retention")
+
+
+def test_another_composition_may_let_more_be_asked() -> None:
+    """The bound stays, but each takes some charges that the other refuses."""
+    others = [{"renyi": 32}, {"renyi": 64}, {"renyi": [32, 64]}, "basic"]
+    for path in ("device", f"analyses/{ANALYSIS}/budget"):
+        policies = [policy_at({f"{path}/composition": other}) for other in others]
+        for old, new in itertools.permutations(policies, 2):
+            (change,) = diff(old, new)
+            assert (change.kind, change.field) == ("more", f"{path.replace('/', '.')}.composition")
+            assert "what was refused may now fit in" in change.what
+
+
+def test_pairs_that_are_left_out_are_all() -> None:
+    main = policy_tree()["aggregators"][0]
+    both = {"aggregators": [main, {**main, "name": "spare"}]}
+    path = f"analyses/{ANALYSIS}/aggregators"
+    everything, one = policy_at(both), policy_at({**both, path: ["main"]})
+    two, other = (policy_at({**both, path: names}) for names in (["main", "spare"], ["spare"]))
+    assert [c.kind for c in diff(everything, one)] == ["less"]
+    assert [c.kind for c in diff(one, everything)] == ["more"]
+    assert [c.kind for c in diff(one, two)] == ["more"]
+    assert [(c.kind, c.what) for c in diff(one, other)] == [
+        ("more", "added spare"),
+        ("less", "removed main"),
+    ]

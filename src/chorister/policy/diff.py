@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from chorister.policy.cost import Cost, analysis_cost, device_cost
 from chorister.policy.explain import cost_text
@@ -13,18 +13,55 @@ from chorister.policy.model import Policy
 
 __all__ = ["Change", "diff"]
 
-# By the last part of a path: more of it lets more be asked, or lets it cost more.
-_LOOSER_UP: Final = frozenset(
-    {"epsilon", "delta", "reports", "local_epsilon", "max_bins", "longest", "longest_grace",
-     "largest", "max_cells", "retention", "checkpoint_max_age", "honest_fraction"}
-)  # fmt: skip
-_LOOSER_DOWN: Final = frozenset({"smallest", "shortest", "period", "min_ledger_age"})
-_LOOSER_TRUE: Final = frozenset({"hashed_prefixes", "one_operator"})
-# A device obeys whoever is listed here, and answers whatever is.
-_LISTS: Final = frozenset(
-    {"author_keys", "collectors", "mechanisms", "queries", "functions", "group_by", "crowds",
-     "report_kinds", "keys", "cosigning_keys", "group_values", "aggregators"}
-)  # fmt: skip
+_Path: TypeAlias = tuple[str, ...]
+_Rule: TypeAlias = Literal[
+    "up", "down", "true", "period", "composition", "query_class", "list", "pairs"
+]
+
+_BUDGET: Final[dict[str, _Rule]] = {
+    "epsilon": "up",
+    "delta": "up",
+    "reports": "up",
+    "local_epsilon": "up",
+    "period": "period",
+    "composition": "composition",
+}
+# Which way lets more be asked, or lets it cost more. By the whole path: a field of a stream may
+# have any name. `*` is one step of any name, and a list is of those whom a device obeys, or of what
+# it answers.
+_RULES: Final[dict[_Path, _Rule]] = {
+    ("log", "keys"): "list",
+    ("log", "checkpoint_max_age"): "up",
+    ("aggregators", "*", "one_operator"): "true",
+    ("aggregators", "*", "leader", "cosigning_keys"): "list",
+    ("aggregators", "*", "helper", "cosigning_keys"): "list",
+    ("device", "min_ledger_age"): "down",
+    ("streams", "*", "retention"): "up",
+    ("profiles", "*", "retention"): "up",
+    ("profiles", "*", "fields", "*", "group_values"): "list",
+    ("analyses", "*", "author_keys"): "list",
+    ("analyses", "*", "collectors"): "list",
+    ("analyses", "*", "aggregators"): "pairs",
+    ("analyses", "*", "query_class"): "query_class",
+    ("analyses", "*", "queries"): "list",
+    ("analyses", "*", "functions"): "list",
+    ("analyses", "*", "max_bins"): "up",
+    ("analyses", "*", "window", "shortest"): "down",
+    ("analyses", "*", "window", "longest"): "up",
+    ("analyses", "*", "window", "longest_grace"): "up",
+    ("analyses", "*", "cohort", "smallest"): "down",
+    ("analyses", "*", "cohort", "largest"): "up",
+    ("analyses", "*", "mechanisms"): "list",
+    ("analyses", "*", "report_kinds"): "list",
+    ("analyses", "*", "crowds"): "list",
+    ("analyses", "*", "honest_fraction"): "up",
+    ("analyses", "*", "group_by"): "list",
+    ("analyses", "*", "max_cells"): "up",
+    ("analyses", "*", "hashed_prefixes"): "true",
+    **{("device", name): rule for name, rule in _BUDGET.items()},
+    **{("analyses", "*", "budget", name): rule for name, rule in _BUDGET.items()},
+    **{("analyses", "*", "fields", "*", name): rule for name, rule in _BUDGET.items()},
+}
 
 
 _NEVER: Final = 2**63  # seconds; stands for a budget that does not renew
@@ -42,7 +79,7 @@ class Change:
 def diff(old: Policy, new: Policy) -> list[Change]:
     """All differences: first what became possible, then what no longer is, then the rest."""
     before, after = _tree(old), _tree(new)
-    found = [*_costs(old, new), *_compare(before, after, "")]
+    found = [*_costs(old, new), *_compare(before, after, ())]
     order = {"more": 0, "less": 1, "other": 2}
     return sorted(found, key=lambda change: order[change.kind])
 
@@ -83,57 +120,65 @@ def _cost(field: str, before: Cost, after: Cost) -> Iterator[Change]:
     yield Change(kind="more" if rises else "less", field=field, what=what)
 
 
-def _compare(before: Any, after: Any, path: str) -> Iterator[Change]:  # noqa: ANN401
+def _rule(path: _Path) -> _Rule | None:
+    if len(path) > 1 and path[0] in ("aggregators", "streams", "profiles", "analyses"):
+        path = (path[0], "*", *path[2:])
+        if len(path) > 3 and path[2] == "fields":
+            path = (*path[:3], "*", *path[4:])
+    return _RULES.get(path)
+
+
+def _compare(before: Any, after: Any, path: _Path) -> Iterator[Change]:  # noqa: ANN401
     if before == after:
         return
-    name = path.rpartition(".")[2]
-    if isinstance(before, dict) and isinstance(after, dict):
+    rule = _rule(path)
+    if rule is None and isinstance(before, dict) and isinstance(after, dict):
         for key in sorted(before.keys() | after.keys()):
-            if path == "analyses" and (key not in before or key not in after):
+            if path == ("analyses",) and (key not in before or key not in after):
                 continue  # told with its cost
-            inner = f"{path}.{key}" if path else key
-            yield from _compare(before.get(key), after.get(key), inner)
-    elif name in _LISTS and isinstance(before or (), tuple) and isinstance(after or (), tuple):
-        yield from _compare_lists(before, after, path)
+            yield from _compare(before.get(key), after.get(key), (*path, key))
+    elif rule == "list" or (rule == "pairs" and None not in (before, after)):
+        yield from _compare_lists(before or (), after or (), path)
     else:
-        yield Change(
-            kind=_direction(name, before, after),
-            field=path,
-            what=f"{_text(before)} -> {_text(after)}",
-        )
+        what = f"{_text(before)} -> {_text(after)}"
+        if rule == "composition":
+            what += "; the bound stays, but what was refused may now fit in"
+        yield Change(kind=_direction(rule, before, after), field=".".join(path), what=what)
 
 
-def _compare_lists(before: Any, after: Any, path: str) -> Iterator[Change]:  # noqa: ANN401
-    if path.endswith(".aggregators") and None in (before, after):
-        # Left out means all of the policy's pairs.
-        kind: Literal["more", "less"] = "more" if after is None else "less"
-        yield Change(kind=kind, field=path, what=f"{_text(before)} -> {_text(after)}")
-        return
-    old, new = before or (), after or ()
-    for value in new:
-        if value not in old:
-            yield Change(kind="more", field=path, what=f"added {_text(value)}")
-    for value in old:
-        if value not in new:
-            yield Change(kind="less", field=path, what=f"removed {_text(value)}")
+def _compare_lists(
+    before: tuple[Any, ...], after: tuple[Any, ...], path: _Path
+) -> Iterator[Change]:
+    for value in after:
+        if value not in before:
+            yield Change(kind="more", field=".".join(path), what=f"added {_text(value)}")
+    for value in before:
+        if value not in after:
+            yield Change(kind="less", field=".".join(path), what=f"removed {_text(value)}")
 
 
-def _direction(name: str, before: Any, after: Any) -> Literal["more", "less", "other"]:  # noqa: ANN401
-    if name == "period":  # no period never renews
-        return "more" if (after or _NEVER) < (before or _NEVER) else "less"
-    if name in _LOOSER_TRUE:
-        return "more" if after else "less"
-    if name == "query_class":
-        return "more" if after == "fields" else "less"
-    if before is None or after is None:
-        if isinstance(before or after, dict):
-            return "more" if before is None else "less"
-        return "more" if name == "honest_fraction" and before is None else "other"
-    if name in _LOOSER_UP:
-        return "more" if _number(after) > _number(before) else "less"
-    if name in _LOOSER_DOWN:
-        return "more" if after < before else "less"
-    return "other"
+def _direction(rule: _Rule | None, before: Any, after: Any) -> Literal["more", "less", "other"]:  # noqa: ANN401
+    match rule:
+        case "composition":
+            # None permits all that another does: each takes some charges that the other refuses.
+            return "more"
+        case "period":  # no period never renews
+            more = (after or _NEVER) < (before or _NEVER)
+        case "true":
+            more = bool(after)
+        case "query_class":
+            more = after == "fields"
+        case "pairs":  # left out means all of the policy's pairs
+            more = after is None
+        case "up":  # not given: nothing of it is permitted
+            more = _number(after or 0) > _number(before or 0)
+        case "down":
+            more = _number(after or 0) < _number(before or 0)
+        case _:
+            if not isinstance(before or after, dict):
+                return "other"
+            more = before is None  # a new table, field or pair
+    return "more" if more else "less"
 
 
 def _number(value: Any) -> Fraction:  # noqa: ANN401
