@@ -16,15 +16,17 @@ from __future__ import annotations
 
 import base64
 import binascii
+import copy
 import hashlib
 import json
 import re
 import unicodedata
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     PlainSerializer,
@@ -40,9 +42,11 @@ from chorister.unicode14 import VERSION as UNICODE
 from chorister.unicode14 import find_unassigned
 
 __all__ = [
+    "FROZEN",
     "WIRE",
     "Bool",
     "Complaint",
+    "FrozenDict",
     "Hex32",
     "Int",
     "Model",
@@ -306,6 +310,27 @@ Hex32 = Annotated[
 # --- Models -------------------------------------------------------------------------------------
 
 
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+class FrozenDict(dict[_K, _V]):
+    """A dictionary that stays as it is: what is computed from a model is computed once."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("this dictionary is part of a frozen model: make a changed copy of that")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type[FrozenDict[_K, _V]], tuple[dict[_K, _V]]]:
+        return type(self), (dict(self),)  # copying and pickling would set items one by one
+
+
+FROZEN: Final = AfterValidator(FrozenDict)
+"""Annotates the dictionaries of models."""
+
+
 class Model(BaseModel):
     """A frozen value that refuses unknown fields and has one canonical encoding."""
 
@@ -314,6 +339,13 @@ class Model(BaseModel):
     def canonical(self) -> bytes:
         """Its canonical JSON; fields that are None are left out."""
         return dumps(self.model_dump(mode="json", exclude_none=True))
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy, validated anew: Pydantic's own would keep what was computed from the original."""
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        if deep:
+            values = copy.deepcopy(values)
+        return type(self).model_validate({**values, **(update or {})})
 
 
 class Complaint(ValueError):

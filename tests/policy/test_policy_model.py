@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -285,3 +288,38 @@ def test_fuzz(line: int, junk: bytes) -> None:
 )
 def test_urls_that_have_one_spelling(url: str) -> None:
     assert policy_at({f"{LEADER}/url": url}).aggregators[0].leader.url == url
+
+
+def test_a_copy_has_its_own_digest() -> None:
+    _ = POLICY.digest, POLICY.fields
+    other = POLICY.model_copy(update={"profiles": {}, "name": "other"} | _without_profiles())
+    assert other.digest == Policy.model_validate(other.model_dump()).digest != POLICY.digest
+    assert "user.age" not in other.fields
+    with pytest.raises(ValidationError):
+        POLICY.model_copy(update={"profiles": {}})
+
+
+def _without_profiles() -> dict[str, Any]:
+    analysis = POLICY.analyses[ANALYSIS]
+    fields = {ref: field for ref, field in analysis.fields.items() if ref.startswith("keyboard.")}
+    return {"analyses": {ANALYSIS: analysis.model_copy(update={"fields": fields, "group_by": ()})}}
+
+
+def test_the_dictionaries_of_a_policy_are_frozen() -> None:
+    analysis = POLICY.analyses[ANALYSIS]
+    changes: list[Callable[[], object]] = [
+        lambda: POLICY.analyses.update(second=analysis),
+        lambda: POLICY.analyses.pop(ANALYSIS),
+        lambda: POLICY.profiles.clear(),
+        lambda: POLICY.streams.setdefault("a", POLICY.streams["keyboard"]),
+        lambda: analysis.fields.popitem(),
+        lambda: POLICY.streams["keyboard"].fields.__setitem__("a", POLICY.fields["user.age"]),
+        lambda: POLICY.streams["keyboard"].fields.__delitem__("ngram"),
+        lambda: POLICY.streams.__ior__({}),
+    ]
+    for change in changes:
+        with pytest.raises(TypeError, match="frozen"):
+            change()
+    for copied in (copy.deepcopy(POLICY), pickle.loads(pickle.dumps(POLICY))):  # noqa: S301
+        assert copied == POLICY
+        assert copied.digest == POLICY.digest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from chorister.canonical import dumps
 from chorister.errors import RecipeError
-from chorister.recipe import Bucket, Recipe, Window
+from chorister.recipe import Bucket, Recipe, Window, check
 from chorister.recipe.schema import json_schema
-from tests.keyboard import EXAMPLE, RECIPE, REMOVE, changed, recipe_at, recipe_tree
+from tests.keyboard import EXAMPLE, POLICY, RECIPE, REMOVE, changed, recipe_at, recipe_tree
 
 SCHEMA = Path(__file__).parent.parent.parent / "docs" / "reference" / "recipe.schema.json"
 
@@ -253,3 +255,37 @@ def test_real_windows_have_short_buckets() -> None:
         opens = 1_794_787_200 + day * 86_400
         window = Window(opens=opens, closes=opens + 604_800, ends=opens + 864_000)
         assert window.bucket.length < 864_000 * 1.01
+
+
+def test_a_copy_is_computed_anew() -> None:
+    """Also where everything was already computed from the original."""
+    recipe = recipe_at({"privacy/local_epsilon": "1", "privacy/epsilon": "0.2"})
+    _ = recipe.digest, recipe.encoding, recipe.randomizer
+    privacy = recipe.privacy.model_copy(update={"local_epsilon": Decimal(8)})
+    other = recipe.model_copy(
+        update={"privacy": privacy, "id": "other", "features": recipe.features[:1]}
+    )
+    fresh = Recipe.parse(other.canonical())
+    assert other == fresh
+    assert other.digest == fresh.digest != recipe.digest
+    assert other.encoding.size == fresh.encoding.size == 8
+    assert other.randomizer == fresh.randomizer
+    assert other.randomizer.local_epsilon == 8
+    assert check(other, POLICY) == check(fresh, POLICY) != check(recipe, POLICY)
+    assert recipe.model_copy(deep=True).digest == recipe.digest
+
+
+def test_a_copy_is_validated() -> None:
+    with pytest.raises(ValidationError, match="one and the same"):
+        RECIPE.model_copy(
+            update={"aggregators": dict.fromkeys(("leader", "helper"), RECIPE.aggregators.leader)}
+        )
+    with pytest.raises(ValidationError):
+        RECIPE.privacy.model_copy(update={"epsilon": Decimal(-1)})
+    with pytest.raises(ValidationError):
+        RECIPE.model_copy(update={"surprise": 1})
+
+
+def test_what_is_read_stays_as_it_is() -> None:
+    with pytest.raises(TypeError, match="frozen"):
+        RECIPE.reads["user"] = ("age", "name")

@@ -17,8 +17,10 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, model_validator
 
 from chorister.canonical import (
+    FROZEN,
     Bool,
     Complaint,
+    FrozenDict,
     Hex32,
     Int,
     Model,
@@ -131,7 +133,7 @@ class Table(Model):
 
     retention: Duration
     """How long an event, or a profile that is not renewed, is kept."""
-    fields: Annotated[dict[SQLName, DataField], Field(min_length=1, max_length=200)]
+    fields: Annotated[dict[SQLName, DataField], Field(min_length=1, max_length=200), FROZEN]
 
 
 class Aggregator(Model):
@@ -238,7 +240,7 @@ class Analysis(Model):
     functions: tuple[SQLName, ...] = ()
     """For `fields`: the SQL functions that a query may call."""
     budget: AnalysisBudget
-    fields: Annotated[dict[FieldRef, FieldBudget], Field(min_length=1)]
+    fields: Annotated[dict[FieldRef, FieldBudget], Field(min_length=1), FROZEN]
     """What may be read, and each field's own budget."""
     max_bins: Annotated[Int, Field(ge=2, le=MAX_LENGTH)]
     window: WindowLimits
@@ -256,7 +258,7 @@ class Analysis(Model):
     @cached_property
     def author_key_ids(self) -> Mapping[str, str]:
         """Key id -> public key."""
-        return {key_id(b64url_decode(key)): key for key in self.author_keys}
+        return FrozenDict({key_id(b64url_decode(key)): key for key in self.author_keys})
 
     @model_validator(mode="after")
     def _consistent(self) -> Analysis:
@@ -283,9 +285,9 @@ class Policy(Model):
     log: Log
     aggregators: Annotated[tuple[AggregatorPair, ...], Field(min_length=1, max_length=64)]
     device: DeviceBudget
-    streams: dict[SQLName, Table] = Field(default_factory=dict)
-    profiles: dict[SQLName, Table] = Field(default_factory=dict)
-    analyses: Annotated[dict[Identifier, Analysis], Field(min_length=1)]
+    streams: Annotated[dict[SQLName, Table], FROZEN] = Field(default_factory=FrozenDict)
+    profiles: Annotated[dict[SQLName, Table], FROZEN] = Field(default_factory=FrozenDict)
+    analyses: Annotated[dict[Identifier, Analysis], Field(min_length=1), FROZEN]
 
     @classmethod
     def load(cls, source: bytes | str | os.PathLike[str]) -> Policy:
@@ -316,11 +318,13 @@ class Policy(Model):
     def fields(self) -> Mapping[str, DataField]:
         """Every field as "table.field"."""
         tables = {**self.streams, **self.profiles}
-        return {
-            f"{name}.{field}": model
-            for name, table in tables.items()
-            for field, model in table.fields.items()
-        }
+        return FrozenDict(
+            {
+                f"{name}.{field}": model
+                for name, table in tables.items()
+                for field, model in table.fields.items()
+            }
+        )
 
     def pairs(self, analysis: Analysis) -> Iterator[AggregatorPair]:
         """The pairs of aggregators that an analysis may use."""

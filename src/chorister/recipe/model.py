@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError, model_validator
 
 from chorister.canonical import (
+    FROZEN,
     WIRE,
     Bool,
     Complaint,
@@ -161,7 +162,9 @@ class Recipe(Model):
     """SHA-256 of the HPKE configuration that the aggregate shares are sealed to."""
     query: _SQL
     reads: Annotated[
-        dict[SQLName, Annotated[tuple[SQLName, ...], Field(min_length=1)]], Field(min_length=1)
+        dict[SQLName, Annotated[tuple[SQLName, ...], Field(min_length=1)]],
+        Field(min_length=1),
+        FROZEN,
     ]
     """The fields that the query reads, stream by stream; nothing else exists when it runs."""
     group_by: tuple[FieldRef, ...]
