@@ -121,6 +121,38 @@ def test_recipe_explain_says_no(tmp_path: Path) -> None:
     assert failed == ["open"]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        (b"1000", b"1000,"),
+        (b'"asymmetric"', b'"laplace"'),
+        (b'"local_epsilon": "2"', b'"local_epsilon": "1.000000000000000000000000000001"'),
+        (b"", b""),
+    ],
+)
+def test_recipe_explain_as_json_whatever_it_is(change: tuple[bytes, bytes], tmp_path: Path) -> None:
+    draft = tmp_path / "draft.json"
+    text = (EXAMPLE / "recipe.json").read_bytes()
+    draft.write_bytes(text.replace(*change) if change[0] else b"junk")
+    result = run("recipe", "explain", draft, "--policy", POLICY_FILE, "--json")
+    assert result.exit_code == 2
+    found = json.loads(result.stdout)
+    assert (found["allowed"], found["signed"]) == (False, False)
+    assert [(check["name"], check["passed"]) for check in found["checks"]] == [("form", False)]
+    assert found["checks"][0]["why"] in result.stderr
+
+
+def test_recipe_explain_as_json_is_ascii(tmp_path: Path) -> None:
+    draft = tmp_path / "draft.json"
+    text = (EXAMPLE / "recipe.json").read_text()
+    draft.write_text(text.replace(RECIPE.collector, "ab" * 32))
+    result = run("recipe", "explain", draft, "--policy", POLICY_FILE, "--json")
+    assert result.exit_code == 1
+    assert result.stdout.isascii()
+    failed = [check["name"] for check in json.loads(result.stdout)["checks"] if not check["passed"]]
+    assert failed == ["collector"]
+
+
 def test_new_explain_sign(tmp_path: Path, key_file: Path) -> None:
     """The way of a recipe, from nothing to signed."""
     draft, signed = tmp_path / "draft.json", tmp_path / "signed.jws"

@@ -40,7 +40,7 @@ def check_command(file: File, json_: JSON = False) -> None:
             "cost": _costs(policy),
             "explanation": [asdict(section) for section in explain(policy)],
         }
-        typer.echo(json.dumps(result, ensure_ascii=False))
+        typer.echo(json.dumps(result))
     else:
         for section in explain(policy):
             console.print(f"[bold]{escape(section.title)}[/]", highlight=False)

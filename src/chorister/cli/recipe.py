@@ -14,9 +14,9 @@ from rich.markup import escape
 
 from chorister.cli import app, console
 from chorister.clock import SystemClock
-from chorister.errors import InvalidInput
+from chorister.errors import InvalidInput, RecipeError
 from chorister.policy import Policy
-from chorister.recipe import Recipe, SignedRecipe, check, sign
+from chorister.recipe import Check, Recipe, SignedRecipe, check, sign
 from chorister.recipe.schema import json_schema
 from chorister.recipe.template import template
 
@@ -62,17 +62,22 @@ def explain_command(
 ) -> None:
     """Show each check with its outcome in words; exit with 1 where one fails.
 
-    Whether the recipe is open is judged only with --at: next week's can be explained today.
+    Whether the recipe is open is judged only with --at: next week's can be explained today. What
+    is no recipe at all exits with 2; with --json it has failed one check, called form.
     """
-    recipe = read_recipe(_read(file))
+    data, rules = _read(file), Policy.load(policy)
+    try:
+        recipe = read_recipe(data)
+    except RecipeError as error:
+        if json_:
+            form = Check(name="form", passed=False, why=str(error), field=error.field)
+            _echo_json([form], signed=False)
+        raise
     signed = isinstance(recipe, SignedRecipe)
-    checks = check(recipe, Policy.load(policy), now=at)
+    checks = check(recipe, rules, now=at)
     allowed = all(outcome.passed for outcome in checks)
     if json_:
-        rows = [{"name": c.name, "passed": c.passed, "why": c.why} for c in checks]
-        typer.echo(
-            json.dumps({"allowed": allowed, "signed": signed, "checks": rows}, ensure_ascii=False)
-        )
+        _echo_json(checks, signed=signed)
     else:
         for outcome in checks:
             mark = "[green]yes[/]" if outcome.passed else "[bold red]NO [/]"
@@ -83,6 +88,13 @@ def explain_command(
         console.print("allowed" if allowed else "refused", highlight=False)
     if not allowed:
         raise typer.Exit(1)
+
+
+def _echo_json(checks: list[Check], *, signed: bool) -> None:
+    rows = [{"name": c.name, "passed": c.passed, "why": c.why} for c in checks]
+    allowed = all(outcome.passed for outcome in checks)
+    # In ASCII, which every terminal and pipe takes.
+    typer.echo(json.dumps({"allowed": allowed, "signed": signed, "checks": rows}))
 
 
 @commands.command("schema")
