@@ -92,6 +92,26 @@ def test_what_could_never_be_current_is_refused(world: World) -> None:
         world.submit(hpke_entry(LEADER, not_before=0, not_after=NOW))
 
 
+def test_a_full_list_takes_what_empties_it_and_nothing_that_adds_to_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = [recipe_entry("one"), recipe_entry("two"), recipe_entry("three", author="second author")]
+    world.submit(*full)
+    monkeypatch.setattr("chorister.registry.log.MAX_LIST", 1024 + 100)
+    for more in (recipe_entry("four"), hpke_entry(LEADER)):
+        with pytest.raises(EntryRefused, match="the current list is full"):
+            world.submit(more)
+    world.submit(
+        end_entry(full[0]),
+        revocation("author", by="second author"),
+        revocation("second author", by="log"),
+    )
+    # Now there is room again.
+    world.submit(hpke_entry(LEADER))
+    assert world.publish().checkpoint.size == 7
+    assert audit(world.source, authority=authority()).current.recipes == ()
+
+
 # --- Candidates and cosignatures -----------------------------------------------------------------
 
 

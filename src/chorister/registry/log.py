@@ -203,5 +203,7 @@ class Registry:
             raise EntryRefused("the recipe's answer period is over already")
         if isinstance(logged.entry, HPKEConfigEntry) and logged.entry.not_after <= now:
             raise EntryRefused("the HPKE config has expired already")
-        if len(self._state.current(now).encode()) > MAX_LIST - 1024:
+        # Ends and revocations only shorten the list: a full one must not keep them out.
+        adds = isinstance(logged.entry, RecipeEntry | HPKEConfigEntry)
+        if adds and len(self._state.current(now).encode()) > MAX_LIST - 1024:
             raise EntryRefused("the current list is full; end recipes that are no longer asked")
