@@ -11,13 +11,16 @@ from typer.testing import CliRunner
 
 from chorister.canonical import b64url_encode
 from chorister.cli import app
+from chorister.clock import SettableClock
 from chorister.registry.config import RegistryConfig
 from chorister.registry.server import publish_about
 from chorister.transparency.tree import verify_inclusion
 from tests.logworld import (
     ANALYSIS,
+    DAY,
     HELPER,
     LEADER,
+    NOW,
     ORIGIN,
     OTHER_ANALYSIS,
     World,
@@ -115,10 +118,16 @@ def test_verify_since_a_kept_checkpoint(world: World, tmp_path: Path) -> None:
     assert run_json("verify", world.public, "--since", kept, code=1)["wrong"] == "LogForked"
 
 
-def test_verify_wants_a_fresh_checkpoint_when_told(world: World) -> None:
-    """The tests' log is dated; a copy may be old, a live log may not."""
+def test_verify_wants_a_fresh_checkpoint_when_told(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy may be old, a live log may not."""
+    clock = SettableClock(NOW + 3 * DAY)
+    monkeypatch.setattr("chorister.cli.log.SystemClock", lambda: clock)
     assert run_json("verify", world.public, "--fresh", code=1)["wrong"] == "CheckpointTime"
     assert run_json("verify", world.public, "--no-fresh")["ok"]
+    clock.set(NOW + 10)
+    assert run_json("verify", world.public, "--fresh")["ok"]
 
 
 def test_verify_under_anothers_policy(world: World, tmp_path: Path) -> None:
