@@ -187,6 +187,34 @@ def test_a_clock_set_back_publishes_nothing(world: World) -> None:
         world.registry.issue()
 
 
+def test_a_clock_set_back_behind_a_candidate_issues_nothing(world: World) -> None:
+    """Somebody may have cosigned it, and its second would come twice."""
+    world.publish(recipe_entry("one"))
+    world.clock.set(NOW + 100)
+    world.registry.issue()
+    world.clock.set(NOW + 99)
+    with pytest.raises(CheckpointTime, match="remove public/candidate"):
+        world.registry.issue()
+    world.restart()
+    with pytest.raises(CheckpointTime):
+        world.registry.issue()
+    (world.public / "candidate").unlink()
+    world.restart()
+    assert world.publish(wait=0).checkpoint.time == NOW + 99
+
+
+def test_never_two_checkpoints_in_one_second(world: World) -> None:
+    first = world.publish(recipe_entry("one"))
+    world.submit(revocation("author"))
+    assert world.registry.issue().checkpoint == first.checkpoint
+    world.restart()
+    assert world.registry.issue().checkpoint == first.checkpoint
+    assert world.registry.status().waiting_for == ()
+    world.clock.advance(1)
+    second = world.registry.issue().checkpoint
+    assert (second.size, second.time) == (2, first.checkpoint.time + 1)
+
+
 # --- Restarting ----------------------------------------------------------------------------------
 
 

@@ -32,12 +32,15 @@ def forged(tmp_path: Path, *entries: Entry, time: int = NOW + 10, **options: obj
     return forge(tmp_path / "forged", encoded, time=time, **options)  # type: ignore[arg-type]
 
 
-def device_reads(source: Source, now: int = NOW + 10, not_before: int = 0) -> list[RecipeEntry]:
+def device_reads(
+    source: Source, now: int = NOW + 10, not_before: int = 0, not_smaller: int = 0
+) -> list[RecipeEntry]:
     current = read_current(
         source,
         trust=trust(),
         clock=SettableClock(now),
         analyses={ANALYSIS},
         not_before=not_before,
+        not_smaller=not_smaller,
     )
     return list(current.recipes)

@@ -183,6 +183,47 @@ def test_earlier_time_is_caught_by_the_cosigner(world: World, tmp_path: Path) ->
         world.leader.cosign(forged(tmp_path, *HONEST, time=last - 1))
 
 
+def test_second_checkpoint_of_one_second_is_caught_by_the_cosigner(
+    world: World, tmp_path: Path
+) -> None:
+    """Both would be fresh, and a device could be shown the one before a revocation last."""
+    last = world.leader.cosigner.last.time
+    with pytest.raises(LogRewound, match="not after"):
+        world.leader.cosign(forged(tmp_path, *HONEST, revocation("author"), time=last))
+    # The same one again is no second one, after a restart neither.
+    line = world.leader.cosign(world.source)
+    world.leader.restart()
+    assert world.leader.cosign(world.source) == line
+
+
+def test_rewind_within_a_second_is_caught_by_the_devices_check(
+    world: World, tmp_path: Path
+) -> None:
+    """Two checkpoints of one second, whoever cosigned them: the smaller one does not come back."""
+    time = world.checkpoint().checkpoint.time
+    revoked = [*HONEST, revocation("author")]
+    source = forged(tmp_path, *revoked, time=time, cosigned=True, name="checkpoint")
+    assert device_reads(source, not_before=time, not_smaller=4) == []
+    assert device_reads(source, not_before=time, not_smaller=5) == []
+    with pytest.raises(LogRewound, match="5 entries"):
+        device_reads(world.source, not_before=time, not_smaller=5)
+
+
+def test_second_checkpoint_of_one_second_is_caught_by_the_auditor(
+    world: World, tmp_path: Path
+) -> None:
+    kept = world.checkpoint()
+    audit(world.source, authority=authority(), earlier=[kept])
+    more = [*HONEST, revocation("author")]
+    time = kept.checkpoint.time
+    source = forged(tmp_path, *more, time=time, cosigned=True, name="checkpoint")
+    with pytest.raises(LogRewound):
+        audit(source, authority=authority(), earlier=[kept])
+    forge(world.public, [entry.encode() for entry in more], time=time)
+    with pytest.raises(LogRewound, match="candidate"):
+        audit(world.source, authority=authority())
+
+
 def test_rewind_is_caught_by_the_devices_check(world: World) -> None:
     accepted = world.checkpoint().checkpoint.time
     assert device_reads(world.source, not_before=accepted)

@@ -116,16 +116,25 @@ class Registry:
             return Receipt(index=logged.index, address=logged.address, new=True)
 
     def issue(self) -> SignedCheckpoint:
-        """The candidate for cosigners to sign: the one that waits, or a new one."""
+        """The candidate for cosigners to sign: the one that waits, or a new one.
+
+        At most one a second is made; until the next, this is the last one.
+        """
         with self._lock:
             now = self._clock.now()
             waiting = self._waiting()
             if waiting is not None and 0 <= now - waiting.checkpoint.time < CANDIDATE_LIFETIME:
                 return waiting
-            if self._published is not None and now < self._published.checkpoint.time:
+            last = self._candidate or self._published
+            if last is not None and now == last.checkpoint.time:
+                # Of two checkpoints of one second nobody could tell which is the newer one.
+                return last
+            if last is not None and now < last.checkpoint.time:
                 raise CheckpointTime(
-                    "the registry's clock is behind the checkpoint that it published",
-                    time=self._published.checkpoint.time,
+                    "the registry's clock is behind the checkpoint that it issued last. Set it "
+                    "right; if it was wrong before, and no cosigner signed what waits, stop the "
+                    "registry, remove public/candidate and start it again",
+                    time=last.checkpoint.time,
                     now=now,
                 )
             current = self._state.current(now)

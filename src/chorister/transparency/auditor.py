@@ -179,7 +179,9 @@ def _check_extends(
     """The log still begins with what an earlier checkpoint covered."""
     old, checkpoint = kept.checkpoint, signed.checkpoint
     kept.note.check_signature(checkpoint.origin, authority.all_log_keys)
-    if old.size > checkpoint.size or old.time > checkpoint.time:
+    if old == checkpoint:
+        return
+    if old.size > checkpoint.size or old.time >= checkpoint.time:
         raise LogRewound(
             f"the log showed {old.size} entries at {old.time}, "
             f"and now {checkpoint.size} at {checkpoint.time}"
@@ -213,8 +215,8 @@ def _check_candidate(
     if candidate == published:
         return None, ()
     signed.note.check_signature(published.origin, authority.log_keys)
-    if candidate.size < published.size or candidate.time < published.time:
-        raise LogRewound("the candidate is smaller or earlier than what is published")
+    if candidate.size < published.size or candidate.time <= published.time:
+        raise LogRewound("the candidate is smaller than what is published, or not later")
     new = list(read_leaves(source, published.size, candidate.size))
     for logged in read_entries(source, new, state):
         if judge_all or authority.knows(logged):

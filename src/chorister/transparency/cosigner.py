@@ -3,7 +3,8 @@
 `Cosigner.cosign` reads the candidate and everything new behind it, and signs only if
 
 1. the log signed it, under a key of the policy and under the name that this cosigner follows;
-2. its time is within five minutes of our clock and not before the last one we signed;
+2. its time is within five minutes of our clock and after the last one that we signed, so that of
+   any two that we signed everybody can tell which is the newer one;
 3. it is not smaller than the last one we signed, and its root is that of *our* entries followed by
    the new ones, each of them fetched: the two logs are one, and nothing is withheld;
 4. every new entry is permitted by the log's rules, its signature included;
@@ -148,9 +149,9 @@ class Cosigner:
                 time=checkpoint.time,
                 now=now,
             )
-        if checkpoint.time < last.time:
+        if checkpoint.time <= last.time:
             raise LogRewound(
-                f"the candidate's time {checkpoint.time} is before {last.time}, signed before"
+                f"the candidate's time {checkpoint.time} is not after {last.time}, signed before"
             )
 
     def _extend(

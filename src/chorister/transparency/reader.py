@@ -1,12 +1,14 @@
 """What a device checks before it believes a question: no tree, only signatures and digests.
 
 A checkpoint counts if the log and both aggregators signed it, if it is younger than the policy's
-limit and not older than the last one accepted. The list counts if it has the checkpoint's digest,
-a body if it has the address that the list gives. Since an honest aggregator cosigns one history
-only, every device with the same checkpoint sees the same questions and the same keys.
+limit and neither older nor smaller than the last one accepted. The list counts if it has the
+checkpoint's digest, a body if it has the address that the list gives. Since an honest aggregator
+cosigns one history only, every device with the same checkpoint sees the same questions and the
+same keys.
 
-Two things are asked of the caller: that it stores the time of what it accepted and hands it back
-as `not_before`; and that it fetches *all* bodies of its analyses, whether it will answer or not,
+Two things are asked of the caller: that it stores the time and the size of what it accepted and
+hands them back as `not_before` and `not_smaller` (a size counts for the log of that name only, 0
+for any other); and that it fetches *all* bodies of its analyses, whether it will answer or not,
 for the server sees what is fetched.
 """
 
@@ -50,7 +52,7 @@ class Current:
 
 
 def accept_checkpoint(
-    data: bytes, *, trust: Trust, clock: Clock, not_before: int = 0
+    data: bytes, *, trust: Trust, clock: Clock, not_before: int = 0, not_smaller: int = 0
 ) -> Checkpoint:
     """Check a checkpoint as a device does; raises a `LogError` that says what is wrong."""
     signed = SignedCheckpoint.parse(data)
@@ -64,6 +66,11 @@ def accept_checkpoint(
     if checkpoint.time < not_before:
         raise LogRewound(
             f"a checkpoint of {not_before} was accepted before this one of {checkpoint.time}"
+        )
+    if checkpoint.size < not_smaller:
+        raise LogRewound(
+            f"a checkpoint of {not_smaller} entries was accepted before this one of "
+            f"{checkpoint.size}"
         )
     now = clock.now()
     # A clock that is slow by less than the limit must not silence a device; the cosigners, who
@@ -96,10 +103,13 @@ def read_current(
     clock: Clock,
     analyses: Collection[str],
     not_before: int = 0,
+    not_smaller: int = 0,
 ) -> Current:
     """Fetch and check what is open: one checkpoint, its list, and the bodies of `analyses`."""
     data = source.read(CHECKPOINT, limit=MAX_NOTE)
-    checkpoint = accept_checkpoint(data, trust=trust, clock=clock, not_before=not_before)
+    checkpoint = accept_checkpoint(
+        data, trust=trust, clock=clock, not_before=not_before, not_smaller=not_smaller
+    )
     served = source.read(list_path(checkpoint.list_digest), limit=MAX_LIST)
     current = accept_list(served, checkpoint)
     recipes = []
