@@ -58,9 +58,11 @@ def public(name: str) -> bytes:
     return key(name).public_key().public_bytes_raw()
 
 
-def policy_text() -> str:
+def policy_text(origin: str = ORIGIN) -> str:
     """The example policy with the keys of this world, and a second analysis by another author."""
     text = (EXAMPLES / "policy.toml").read_text()
+    text, count = re.subn(r'(\[log\]\n(?:.*\n)*?origin = ")[^"]*', rf"\g<1>{origin}", text, count=1)
+    assert count == 1
     for name, pattern in {
         "log": r"(?s)(\[log\]\nkeys = \[\")[^\"]*",
         "leader": r"(?s)(\[aggregators.leader\].*?cosigning_keys = \[\")[^\"]*",
@@ -77,16 +79,16 @@ def policy_text() -> str:
     return text.replace(b64url_encode(public("author")), two) + "\n" + second
 
 
-def policy() -> Policy:
-    return Policy.load(policy_text().encode())
+def policy(origin: str = ORIGIN) -> Policy:
+    return Policy.load(policy_text(origin).encode())
 
 
-def authority() -> Authority:
-    return Authority.of([policy()])
+def authority(origin: str = ORIGIN) -> Authority:
+    return Authority.of([policy(origin)])
 
 
-def trust() -> Trust:
-    return Trust.of(policy(), policy().aggregators[0])
+def trust(origin: str = ORIGIN) -> Trust:
+    return Trust.of(policy(origin), policy(origin).aggregators[0])
 
 
 def recipe(name: str, *, analysis: str = ANALYSIS, closes: int = NOW + 7 * DAY) -> Recipe:
@@ -127,11 +129,11 @@ def hpke_entry(
     ).signed(key(signer))
 
 
-def identity(side: str) -> CosignerIdentity:
+def identity(side: str, origin: str = ORIGIN) -> CosignerIdentity:
     return CosignerIdentity(
         name=LEADER if side == "leader" else HELPER,
         key=key(side),
-        origin=ORIGIN,
+        origin=origin,
         log_keys=(public("log"),),
     )
 
@@ -146,15 +148,17 @@ class Aggregator:
     accepted: list[SignedRecipe] = field(default_factory=list)
     configs: set[bytes] = field(default_factory=lambda: {b"config"})
     disk: Disk = field(default_factory=Disk)
+    origin: str = ORIGIN
 
     def __post_init__(self) -> None:
-        head = create_head(self.folder, identity(self.side), self.clock, disk=self.disk)
+        self.identity = identity(self.side, self.origin)
+        head = create_head(self.folder, self.identity, self.clock, disk=self.disk)
         self.cosigner = self._cosigner(head)
 
     def _cosigner(self, head: Head) -> Cosigner:
         self.head = head
         return Cosigner(
-            identity=identity(self.side),
+            identity=self.identity,
             head=head,
             clock=self.clock,
             own_configs=lambda: self.configs,
@@ -172,7 +176,8 @@ class Aggregator:
 class World:
     """An honest registry with its two cosigners, in a folder."""
 
-    def __init__(self, folder: Path, *, disk: Disk | None = None) -> None:
+    def __init__(self, folder: Path, *, disk: Disk | None = None, origin: str = ORIGIN) -> None:
+        self.origin = origin
         self.clock = SettableClock(NOW)
         self.folder = folder / "registry"
         self.public = self.folder / "public"
@@ -180,12 +185,16 @@ class World:
         self.disk = disk or Disk()
         self._log = LogFolder.create(self.folder, disk=self.disk)
         self.registry = self._registry()
-        self.leader = Aggregator("leader", folder / "leader", self.clock)
-        self.helper = Aggregator("helper", folder / "helper", self.clock)
+        self.leader = Aggregator("leader", folder / "leader", self.clock, origin=origin)
+        self.helper = Aggregator("helper", folder / "helper", self.clock, origin=origin)
 
     def _registry(self) -> Registry:
         return Registry(
-            self._log, origin=ORIGIN, key=key("log"), authority=authority(), clock=self.clock
+            self._log,
+            origin=self.origin,
+            key=key("log"),
+            authority=authority(self.origin),
+            clock=self.clock,
         )
 
     def restart(self) -> None:

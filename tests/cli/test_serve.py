@@ -141,6 +141,11 @@ def test_no_settings(tmp_path: Path) -> None:
         ("interval = 1", "interval =", "registry.toml"),
         ("policy.toml", "missing.toml", "missing.toml"),
         ("log.key", "missing.key", "openssl genpkey"),
+        (
+            "registry.example/log",
+            "staging.example/log",
+            "policy keyboard names the log registry.example/log, not staging.example/log",
+        ),
         ('"log"', '"no/such/folder"', "make it first"),
     ],
 )

@@ -273,14 +273,21 @@ def test_damage_is_noticed(world: World, damage: str) -> None:
 
 def test_a_folder_is_of_one_log_and_a_key_of_its_policies(world: World) -> None:
     world.publish(recipe_entry("one"))
-    options = {"authority": authority(), "clock": world.clock}
     folder = world._log
+
+    def wrong(*, origin: str = ORIGIN, named: str = ORIGIN, by: str = "log") -> Registry:
+        return Registry(
+            folder, origin=origin, key=key(by), authority=authority(named), clock=world.clock
+        )
+
     with pytest.raises(ServiceError, match="holds the log"):
-        Registry(folder, origin="registry.example/other", key=key("log"), **options)  # type: ignore[arg-type]
+        wrong(origin="registry.example/other", named="registry.example/other")
+    with pytest.raises(ServiceError, match=f"name the log {ORIGIN}, not registry.example/other"):
+        wrong(origin="registry.example/other")
     with pytest.raises(ServiceError, match="not among the log keys"):
-        Registry(folder, origin=ORIGIN, key=key("stranger"), **options)  # type: ignore[arg-type]
+        wrong(by="stranger")
     with pytest.raises(ServiceError, match="cosigner"):
-        Registry(folder, origin=LEADER, key=key("log"), **options)  # type: ignore[arg-type]
+        wrong(origin=LEADER, named=LEADER)
     assert key("log").private_bytes_raw().hex() not in repr(world.registry)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from chorister.errors import (
     CheckpointTime,
+    InvalidInput,
     LogForked,
     LogRewound,
     LogSignatureInvalid,
@@ -20,8 +21,12 @@ from chorister.errors import (
 )
 from chorister.transparency.auditor import audit
 from chorister.transparency.checkpoint import SignedCheckpoint
+from chorister.transparency.cosigner import adopt_head
+from chorister.transparency.reader import read_current
 from chorister.transparency.sources import entry_path
+from chorister.transparency.trust import Authority
 from tests.logworld import (
+    ANALYSIS,
     DAY,
     NOW,
     ORIGIN,
@@ -29,9 +34,11 @@ from tests.logworld import (
     authority,
     forge,
     identity,
+    policy,
     public,
     recipe_entry,
     revocation,
+    trust,
 )
 from tests.transparency.lies import HONEST, device_reads, forged
 
@@ -107,6 +114,60 @@ def test_never_two_roots_for_one_size_even_after_a_restart(world: World, tmp_pat
     other = [*HONEST[:3], recipe_entry("private")]
     with pytest.raises(LogForked):
         world.leader.cosign(forged(tmp_path, *other, time=NOW + 20))
+
+
+# --- Another log ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def staging(tmp_path: Path) -> World:
+    """A second log with the same keys, each of its checkpoints honestly cosigned."""
+    (tmp_path / "staging").mkdir()
+    staging = World(tmp_path / "staging", origin="staging.example/log")
+    staging.publish(*HONEST, recipe_entry("private"))
+    return staging
+
+
+def test_another_log_is_caught_by_the_devices_check(world: World, staging: World) -> None:
+    assert device_reads(world.source)
+    with pytest.raises(LogSignatureInvalid, match=r"this is the log staging.example/log, not"):
+        device_reads(staging.source)
+    # Its own devices believe it.
+    own = trust("staging.example/log")
+    read_current(staging.source, trust=own, clock=staging.clock, analyses={ANALYSIS})
+
+
+def test_another_log_is_caught_by_the_auditor(world: World, staging: World) -> None:
+    with pytest.raises(LogSignatureInvalid, match=r"this is the log staging.example/log, not"):
+        audit(staging.source, authority=authority())
+    audit(staging.source, authority=authority("staging.example/log"))
+    audit(world.source, authority=authority())
+    with pytest.raises(LogSignatureInvalid, match=r"this is the log staging.example/log, not"):
+        audit(world.source, authority=authority(), earlier=[staging.checkpoint()])
+    candidate = (staging.public / "candidate").read_bytes()
+    (world.public / "candidate").write_bytes(candidate)
+    with pytest.raises(LogSignatureInvalid, match=r"this is the log staging.example/log, not"):
+        audit(world.source, authority=authority())
+
+
+def test_another_log_is_caught_by_the_cosigner(world: World, staging: World) -> None:
+    with pytest.raises(LogSignatureInvalid, match=r"this is the log staging.example/log, not"):
+        world.leader.cosign(staging.source)
+
+
+def test_another_log_is_not_adopted(world: World, staging: World, tmp_path: Path) -> None:
+    with pytest.raises(LogSignatureInvalid, match=r"this is the log staging.example/log, not"):
+        adopt_head(
+            tmp_path / "adopted",
+            identity("leader"),
+            checkpoint=staging.checkpoint(),
+            source=staging.source,
+        )
+
+
+def test_policies_of_two_logs_are_not_taken_together() -> None:
+    with pytest.raises(InvalidInput, match=r"name different logs: registry.example/log, staging"):
+        Authority.of([policy()], earlier=[policy("staging.example/log")])
 
 
 # --- Withholding ---------------------------------------------------------------------------------

@@ -76,6 +76,8 @@ class Registry:
     ) -> None:
         if key.public_key().public_bytes_raw() not in authority.log_keys:
             raise ServiceError("the log's key is not among the log keys of the policies")
+        if origin != authority.origin:
+            raise ServiceError(f"the policies name the log {authority.origin}, not {origin}")
         if origin in authority.cosigners:
             raise ServiceError(f"the log's name {origin} is that of a cosigner; choose another")
         self._folder = folder

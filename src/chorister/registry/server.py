@@ -34,6 +34,10 @@ def open_registry(
     for policy in policies.values():
         if own not in Authority.of([policy]).log_keys:
             raise ServiceError(f"policy {policy.name} does not list this log's key")
+        if policy.log.origin != config.origin:
+            raise ServiceError(
+                f"policy {policy.name} names the log {policy.log.origin}, not {config.origin}"
+            )
     path = Path(config.folder)
     if create and not path.parent.is_dir():
         raise ServiceError(f"{path.parent} does not exist; make it first")

@@ -178,7 +178,7 @@ def _check_extends(
 ) -> None:
     """The log still begins with what an earlier checkpoint covered."""
     old, checkpoint = kept.checkpoint, signed.checkpoint
-    kept.note.check_signature(checkpoint.origin, authority.all_log_keys)
+    kept.check_log(authority.origin, authority.all_log_keys)
     if old == checkpoint:
         return
     if old.size > checkpoint.size or old.time >= checkpoint.time:
@@ -214,7 +214,7 @@ def _check_candidate(
     candidate = signed.checkpoint
     if candidate == published:
         return None, ()
-    signed.note.check_signature(published.origin, authority.log_keys)
+    signed.check_log(authority.origin, authority.log_keys)
     if candidate.size < published.size or candidate.time <= published.time:
         raise LogRewound("the candidate is smaller than what is published, or not later")
     new = list(read_leaves(source, published.size, candidate.size))

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from chorister.errors import DecodeError, InvalidInput
+from chorister.errors import DecodeError, InvalidInput, LogSignatureInvalid
 from chorister.transparency.note import (
     Note,
     SignatureLine,
@@ -111,6 +112,15 @@ class SignedCheckpoint:
         """Read a published file."""
         note = Note.parse(data)
         return cls(checkpoint=Checkpoint.parse(note.text), note=note)
+
+    def check_log(self, origin: str, keys: Collection[bytes]) -> None:
+        """Require that this is a checkpoint of the log `origin`, signed by it.
+
+        The name is compared, not taken from the checkpoint: one key may sign for several logs.
+        """
+        if self.checkpoint.origin != origin:
+            raise LogSignatureInvalid(f"this is the log {self.checkpoint.origin}, not {origin}")
+        self.note.check_signature(origin, keys)
 
     def with_cosigner(self, line: SignatureLine) -> SignedCheckpoint:
         """This checkpoint with a cosigner's line, in place of any earlier one under its name."""

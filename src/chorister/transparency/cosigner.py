@@ -34,7 +34,6 @@ from chorister.errors import (
     ForeignHPKEConfig,
     LogForked,
     LogRewound,
-    LogSignatureInvalid,
     WrongList,
 )
 from chorister.recipe import SignedRecipe
@@ -115,7 +114,7 @@ class Cosigner:
 
     def _cosign(self, candidate: SignedCheckpoint, source: Source) -> SignatureLine:
         checkpoint, last = candidate.checkpoint, self._head.last.checkpoint
-        self._check_origin(candidate)
+        candidate.check_log(self._identity.origin, self._identity.log_keys)
         if checkpoint == last:
             return self._head.last.note.signatures[-1]
         self._check_time(checkpoint, last)
@@ -132,13 +131,6 @@ class Cosigner:
         note = Note(text=checkpoint.text, signatures=signatures)
         self._head.commit(SignedCheckpoint(checkpoint=checkpoint, note=note), entries, state)
         return line
-
-    def _check_origin(self, candidate: SignedCheckpoint) -> None:
-        if candidate.checkpoint.origin != self._identity.origin:
-            raise LogSignatureInvalid(
-                f"this is the log {candidate.checkpoint.origin}, not {self._identity.origin}"
-            )
-        candidate.note.check_signature(self._identity.origin, self._identity.log_keys)
 
     def _check_time(self, checkpoint: Checkpoint, last: Checkpoint) -> None:
         now = self._clock.now()
@@ -231,7 +223,7 @@ def adopt_head(
     The operator vouches that nothing newer was cosigned. All entries are fetched and verified.
     """
     own = identity.key.public_key().public_bytes_raw()
-    checkpoint.note.check_signature(identity.origin, identity.log_keys)
+    checkpoint.check_log(identity.origin, identity.log_keys)
     cosignature = checkpoint.note.check_cosignature(identity.name, [own])
     target, state = checkpoint.checkpoint, LogState()
     entries = [read_entry(source, leaf) for leaf in read_leaves(source, 0, target.size)]

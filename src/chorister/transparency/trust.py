@@ -1,7 +1,8 @@
 """Whose signatures count: read from policies, which devices, aggregators and auditors all hold.
 
-`Trust` is what one device needs: the log's keys and the two cosigners of one pair. `Authority` is
-what the registry and an auditor need: over all policies, who may author, revoke and publish keys.
+`Trust` is what one device needs: the log's name, its keys and the two cosigners of one pair.
+`Authority` is what the registry and an auditor need: over all policies, who may author, revoke and
+publish keys.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class CosignerKeys:
 class Trust:
     """What a device demands of a checkpoint before it believes it."""
 
+    # The log's name. Keys alone do not tell two logs apart that one registry keeps.
+    origin: str
     log_keys: tuple[bytes, ...]
     leader: CosignerKeys
     helper: CosignerKeys
@@ -53,6 +56,7 @@ class Trust:
     def of(cls, policy: Policy, pair: AggregatorPair) -> Self:
         """What a policy says for one of its pairs."""
         return cls(
+            origin=policy.log.origin,
             log_keys=_decoded(policy.log_keys),
             leader=CosignerKeys(name=pair.leader.url, keys=_decoded(pair.leader.cosigning_keys)),
             helper=CosignerKeys(name=pair.helper.url, keys=_decoded(pair.helper.cosigning_keys)),
@@ -60,8 +64,8 @@ class Trust:
         )
 
     def check_signatures(self, signed: SignedCheckpoint) -> tuple[Cosignature, Cosignature]:
-        """Require the log's signature and both cosignatures."""
-        signed.note.check_signature(signed.checkpoint.origin, self.log_keys)
+        """Require the log's name, its signature and both cosignatures."""
+        signed.check_log(self.origin, self.log_keys)
         return (
             signed.note.check_cosignature(self.leader.name, self.leader.keys),
             signed.note.check_cosignature(self.helper.name, self.helper.keys),
@@ -76,6 +80,8 @@ class Authority:
     its own day, so those who judge old entries name the earlier policies too.
     """
 
+    # The log's name.
+    origin: str
     log_keys: frozenset[bytes]
     # Name -> keys, of every aggregator that has to cosign.
     cosigners: dict[str, frozenset[bytes]]
@@ -95,7 +101,11 @@ class Authority:
         ever = (*today, *earlier)
         if not today:
             raise InvalidInput("a log has at least one policy")
+        origins = sorted({policy.log.origin for policy in ever})
+        if len(origins) > 1:
+            raise InvalidInput(f"these policies name different logs: {', '.join(origins)}")
         return cls(
+            origin=origins[0],
             log_keys=_log_keys(today),
             cosigners=_cosigners(today),
             max_age=min(policy.checkpoint_max_age for policy in today),
@@ -141,8 +151,8 @@ class Authority:
             raise NotAuthorized(f"entry {logged.index}: nobody may log such an entry")
 
     def check_signatures(self, signed: SignedCheckpoint) -> tuple[Cosignature, ...]:
-        """Require the log's signature and every cosigner's."""
-        signed.note.check_signature(signed.checkpoint.origin, self.log_keys)
+        """Require the log's name, its signature and every cosigner's."""
+        signed.check_log(self.origin, self.log_keys)
         return tuple(
             signed.note.check_cosignature(name, keys)
             for name, keys in sorted(self.cosigners.items())
