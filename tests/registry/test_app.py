@@ -181,7 +181,28 @@ def test_refusals_are_problem_documents(client: RegistryClient, port: int) -> No
     with pytest.raises(SubmissionRefused, match="entry 0 already") as caught:
         client.submit(recipe_entry("one", author="second author"))
     assert caught.value.problem == "urn:chorister:problem:duplicate-entry"
-    assert ask(port, "DELETE", "/entries")[0] == 405
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("DELETE", "/entries", {"POST"}),
+        ("PUT", "/cosignatures", {"POST"}),
+        ("POST", "/status", {"GET", "HEAD"}),
+        ("POST", "/checkpoint", {"GET", "HEAD"}),
+        ("PATCH", "/no/such/thing", {"GET", "HEAD"}),
+    ],
+)
+def test_wrong_methods_get_problem_documents(
+    port: int, method: str, path: str, allowed: set[str]
+) -> None:
+    status, headers, body = ask(port, method, path)
+    assert (status, headers["content-type"]) == (405, "application/problem+json")
+    assert set(headers["allow"].split(", ")) == allowed
+    assert headers["cache-control"] == "no-store"
+    problem = json.loads(body)
+    assert (problem["status"], problem["type"]) == (405, "urn:chorister:problem:method-not-allowed")
+    assert problem["detail"] == f"{method} is not for {path}"
 
 
 def test_cosignatures_are_checked(world: World, client: RegistryClient, port: int) -> None:

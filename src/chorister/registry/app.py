@@ -17,14 +17,16 @@ import contextlib
 import hashlib
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final, TypeVar
 
 import anyio
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -211,7 +213,7 @@ def build_app(
             Route("/cosignatures", service.post_cosignature, methods=["POST"]),
             Route("/{path:path}", service.file, methods=["GET"]),
         ],
-        exception_handlers={ChoristerError: _refusal},
+        exception_handlers={ChoristerError: _refusal, HTTPException: _no_such_request},
         lifespan=lifespan,
     )
 
@@ -231,7 +233,18 @@ async def _refusal(_: Request, error: Exception) -> Response:
     return _problem(status, name, str(error))
 
 
-def _problem(status: int, name: str, detail: str) -> Response:
+async def _no_such_request(request: Request, error: Exception) -> Response:
+    """What the router refuses before any of ours is called."""
+    if not isinstance(error, HTTPException):  # Starlette calls this with nothing else.
+        raise error
+    name = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
+    detail = f"{request.method} is not for {request.url.path}"
+    return _problem(error.status_code, name, detail, error.headers)
+
+
+def _problem(
+    status: int, name: str, detail: str, headers: Mapping[str, str] | None = None
+) -> Response:
     """RFC 9457; the type names what went wrong, as the error class does."""
     return JSONResponse(
         {
@@ -242,7 +255,7 @@ def _problem(status: int, name: str, detail: str) -> Response:
         },
         status_code=status,
         media_type="application/problem+json",
-        headers={"Cache-Control": "no-store"},
+        headers={**(headers or {}), "Cache-Control": "no-store"},
     )
 
 
