@@ -18,7 +18,10 @@ from chorister.transparency.note import check_key_name
 
 __all__ = ["RegistryConfig", "load_key"]
 
-Text = Annotated[str, StringConstraints(min_length=1, max_length=1000, strict=True)]
+# Without control characters, which no file's name needs and the system may not take.
+Text = Annotated[
+    str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1000, strict=True)
+]
 
 
 class RegistryConfig(Model):
@@ -39,7 +42,8 @@ class RegistryConfig(Model):
     def load(cls, path: Path) -> Self:
         """Read a settings file; its paths come back absolute."""
         try:
-            values = tomllib.loads(path.read_text())
+            with path.open("rb") as file:
+                values = tomllib.load(file)
             config = cls.model_validate(values)
             check_key_name(config.origin)
         except OSError as error:
@@ -47,8 +51,12 @@ class RegistryConfig(Model):
         except ValidationError as error:
             field, message = culprit(error)
             raise ServiceError(f"{path}: {field}: {message}") from error
+        except UnicodeDecodeError as error:
+            raise ServiceError(f"{path} is not UTF-8: {error}") from error
         except (InvalidInput, ValueError) as error:
             raise ServiceError(f"{path}: {error}") from error
+        except RecursionError:
+            raise ServiceError(f"{path} is nested too deeply") from None
         base = path.resolve().parent
         return config.model_copy(
             update={

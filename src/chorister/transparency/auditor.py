@@ -43,7 +43,7 @@ from chorister.transparency.sources import (
     read_leaves,
 )
 from chorister.transparency.state import Logged, LogState
-from chorister.transparency.tree import consistency_proof, verify_consistency
+from chorister.transparency.tree import HASH_SIZE, consistency_proof, verify_consistency
 from chorister.transparency.trust import Authority
 
 __all__ = ["MAX_ABOUT", "Audit", "Published", "audit", "read_entries", "read_policies"]
@@ -91,6 +91,8 @@ def read_policies(source: Source) -> Published:
         before = [bytes.fromhex(digest) for digest in about["earlier_policies"]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DecodeError(f"{ABOUT} does not name the log's policies") from error
+    if any(len(digest) != HASH_SIZE for digest in (*today, *before)):
+        raise DecodeError(f"{ABOUT} names a policy by something that is not a SHA-256")
     return Published(
         policies=tuple(_read_policy(source, digest) for digest in today),
         earlier=tuple(_read_policy(source, digest) for digest in before),
