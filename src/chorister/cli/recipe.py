@@ -50,7 +50,7 @@ def sign_command(
     output: Output = None,
 ) -> None:
     """Sign a draft: canonical JSON in a compact JWS."""
-    _write(sign(Recipe.draft(_read(file)), _private_key(key)), output)
+    _write(sign(Recipe.draft(read_file(file)), private_key(key)), output)
 
 
 @commands.command("explain")
@@ -65,7 +65,7 @@ def explain_command(
     Whether the recipe is open is judged only with --at: next week's can be explained today. What
     is no recipe at all exits with 2; with --json it has failed one check, called form.
     """
-    data, rules = _read(file), Policy.load(policy)
+    data, rules = read_file(file), Policy.load(policy)
     try:
         recipe = read_recipe(data)
     except RecipeError as error:
@@ -110,9 +110,10 @@ def read_recipe(data: bytes) -> Recipe | SignedRecipe:
     return SignedRecipe.parse(data.strip())
 
 
-def _private_key(path: Path) -> Ed25519PrivateKey:
+def private_key(path: Path) -> Ed25519PrivateKey:
+    """An Ed25519 key out of a PEM file."""
     try:
-        key = load_pem_private_key(_read(path), password=None)
+        key = load_pem_private_key(read_file(path), password=None)
     except (TypeError, ValueError, UnsupportedAlgorithm):
         raise InvalidInput(f"{path} is not an unencrypted private key in PEM") from None
     if not isinstance(key, Ed25519PrivateKey):
@@ -120,7 +121,8 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
+    """The whole file."""
     try:
         return path.read_bytes()
     except OSError as error:
