@@ -45,6 +45,15 @@ def test_epsilon_has_the_promised_keys() -> None:
     assert again == found  # from the disk this time
 
 
+def test_renyi_answers_at_a_large_local_epsilon() -> None:
+    arguments = ["--cohort", "1000", "--local-epsilon", "18", "--mechanism", "symmetric"]
+    found = answer("epsilon", *arguments, "--delta", "1e-6", "--method", "renyi")
+    exact = answer("epsilon", *arguments, "--delta", "1e-6")
+    assert isinstance(found["epsilon"], float)
+    assert isinstance(exact["lower"], float)
+    assert exact["lower"] <= found["epsilon"] <= 36
+
+
 def test_cohort_prints_what_every_method_needs() -> None:
     assert answer("cohort", "--epsilon", "0.5", *BASE)["min_cohort"] == 586
     printed = run("cohort", "--epsilon", "0.5", *BASE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -59,6 +60,48 @@ def test_certified_divergence_covers_every_composition_and_little_more(
     )
     noised = renyi_divergence(n, mechanism, local, order, noised=True)
     assert single <= noised <= single + 1e-8
+
+
+def noised_truth(n: int, mechanism: Mechanism, local: float, order: int) -> float:
+    """D_order of a noised release by its first 200 counts; those beyond weigh less than e^-300."""
+    mpmath = pytest.importorskip("mpmath")
+    with mpmath.workdps(60):
+        q = 1 / (mpmath.exp(local) + 1)
+        h = mpmath.mpf(1) / 2 if mechanism is Mechanism.ASYMMETRIC else 1 - q
+        counts = min(n, 200)
+        z = [mpmath.binomial(n - 1, i) * q**i * (1 - q) ** (n - 1 - i) for i in range(counts)]
+        z = [mpmath.mpf(0), *z, *([mpmath.mpf(0)] if counts == n else [])]
+        pairs = [
+            (here * (1 - h) + before * h, here * (1 - q) + before * q)
+            for before, here in pairwise(z)
+        ]
+        return float(
+            sum(
+                mpmath.log(sum(b * (a / b) ** order for a, b in side)) / (order - 1)
+                for side in (pairs, [(b, a) for a, b in pairs])
+            )
+        )
+
+
+@pytest.mark.parametrize("mechanism", list(Mechanism))
+@pytest.mark.parametrize("local", [16.6, 17.0, 18.0, 19.5, 20.0])
+@pytest.mark.parametrize("n", [2, 100, 10_000, 1_000_000])
+@pytest.mark.parametrize("order", [4, 8, 32])
+def test_large_local_epsilons_keep_their_digits(
+    mechanism: Mechanism, local: float, n: int, order: int
+) -> None:
+    """1 - (1 - q) would leave 7 digits of q at eps0 = 20, and a divergence below the truth."""
+    truth = noised_truth(n, mechanism, local, order)
+    found = renyi_divergence(n, mechanism, local, order, noised=True)
+    assert truth <= found <= truth + 1e-8
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+@pytest.mark.parametrize("order", [4, 32])
+def test_an_honest_symmetric_crowd_keeps_them_too(n: int, order: int) -> None:
+    truth = 2 * max(direct(n, Mechanism.SYMMETRIC, 19.0, k, order, lost=False) for k in range(n))
+    found = renyi_divergence(n, Mechanism.SYMMETRIC, 19.0, order, noised=False)
+    assert truth <= found <= truth * (1 + 1e-3) + 1e-8
 
 
 def test_one_composition_is_not_the_worst_case() -> None:

@@ -43,13 +43,14 @@ def binomial(trials: int, p: float, cut: float, complement: float | None = None)
     mode, so the relative error is about the window's length in roundings (1e-12 at a length of
     1e4).
     """
+    rest = 1.0 - p if complement is None else complement  # where p is near 1, only its caller knows
     c = -math.log(cut)
-    variance = trials * p * (1.0 - p)
+    variance = trials * p * rest
     reach = c / 3.0 + math.sqrt(c * c / 9.0 + 2.0 * c * variance) + 1.0
     first = max(0, math.floor(trials * p - reach))
     last = min(trials, math.ceil(trials * p + reach))
     mode = min(max(math.floor((trials + 1) * p), first), last)
-    odds = p / (1.0 - p if complement is None else complement)
+    odds = p / rest
     up = np.arange(mode, last, dtype=np.float64)
     down = np.arange(mode, first, -1, dtype=np.float64)
     mass = np.concatenate(

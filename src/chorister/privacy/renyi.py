@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp
@@ -49,29 +50,67 @@ _RISE = 5e-4  # blocks may exceed the largest single composition by this fractio
 _SLACK = 1e-9  # for rounding, on every divergence
 
 
+class _Chance(NamedTuple):
+    """The chances of a 1 and of a 0; either may be tiny, so neither is computed from the other."""
+
+    one: float
+    zero: float
+
+    def flipped(self) -> _Chance:
+        return _Chance(self.zero, self.one)
+
+    def log_one(self) -> float:
+        return math.log(self.one) if self.one < 0.5 else math.log1p(-self.zero)
+
+    def log_zero(self) -> float:
+        return self.flipped().log_one()
+
+    def tilted(self, theta: float) -> _Chance:
+        """The chances weighed by e^(theta bit)."""
+        one = self.one * math.exp(min(theta, 0.0))
+        zero = self.zero * math.exp(min(-theta, 0.0))
+        return _Chance(one / (one + zero), zero / (one + zero))
+
+    def log_moment(self, theta: float) -> float:
+        """ln E[e^(theta (bit - likelier bit))]: small, so that its error is small times n."""
+        rare, sign = (self.one, theta) if self.one <= 0.5 else (self.zero, -theta)
+        if sign < 700.0:
+            return math.log1p(rare * math.expm1(sign))
+        return math.log(rare) + sign  # the other term is below e^-600 of this one
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Count:
     """Z = Bin(references, p) + Bin(holders, p'), and its exponential tilts."""
 
     references: int
     holders: int
-    reference_chance: float
-    holder_chance: float
+    reference: _Chance
+    holder: _Chance
 
     @property
     def size(self) -> int:
         return self.references + self.holders
 
-    def log_moment(self, theta: float) -> float:
-        """ln E[e^(theta Z)]."""
-        return self.references * _log_moment(self.reference_chance, theta) + (
-            self.holders * _log_moment(self.holder_chance, theta)
+    @property
+    def _likeliest(self) -> int:
+        """The count if every bit takes its likelier value."""
+        return self.references * (self.reference.one > 0.5) + self.holders * (self.holder.one > 0.5)
+
+    def _log_moment(self, theta: float) -> float:
+        """ln E[e^(theta (Z - likeliest))]."""
+        return self.references * self.reference.log_moment(theta) + (
+            self.holders * self.holder.log_moment(theta)
         )
+
+    def log_tail(self, theta: float, edge: int) -> float:
+        """Chernoff's bound on ln Pr[Z >= edge], or for negative theta on ln Pr[Z <= edge]."""
+        return self._log_moment(theta) - theta * (edge - self._likeliest)
 
     def mean(self, theta: float) -> float:
         """The mean of Z tilted by theta."""
-        return self.references * _tilted(self.reference_chance, theta) + (
-            self.holders * _tilted(self.holder_chance, theta)
+        return self.references * self.reference.tilted(theta).one + (
+            self.holders * self.holder.tilted(theta).one
         )
 
     def tilt_to(self, mean: float, low: float, high: float) -> float:
@@ -86,29 +125,19 @@ class _Count:
 
     def window(self, theta: float) -> tuple[int, Floats]:
         """First count and ln Z around the mean of Z tilted by theta."""
+        reference, holder = self.reference.tilted(theta), self.holder.tilted(theta)
         law = convolve(
-            binomial(self.references, _tilted(self.reference_chance, theta), 1e-16),
-            binomial(self.holders, _tilted(self.holder_chance, theta), 1e-16),
+            binomial(self.references, reference.one, 1e-16, reference.zero),
+            binomial(self.holders, holder.one, 1e-16, holder.zero),
             math.inf,
         )
         solid = np.flatnonzero(law.mass > 1e-5 * law.mass.max())
         start, stop = int(solid[0]), int(solid[-1]) + 1
-        counts = law.first + np.arange(start, stop)
+        # Counted from the likeliest value: theta times a count of a billion would lose digits.
+        away = law.first - self._likeliest + np.arange(start, stop)
         return law.first + start, (
-            np.log(law.mass[start:stop]) - theta * counts + self.log_moment(theta)
+            np.log(law.mass[start:stop]) - theta * away + self._log_moment(theta)
         )
-
-
-def _tilted(p: float, theta: float) -> float:
-    if theta > 0.0:
-        return p / (p + (1.0 - p) * math.exp(-theta))
-    return p * math.exp(theta) / (1.0 - p + p * math.exp(theta))
-
-
-def _log_moment(p: float, theta: float) -> float:
-    if theta > 0.0:
-        return theta + math.log(p + (1.0 - p) * math.exp(-theta))
-    return math.log1p(p * math.expm1(theta))
 
 
 def _stitched(z: _Count, rest_above: float, rest_below: float) -> tuple[int, Floats]:
@@ -116,12 +145,12 @@ def _stitched(z: _Count, rest_above: float, rest_below: float) -> tuple[int, Flo
     first, middle = z.window(0.0)
     pieces = [middle]
     theta, last = 0.0, first + middle.size - 1
-    while last < z.size and z.log_moment(theta) - theta * last > -rest_above:
+    while last < z.size and z.log_tail(theta, last) > -rest_above:
         theta, start, logs = _next_window(z, theta, last, upwards=True)
         pieces.append(logs[last + 1 - start :])
         last = start + logs.size - 1
     theta = 0.0
-    while first > 0 and z.log_moment(theta) - theta * first > -rest_below:
+    while first > 0 and z.log_tail(theta, first) > -rest_below:
         theta, start, logs = _next_window(z, theta, first, upwards=False)
         pieces.insert(0, logs[: first - start])
         first = start
@@ -149,16 +178,16 @@ def _next_window(z: _Count, theta: float, edge: int, *, upwards: bool) -> tuple[
             raise InternalError("windows of a count do not join; nothing was released")
 
 
-def _divergence(z: _Count, top: float, bottom: float, order: int) -> float:
+def _divergence(z: _Count, top: _Chance, bottom: _Chance, order: int) -> float:
     """D_order(Z + Ber(top) || Z + Ber(bottom)), top > bottom, from above.
 
     The ratio rises with the count, from (1-top)/(1-bottom) < 1 to top/bottom.
     """
-    largest = math.log(top / bottom)
+    largest = top.log_one() - bottom.log_one()
     _, logs = _stitched(z, order * largest + _REST, _REST)
     here, before = np.append(logs, -np.inf), np.insert(logs, 0, -np.inf)
-    p = np.logaddexp(math.log1p(-top) + here, math.log(top) + before)
-    q = np.logaddexp(math.log1p(-bottom) + here, math.log(bottom) + before)
+    p = np.logaddexp(top.log_zero() + here, top.log_one() + before)
+    q = np.logaddexp(bottom.log_zero() + here, bottom.log_one() + before)
     moment = float(logsumexp(order * p - (order - 1) * q))
     moment = float(np.logaddexp(moment, math.log(2.0) - _REST))
     return max(0.0, moment / (order - 1)) + _SLACK
@@ -224,20 +253,23 @@ def _sides(
 ) -> tuple[Callable[[int, int], float], Callable[[int, int], float]]:
     """D_order at the value that the device holds and at another, by references and holders."""
     q, h = probabilities(mechanism, local_epsilon)
+    # For symmetric one-hot 1 - h is q; subtracting h = 1 - q from 1 again would lose its digits.
+    other = _Chance(q, 1.0 - q)
+    own = other.flipped() if mechanism is Mechanism.SYMMETRIC else _Chance(h, 1.0 - h)
 
     def gained(references: int, holders: int) -> float:
-        z = _Count(references=references, holders=holders, reference_chance=q, holder_chance=h)
-        return _divergence(z, h, q, order)
+        z = _Count(references=references, holders=holders, reference=other, holder=own)
+        return _divergence(z, own, other, order)
 
     def lost(references: int, holders: int) -> float:
         # Counting zeros instead of ones turns B against A into the same shape.
         z = _Count(
             references=references,
             holders=holders,
-            reference_chance=1.0 - q,
-            holder_chance=1.0 - h,
+            reference=other.flipped(),
+            holder=own.flipped(),
         )
-        return _divergence(z, 1.0 - q, 1.0 - h, order)
+        return _divergence(z, other.flipped(), own.flipped(), order)
 
     return gained, lost
 
