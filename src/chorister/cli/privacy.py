@@ -28,6 +28,7 @@ from chorister.privacy import (
     min_cohort,
 )
 from chorister.privacy.cache import remember
+from chorister.privacy.decimals import UP
 
 privacy = typer.Typer(
     name="privacy",
@@ -74,7 +75,7 @@ def _setting(local: str, mechanism: Mechanism, crowd: Crowd, honest_fraction: st
 
 def _parameters(setting: Setting, **others: object) -> dict[str, str]:
     known = {
-        "local_epsilon": setting.local_epsilon.normalize(),
+        "local_epsilon": setting.local_epsilon.normalize(UP),
         "mechanism": setting.mechanism,
         "crowd": setting.crowd,
         "honest_fraction": setting.honest_fraction,

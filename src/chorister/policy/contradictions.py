@@ -17,6 +17,7 @@ from chorister.errors import InvalidInput
 from chorister.policy.certify import Claim
 from chorister.policy.model import Analysis, Budget, FieldBudget, Policy, Renyi
 from chorister.policy.values import duration_text
+from chorister.privacy.decimals import UP
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON, MIN_LOCAL_EPSILON, Mechanism
 from chorister.privacy.renyi import renyi_to_epsilon
 from chorister.privacy.weights import BOUND_DELTA
@@ -187,4 +188,4 @@ def _affordable(
 def _text(value: Decimal | int) -> str:
     if isinstance(value, int):
         return f"{value:,}"
-    return decimal_text(value) if value >= Decimal("0.0001") else f"{value.normalize():e}"
+    return decimal_text(value) if value >= Decimal("0.0001") else f"{value.normalize(UP):e}"

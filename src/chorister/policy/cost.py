@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from chorister.policy.model import Analysis, Budget, FieldBudget, Policy
+from chorister.privacy.decimals import UP
 
 __all__ = ["Cost", "analysis_cost", "device_cost", "field_cost"]
 
@@ -27,7 +28,7 @@ class Cost:
     @property
     def local_total(self) -> Decimal:
         """eps_local x k: what both aggregators together could learn at most."""
-        return self.local_epsilon * self.reports
+        return UP.multiply(self.local_epsilon, self.reports)
 
 
 def field_cost(policy: Policy, analysis: Analysis, field: FieldBudget) -> Cost:

@@ -10,6 +10,7 @@ from chorister.canonical import decimal_text
 from chorister.policy.cost import Cost, analysis_cost, device_cost, field_cost
 from chorister.policy.model import Analysis, Composition, Policy, Renyi
 from chorister.policy.values import duration_text
+from chorister.privacy.decimals import UP
 
 __all__ = ["Section", "composition_text", "cost_text", "explain", "number_text"]
 
@@ -38,7 +39,7 @@ def explain(policy: Policy) -> list[Section]:
 
 def number_text(value: Decimal) -> str:
     """A decimal for people: tiny ones as powers of ten."""
-    return decimal_text(value) if value >= Decimal("0.0001") else f"{value.normalize():e}"
+    return decimal_text(value) if value >= Decimal("0.0001") else f"{value.normalize(UP):e}"
 
 
 def cost_text(cost: Cost) -> str:

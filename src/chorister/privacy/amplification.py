@@ -12,20 +12,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import ROUND_FLOOR, Decimal
+from decimal import Decimal
 from enum import StrEnum
 from fractions import Fraction
 
 from chorister.errors import InvalidInput
 from chorister.privacy.clones import CloneBound, clones_delta, clones_epsilon
 from chorister.privacy.closed_form import closed_form_epsilon, smallest_valid_cohort
+from chorister.privacy.decimals import DOWN, Number
 from chorister.privacy.envelopes import certified_slack
 from chorister.privacy.exact import exact_delta, exact_epsilon, witness_delta
 from chorister.privacy.randomizers import (
     MAX_LOCAL_EPSILON,
     MIN_LOCAL_EPSILON,
     Mechanism,
-    Number,
 )
 from chorister.privacy.renyi import renyi_delta, renyi_epsilon
 from chorister.privacy.settings import (
@@ -276,7 +276,7 @@ def local_epsilon(
 
     def holds(steps: int) -> bool:
         setting = Setting(
-            local_epsilon=steps * _STEP,
+            local_epsilon=DOWN.multiply(_STEP, steps),
             mechanism=mechanism,
             crowd=crowd,
             honest_fraction=honest_fraction,
@@ -288,15 +288,15 @@ def local_epsilon(
                 return False
         return _holds(setting, chosen, members, target, wanted)
 
-    least = int((MIN_LOCAL_EPSILON / _STEP).to_integral_value(ROUND_FLOOR))
-    most = int((MAX_LOCAL_EPSILON / _STEP).to_integral_value(ROUND_FLOOR))
+    least = int(DOWN.divide_int(MIN_LOCAL_EPSILON, _STEP))
+    most = int(DOWN.divide_int(MAX_LOCAL_EPSILON, _STEP))
     if not holds(least):
         raise InvalidInput(
             f"a cohort of {cohort:,} gives epsilon {target:g} at delta {wanted:g} for no local "
             f"epsilon of at least {MIN_LOCAL_EPSILON}: ask for a larger cohort or a larger epsilon"
         )
     if holds(most):
-        return most * _STEP
+        return DOWN.multiply(_STEP, most)
     good, bad = least, most
     while bad - good > 1:
         middle = (good + bad) // 2
@@ -304,4 +304,4 @@ def local_epsilon(
             good = middle
         else:
             bad = middle
-    return good * _STEP
+    return DOWN.multiply(_STEP, good)

@@ -19,18 +19,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from decimal import ROUND_CEILING, Context, Decimal, localcontext
+from decimal import Decimal
 from typing import Self, final
 
 from chorister.errors import BudgetExceeded, InvalidInput
+from chorister.privacy.decimals import DOWN, UP, rounded_up
 from chorister.privacy.renyi import check_order, renyi_divergence, renyi_to_epsilon
-from chorister.privacy.settings import Setting
+from chorister.privacy.settings import Setting, as_delta
 from chorister.privacy.weights import BOUND_DELTA
 
 __all__ = ["BasicFilter", "Charge", "Filter", "Release", "RenyiFilter", "Spent", "require_filter"]
 
-# Sums of decimals as people write them stay exact: 60 digits are never reached.
-_EXACT = Context(prec=60)
 _UNIT = Decimal("1e-12")
 
 
@@ -124,13 +123,12 @@ class BasicFilter(Filter):
         return Spent(epsilon=self.total_epsilon, delta=self.total_delta)
 
     def _added(self, charge: Charge) -> Self:
-        with localcontext(_EXACT):
-            return replace(
-                self,
-                total_epsilon=self.total_epsilon + charge.epsilon,
-                total_delta=self.total_delta + charge.delta,
-                charges=self.charges + 1,
-            )
+        return replace(
+            self,
+            total_epsilon=UP.add(self.total_epsilon, charge.epsilon),
+            total_delta=UP.add(self.total_delta, charge.delta),
+            charges=self.charges + 1,
+        )
 
 
 @final
@@ -161,34 +159,32 @@ class RenyiFilter(Filter):
         """
         if not self.charges:
             return Spent(epsilon=Decimal(0), delta=Decimal(0))
-        left = self.delta - self.charges * BOUND_DELTA
+        left = DOWN.subtract(self.delta, UP.multiply(BOUND_DELTA, self.charges))
         if left <= 0:
             return Spent(epsilon=Decimal("Infinity"), delta=self.delta)
-        share = float(left) / len(self.orders)
+        share = as_delta(left) / len(self.orders)
         best = min(
             renyi_to_epsilon(float(total), order, share)
             for order, total in zip(self.orders, self.totals, strict=True)
         )
-        epsilon = Decimal(best).quantize(_UNIT, rounding=ROUND_CEILING)
-        return Spent(epsilon=epsilon, delta=self.delta)
+        return Spent(epsilon=rounded_up(best, _UNIT), delta=self.delta)
 
     def _added(self, charge: Charge) -> Self:
         release = charge.release
         members = release.setting.members(release.cohort)
         sums = self.totals or (Decimal(0),) * len(self.orders)
-        with localcontext(_EXACT):
-            totals = tuple(
-                total + _rounded_up(release.setting, members, order)
-                for order, total in zip(self.orders, sums, strict=True)
-            )
+        totals = tuple(
+            UP.add(total, _divergence(release.setting, members, order))
+            for order, total in zip(self.orders, sums, strict=True)
+        )
         return replace(self, totals=totals, charges=self.charges + 1)
 
 
-def _rounded_up(setting: Setting, members: int, order: int) -> Decimal:
+def _divergence(setting: Setting, members: int, order: int) -> Decimal:
     divergence = renyi_divergence(
         members, setting.mechanism, setting.parameter, order, noised=setting.noised
     )
-    return Decimal(divergence).quantize(_UNIT, rounding=ROUND_CEILING)
+    return rounded_up(divergence, _UNIT)
 
 
 def require_filter(composition: object) -> Filter:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from decimal import Decimal
+from functools import reduce
 
 from chorister.errors import BudgetExceeded, InvalidInput
 from chorister.privacy.amplification import epsilon, min_cohort
 from chorister.privacy.composition import Composed, FixedSequence, compose
+from chorister.privacy.decimals import DOWN, Number, as_decimal, rounded_up
 from chorister.privacy.filters import Charge, Filter, Release
 from chorister.privacy.randomizers import (
     MAX_LOCAL_EPSILON,
     MIN_LOCAL_EPSILON,
-    Number,
     OneHotRandomizer,
 )
 from chorister.privacy.settings import MAX_COHORT, Setting
@@ -87,14 +88,14 @@ def cost(
     composed = None
     if total:
         releases = tuple(priced.charge.release for priced in each)
-        whole = sum((question.delta for question in questions), Decimal(0))
+        whole = reduce(DOWN.add, (question.delta for question in questions))
         composed = compose(FixedSequence(releases=releases), whole)
     return Plan(each=tuple(each), total=composed, remaining=budget)
 
 
 def _price(question: PlannedQuestion, budget: Filter | None) -> tuple[Cost, Filter | None]:
     setting = question.setting
-    delta = question.delta - BOUND_DELTA if question.bounded else question.delta
+    delta = DOWN.subtract(question.delta, BOUND_DELTA) if question.bounded else question.delta
     cohort = min_cohort(setting, epsilon=question.epsilon, delta=delta)
     reports = cohort if question.reports is None else question.reports
     if question.bounded:  # raises where so many reports would cost more than is set aside
@@ -178,7 +179,7 @@ def accuracy_for_cohort(
 
     def at(steps: int) -> tuple[Setting, float]:
         trial = Setting(
-            local_epsilon=steps * _STEP,
+            local_epsilon=DOWN.multiply(_STEP, steps),
             mechanism=setting.mechanism,
             crowd=setting.crowd,
             honest_fraction=setting.honest_fraction,
@@ -186,8 +187,8 @@ def accuracy_for_cohort(
         trials = _noise_trials(trial, reports)
         return trial, float(_randomizer(trial, length).std_error(reports, 0.0, trials))
 
-    low = int((MIN_LOCAL_EPSILON / _STEP).to_integral_value(ROUND_FLOOR))
-    high = int((MAX_LOCAL_EPSILON / _STEP).to_integral_value(ROUND_FLOOR))
+    low = int(DOWN.divide_int(MIN_LOCAL_EPSILON, _STEP))
+    high = int(DOWN.divide_int(MAX_LOCAL_EPSILON, _STEP))
     if at(high)[1] > std_error:
         raise InvalidInput(
             f"a standard error of {std_error:g} at {reports:,} reports needs a local epsilon above "
@@ -205,8 +206,8 @@ def _stated(setting: Setting, cohort: int, found: float, delta: Number, error: f
     charge = Charge(
         release=Release(setting=setting, cohort=cohort),
         # Rounded up to what people write: the certified bound holds for anything above it.
-        epsilon=Decimal(found).quantize(Decimal("1e-6"), rounding=ROUND_CEILING),
-        delta=Decimal(repr(delta)) if isinstance(delta, float) else Decimal(delta),
+        epsilon=rounded_up(found, Decimal("1e-6")),
+        delta=as_decimal(delta),
     )
     return Cost(
         charge=charge,

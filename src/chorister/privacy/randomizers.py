@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Context, Decimal, InvalidOperation
+from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
@@ -34,6 +34,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
 from chorister.errors import InvalidInput
+from chorister.privacy.decimals import NEAREST, UP, Number, as_decimal
 from chorister.privacy.weights import TotalWeight, least_weight_bound
 
 __all__ = [
@@ -49,16 +50,12 @@ __all__ = [
     "as_replacement",
 ]
 
-Number: TypeAlias = Decimal | int | str | float
 Floats: TypeAlias = NDArray[np.float64]
 
 MIN_LOCAL_EPSILON = Decimal("0.001")
 MAX_LOCAL_EPSILON = Decimal(20)
 MAX_LENGTH = 1_000_000
 _MAX_DIGITS = 30
-
-# exp of a Decimal is correctly rounded, so 80 digits give the same threshold on every machine.
-_PRECISE = Context(prec=80)
 
 
 class Mechanism(StrEnum):
@@ -87,7 +84,7 @@ def as_local_epsilon(value: Number) -> Decimal:
     if isinstance(value, bool):
         raise InvalidInput("local_epsilon must be a number, not a boolean")
     try:
-        exact = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+        exact = as_decimal(value)
     except (InvalidOperation, TypeError, ValueError):
         raise InvalidInput(f"local_epsilon {value!r} is not a decimal number") from None
     if not exact.is_finite() or not MIN_LOCAL_EPSILON <= exact <= MAX_LOCAL_EPSILON:
@@ -106,7 +103,7 @@ def as_replacement(epsilon: Decimal, model: LocalModel) -> Decimal:
     Two values are each within epsilon of the reference law, hence within 2 epsilon of each other
     (paper, appendix C). For a particular randomizer the truth may lie lower.
     """
-    return 2 * epsilon if model is LocalModel.DELETION else epsilon
+    return UP.multiply(epsilon, Decimal(2)) if model is LocalModel.DELETION else epsilon
 
 
 def as_deletion(epsilon: Decimal, model: LocalModel) -> Decimal:
@@ -121,8 +118,9 @@ def as_deletion(epsilon: Decimal, model: LocalModel) -> Decimal:
 @lru_cache(maxsize=256)
 def _thresholds(mechanism: Mechanism, local_epsilon: Decimal) -> tuple[int, int]:
     """Chances of a 1 at other and own coordinates, times 2^64: q up, h towards q."""
-    scaled = _PRECISE.divide(Decimal(2**64), _PRECISE.add(_PRECISE.exp(local_epsilon), Decimal(1)))
-    q_threshold = int(scaled.to_integral_value(rounding=ROUND_CEILING))
+    # exp of a Decimal is correctly rounded, so 80 digits give the same threshold on every machine.
+    scaled = NEAREST.divide(Decimal(2**64), NEAREST.add(NEAREST.exp(local_epsilon), Decimal(1)))
+    q_threshold = int(scaled.to_integral_value(context=UP))
     h_threshold = 2**63 if mechanism is Mechanism.ASYMMETRIC else 2**64 - q_threshold
     return q_threshold, h_threshold
 

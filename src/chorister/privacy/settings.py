@@ -14,7 +14,8 @@ from fractions import Fraction
 from typing import TypeVar
 
 from chorister.errors import InvalidInput
-from chorister.privacy.randomizers import Mechanism, Number, as_local_epsilon
+from chorister.privacy.decimals import Number, as_decimal
+from chorister.privacy.randomizers import Mechanism, as_local_epsilon
 from chorister.privacy.renyi import RenyiRelease
 
 __all__ = [
@@ -140,7 +141,7 @@ def as_delta(value: Number) -> float:
     number = _as_float(value, "delta")
     if not 0.0 < number < 1.0:
         raise InvalidInput(f"delta must lie strictly between 0 and 1, not {value}")
-    exact = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+    exact = as_decimal(value)
     return number if Decimal(number) <= exact else math.nextafter(number, 0.0)
 
 
@@ -149,7 +150,7 @@ def as_epsilon(value: Number) -> float:
     number = _as_float(value, "epsilon")
     if not 0.0 <= number <= _MAX_EPSILON:
         raise InvalidInput(f"epsilon must lie between 0 and {_MAX_EPSILON:g}, not {value}")
-    exact = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+    exact = as_decimal(value)
     return number if Decimal(number) <= exact else max(0.0, math.nextafter(number, 0.0))
 
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
+from decimal import Decimal, localcontext
 from functools import lru_cache
 
 import numpy as np
 
 from chorister.errors import InvalidInput
 from chorister.privacy.binomials import binomial, lower_tail, upper_tail
+from chorister.privacy.decimals import DOWN, NEAREST
 
 __all__ = [
     "BOUND_DELTA",
@@ -33,22 +34,21 @@ __all__ = [
     "weight_tail",
 ]
 
-WEIGHT_TAIL = Decimal(2) ** -80  # largest chance that an honest report has to be drawn again
+# Largest chance that an honest report has to be drawn again.
+WEIGHT_TAIL = NEAREST.divide(Decimal(1), Decimal(2**80))
 MARKED_BELOW = 2e-9  # a total weight less likely than this (two-sided) marks the result
 
 _MOST_WEIGHTED = 1.2e12  # 2^-80 times this is just below 1e-12
 BOUND_DELTA = Decimal("1e-12")  # what a recipe's delta sets aside for bounded reports
-
-# Decimal sums, products and quotients are correctly rounded by specification, so w is the same
-# on every machine. 80 digits leave 50 to the complement 1 - cdf at 2^-80.
-_WIDE = Context(prec=80, Emin=MIN_EMIN, Emax=MAX_EMAX)
 
 
 def _tails(length: int, q_threshold: int, h_threshold: int) -> tuple[int, Decimal]:
     """Least w with Pr[weight > w] <= 2^-80, and that chance, for the law actually sampled."""
     unit = Decimal(2**64)
     others = length - 1
-    with localcontext(_WIDE):
+    # Decimal sums, products and quotients are correctly rounded by specification, so w is the same
+    # on every machine. 80 digits leave 50 to the complement 1 - cdf at 2^-80.
+    with localcontext(NEAREST):
         q, h = Decimal(q_threshold) / unit, Decimal(h_threshold) / unit
         odds = q / (1 - q)
         mass = ((1 - q).ln() * others).exp()  # ln and exp are correctly rounded; ** need not be
@@ -107,7 +107,7 @@ def delta_before_bound(delta: Decimal, epsilon: Decimal, honest: int) -> Decimal
         raise InvalidInput(
             f"with bounded reports delta must lie strictly between {BOUND_DELTA} and 1, not {delta}"
         )
-    return delta - BOUND_DELTA
+    return DOWN.subtract(delta, BOUND_DELTA)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,6 +16,7 @@ from chorister.encoding import HashedPrefixTree
 from chorister.errors import ChoristerError, InvalidInput, QueryRefused, SignatureInvalid
 from chorister.policy import Analysis, Policy
 from chorister.policy.values import duration_text
+from chorister.privacy.decimals import UP
 from chorister.recipe.model import Recipe
 from chorister.recipe.signature import SignedRecipe, verify
 
@@ -340,4 +341,4 @@ def _amplification(case: _Case) -> Check:
 
 def _text(value: Decimal) -> str:
     """Tiny numbers as powers of ten, for people."""
-    return decimal_text(value) if value >= Decimal("0.0001") else f"{value.normalize():e}"
+    return decimal_text(value) if value >= Decimal("0.0001") else f"{value.normalize(UP):e}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from decimal import ROUND_FLOOR, Decimal
+from decimal import Decimal
 
 from chorister.encoding import AnyFeature, Categories, Intervals, PrefixTree
 from chorister.errors import InvalidInput
 from chorister.policy import Analysis, Policy
 from chorister.policy.certify import Claim
+from chorister.privacy.decimals import DOWN
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON, Mechanism
 from chorister.recipe.model import Aggregators, Participation, Privacy, Recipe
 from chorister.recipe.window import Window
@@ -62,9 +63,9 @@ def _privacy(policy: Policy, analysis: Analysis, ref: str) -> Privacy:
     mechanism = analysis.mechanisms[0]
     local = min(field.local_epsilon, own.local_epsilon)
     if mechanism is Mechanism.SYMMETRIC:
-        local /= 2
+        local = DOWN.divide(local, Decimal(2))
     # A parameter that people can read: three places, never rounded up.
-    local = min(local, MAX_LOCAL_EPSILON).quantize(Decimal("0.001"), rounding=ROUND_FLOOR)
+    local = min(local, MAX_LOCAL_EPSILON).quantize(Decimal("0.001"), context=DOWN)
     crowd = analysis.crowds[0]
     claim = Claim(
         mechanism=mechanism,
