@@ -32,7 +32,7 @@ from chorister.privacy.composition import CompositionName, compose_exact
 from chorister.privacy.exact import exact_envelope
 from chorister.privacy.losses import PrivacyLoss, release_loss
 from chorister.privacy.randomizers import Mechanism
-from chorister.privacy.renyi import renyi_divergence
+from chorister.privacy.renyi import renyi_divergence, renyi_to_epsilon
 
 RELEASE = Release(setting=Setting(local_epsilon=3), cohort=10_000)
 CHARGE = Charge(release=RELEASE, epsilon=Decimal("0.11001"), delta=Decimal("1e-6"))
@@ -178,18 +178,56 @@ def test_the_renyi_filter_at_the_stated_order() -> None:
 
 
 def test_the_renyi_filter_sets_delta_aside_for_bounded_reports() -> None:
-    budget = RenyiFilter(epsilon=Decimal(3), delta=Decimal("3e-12"), orders=(38,))
-    budget = budget.add(CHARGE).add(CHARGE)
+    """A charge costs (1 + e^eps) m tau at the budget's epsilon; a thousandth of delta pays it."""
+    release = Release(setting=Setting(local_epsilon=3), cohort=10**9)
+    charge = Charge(release=release, epsilon=Decimal("0.001"), delta=Decimal("1e-6"))
+    price = (1 + math.exp(12)) * 1e9 * 2.0**-80  # 1.3e-10, far above 1e-12
+    budget = RenyiFilter(epsilon=Decimal(12), delta=Decimal("1e-6"), orders=(32,))
+    for count in range(1, 8):
+        budget = budget.add(charge)
+        assert float(budget.bounding) == pytest.approx(count * price, rel=1e-12)
+        assert budget.bounding > Decimal(count) * 162755 * 10**9 * Decimal(2) ** -80
+        assert budget.spent.delta == budget.delta
+    with pytest.raises(BudgetExceeded) as refused:  # 8 x 1.3e-10 is above 1e-9
+        budget.add(charge)
+    assert refused.value.field == "delta"
+
+
+def test_a_noised_release_bounds_one_report_only() -> None:
+    release = Release(setting=Setting(local_epsilon=3, crowd="noised"), cohort=10**9)
+    charge = Charge(release=release, epsilon=Decimal("0.001"), delta=Decimal("1e-6"))
+    budget = RenyiFilter(epsilon=Decimal(12), delta=Decimal("1e-6"), orders=(32,)).add(charge)
+    assert float(budget.bounding) == pytest.approx((1 + math.exp(12)) * 2.0**-80, rel=1e-12)
+
+
+def test_the_reserve_for_bounded_reports_is_fixed_beforehand() -> None:
+    """What the divergences may use does not depend on how many charges there were."""
+    budget = RenyiFilter(epsilon=Decimal(1), delta=Decimal("1e-6"), orders=(38,)).add(CHARGE)
+    divergence = float(budget.totals[0])
+    expected = renyi_to_epsilon(divergence, 38, 0.999e-6)
+    assert float(budget.spent.epsilon) == pytest.approx(expected, abs=2e-12)
+    budget = budget.add(CHARGE)
+    expected = renyi_to_epsilon(float(budget.totals[0]), 38, 0.999e-6)
+    assert float(budget.spent.epsilon) == pytest.approx(expected, abs=2e-12)
+
+
+@pytest.mark.parametrize("crowd", ["honest", "noised"])
+@pytest.mark.parametrize("epsilon", [27, 40, 10**6])
+def test_a_renyi_budget_refuses_at_any_local_epsilon_without_failing(
+    epsilon: int, crowd: str
+) -> None:
+    setting = Setting(local_epsilon=18, mechanism="symmetric", crowd=crowd)
+    release = Release(setting=setting, cohort=2)
+    charge = Charge(release=release, epsilon=Decimal(36), delta=Decimal("1e-6"))
+    budget = RenyiFilter(epsilon=Decimal(epsilon), delta=Decimal("1e-6"), orders=(32,))
     with pytest.raises(BudgetExceeded):
-        budget.add(CHARGE)
+        budget.add(charge)
 
 
 def test_several_orders_share_delta() -> None:
     one = RenyiFilter(epsilon=Decimal(1), delta=Decimal("1e-6"), orders=(38,)).add(CHARGE)
     two = RenyiFilter(epsilon=Decimal(1), delta=Decimal("1e-6"), orders=(38, 140)).add(CHARGE)
-    half = RenyiFilter(
-        epsilon=Decimal(1), delta=Decimal("5e-7") + Decimal("5e-13"), orders=(140,)
-    ).add(CHARGE)
+    half = RenyiFilter(epsilon=Decimal(1), delta=Decimal("5e-7"), orders=(140,)).add(CHARGE)
     assert two.spent.epsilon == half.spent.epsilon < one.spent.epsilon
 
 

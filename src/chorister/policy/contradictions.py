@@ -17,7 +17,7 @@ from chorister.errors import InvalidInput
 from chorister.policy.certify import Claim
 from chorister.policy.model import Analysis, Budget, FieldBudget, Policy, Renyi
 from chorister.policy.values import duration_text
-from chorister.privacy.decimals import UP
+from chorister.privacy.decimals import DOWN, UP
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON, MIN_LOCAL_EPSILON, Mechanism
 from chorister.privacy.renyi import renyi_to_epsilon
 from chorister.privacy.weights import BOUND_DELTA
@@ -111,7 +111,7 @@ def _limits(policy: Policy, where: str, analysis: Analysis) -> Iterator[Finding]
 def _field(where: str, analysis: Analysis, field: FieldBudget) -> Iterator[Finding]:
     own = analysis.budget
     symmetric_only = set(analysis.mechanisms) == {Mechanism.SYMMETRIC}
-    least = MIN_LOCAL_EPSILON * (2 if symmetric_only else 1)
+    least = UP.multiply(MIN_LOCAL_EPSILON, Decimal(2 if symmetric_only else 1))
     if min(field.local_epsilon, own.local_epsilon) < least:
         why = f"no permitted mechanism goes below {decimal_text(least)}: nothing can be asked"
         yield _contradiction(f"{where}.local_epsilon", why)
@@ -165,7 +165,7 @@ def _affordable(
 ) -> bool:
     """Whether the largest cohort, in any permitted way, brings the local epsilon down enough."""
     doubled = 2 if mechanism is Mechanism.SYMMETRIC else 1
-    parameter = min(local / doubled, MAX_LOCAL_EPSILON)
+    parameter = min(DOWN.divide(local, Decimal(doubled)), MAX_LOCAL_EPSILON)
     for crowd in analysis.crowds:
         claim = Claim(
             mechanism=mechanism,

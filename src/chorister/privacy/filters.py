@@ -26,11 +26,12 @@ from chorister.errors import BudgetExceeded, InvalidInput
 from chorister.privacy.decimals import DOWN, UP, rounded_up
 from chorister.privacy.renyi import check_order, renyi_divergence, renyi_to_epsilon
 from chorister.privacy.settings import Setting, as_delta
-from chorister.privacy.weights import BOUND_DELTA
+from chorister.privacy.weights import WEIGHT_TAIL
 
 __all__ = ["BasicFilter", "Charge", "Filter", "Release", "RenyiFilter", "Spent", "require_filter"]
 
 _UNIT = Decimal("1e-12")
+_BOUNDING_SHARE = Decimal("0.001")  # of a Renyi budget's delta: what bounded reports may cost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,10 +135,22 @@ class BasicFilter(Filter):
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RenyiFilter(Filter):
-    """Sums of certified Renyi divergences at orders fixed in the policy."""
+    """Sums of certified Renyi divergences at orders fixed in the policy.
+
+    **Bounded reports.** The divergences describe plain reports. With m honest reports in a release
+    (1 in a noised crowd, where nobody else's report matters) a bounded release is the plain one
+    conditioned on an event of chance at least 1 - m tau, whatever was asked before. So the whole
+    transcript, P or Q, moves by a total variation of at most s, where s bounds the sum of m tau
+    along every course that the questions can take, and from `P(A) <= e^eps Q(A) + d` follows
+    `P'(A) <= e^eps (Q'(A) + s) + d + s = e^eps Q'(A) + d + (1 + e^eps) s`: the price is
+    `(1 + e^eps) m tau` a charge, at the *budget's* epsilon. How much is charged depends on the
+    answers, so delta is split beforehand: a thousandth pays these prices and nothing else, the
+    divergences have the rest, and neither gets what the other leaves.
+    """
 
     orders: tuple[int, ...] = (32,)
     totals: tuple[Decimal, ...] = ()  # one sum an order; empty before the first charge
+    bounding: Decimal = Decimal(0)  # sum of what bounded reports cost in delta
 
     def __post_init__(self) -> None:
         # super() would name the class that slots=True replaced.
@@ -154,20 +167,19 @@ class RenyiFilter(Filter):
         """Epsilon at the budget's delta, by the best order, each with its share of delta.
 
         Which order is the best one may depend on what was asked, hence on earlier answers: that is
-        why they share delta. Bounded reports are within total variation tau of the ones that the
-        divergences describe, whatever was asked before, so each charge sets 1e-12 of delta aside.
+        why they share delta. Where bounded reports cost more than is reserved for them, delta is
+        above the budget's by the difference.
         """
         if not self.charges:
             return Spent(epsilon=Decimal(0), delta=Decimal(0))
-        left = DOWN.subtract(self.delta, UP.multiply(BOUND_DELTA, self.charges))
-        if left <= 0:
-            return Spent(epsilon=Decimal("Infinity"), delta=self.delta)
-        share = as_delta(left) / len(self.orders)
+        reserve = DOWN.multiply(self.delta, _BOUNDING_SHARE)
+        share = as_delta(DOWN.subtract(self.delta, reserve)) / len(self.orders)
         best = min(
             renyi_to_epsilon(float(total), order, share)
             for order, total in zip(self.orders, self.totals, strict=True)
         )
-        return Spent(epsilon=rounded_up(best, _UNIT), delta=self.delta)
+        excess = max(Decimal(0), UP.subtract(self.bounding, reserve))
+        return Spent(epsilon=rounded_up(best, _UNIT), delta=UP.add(self.delta, excess))
 
     def _added(self, charge: Charge) -> Self:
         release = charge.release
@@ -177,7 +189,19 @@ class RenyiFilter(Filter):
             UP.add(total, _divergence(release.setting, members, order))
             for order, total in zip(self.orders, sums, strict=True)
         )
-        return replace(self, totals=totals, charges=self.charges + 1)
+        honest = 1 if release.setting.noised else members
+        return replace(
+            self,
+            totals=totals,
+            bounding=UP.add(self.bounding, self._price_of_bounding(honest)),
+            charges=self.charges + 1,
+        )
+
+    def _price_of_bounding(self, honest: int) -> Decimal:
+        """`(1 + e^eps) m 2^-80`, rounded up."""
+        # e^100 times 2^-80 is beyond any delta; a larger power would only take longer.
+        growth = UP.exp(min(self.epsilon, Decimal(100))).next_plus(UP)
+        return UP.multiply(UP.multiply(UP.add(growth, Decimal(1)), Decimal(honest)), WEIGHT_TAIL)
 
 
 def _divergence(setting: Setting, members: int, order: int) -> Decimal:
