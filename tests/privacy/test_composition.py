@@ -224,6 +224,28 @@ def test_a_renyi_budget_refuses_at_any_local_epsilon_without_failing(
         budget.add(charge)
 
 
+def test_bounded_reports_take_their_part_of_a_fixed_sequence() -> None:
+    release = Release(setting=Setting(local_epsilon=3, crowd="noised"), cohort=586)
+    sequence = FixedSequence.repeated(release, 4)
+    bounded = compose(sequence, "5e-12", bounded=4)
+    assert bounded == compose(sequence, "1e-12")
+    assert compose(sequence, "5e-12", bounded=1) == compose(sequence, "4e-12")
+    for count in (-1, 5):
+        with pytest.raises(InvalidInput, match="from 0 to 4"):
+            compose(sequence, "5e-12", bounded=count)
+    with pytest.raises(InvalidInput, match="ask for more"):
+        compose(sequence, "4e-12", bounded=4)
+
+
+def test_where_the_price_of_bounding_is_not_covered_local_guarantees_stand() -> None:
+    """e^28 x 2^-80 is above 1e-12."""
+    setting = Setting(local_epsilon=20, mechanism="symmetric", crowd="noised")
+    sequence = FixedSequence.repeated(Release(setting=setting, cohort=2), 2)
+    assert compose(sequence, "1e-6").renyi < 80
+    bounded = compose(sequence, "1e-6", bounded=2)
+    assert bounded.basic == bounded.advanced == bounded.renyi == 80
+
+
 def test_several_orders_share_delta() -> None:
     one = RenyiFilter(epsilon=Decimal(1), delta=Decimal("1e-6"), orders=(38,)).add(CHARGE)
     two = RenyiFilter(epsilon=Decimal(1), delta=Decimal("1e-6"), orders=(38, 140)).add(CHARGE)

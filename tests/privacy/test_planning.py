@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from chorister.errors import BudgetExceeded, InvalidInput
+from chorister.policy.certify import Claim
 from chorister.privacy import (
     BasicFilter,
+    Cost,
+    Crowd,
     PlannedQuestion,
     RenyiFilter,
     Setting,
@@ -78,6 +81,58 @@ def test_bounded_reports_are_priced_with_what_they_set_aside() -> None:
         cost([PlannedQuestion(**(tiny | {"delta": Decimal("1e-12")}))])
 
 
+def holds(price: Cost) -> bool:
+    """Whether a device's check of the amplification accepts what is charged."""
+    setting = price.charge.release.setting
+    honest = setting.crowd is Crowd.HONEST
+    claim = Claim(
+        mechanism=setting.mechanism,
+        local_epsilon=setting.local_epsilon,
+        epsilon=price.charge.epsilon,
+        delta=price.charge.delta,
+        crowd="honest" if honest else "noised",
+        honest_fraction=setting.honest_fraction if honest else None,
+        report="bounded",
+    )
+    return claim.holds(price.min_cohort)
+
+
+@pytest.mark.parametrize("crowd", ["honest", "noised"])
+@pytest.mark.parametrize("delta", ["1e-6", "1e-9", "1e-10", "1.1e-12"])
+def test_what_is_planned_passes_the_devices_check(crowd: str, delta: str) -> None:
+    setting = Setting(local_epsilon=3, crowd=crowd)
+    assert holds(cost_of_accuracy(setting, relative_error=0.03, delta=delta))
+    assert holds(accuracy_for_cohort(setting, std_error=200, reports=5000, delta=Decimal(delta)))
+    question = PlannedQuestion(
+        setting=setting, epsilon=Decimal("0.5"), delta=Decimal(delta), length=50
+    )
+    assert holds(cost([question], total=False).each[0])
+
+
+def test_plain_reports_have_all_of_delta() -> None:
+    price = cost_of_accuracy(NOISED, relative_error=0.03, delta="1.1e-12", bounded=False)
+    assert not holds(price)
+    bounded = cost_of_accuracy(NOISED, relative_error=0.03, delta="1.1e-12")
+    assert bounded.charge.epsilon > price.charge.epsilon
+    for least in ("1e-12", "1e-13"):
+        with pytest.raises(InvalidInput, match="more than"):
+            cost_of_accuracy(NOISED, relative_error=0.03, delta=least)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_total_sets_aside_what_every_question_does(count: int) -> None:
+    """At 1.1e-12 each, a tenth is left: the total is no smaller than what that certifies."""
+    tiny = PlannedQuestion(
+        setting=NOISED, epsilon=Decimal("0.5"), delta=Decimal("1.1e-12"), length=100
+    )
+    plan = cost([tiny] * count)
+    assert plan.total is not None
+    left = epsilon(NOISED, cohort=plan.each[0].min_cohort, delta="1e-13")
+    assert plan.total.basic == pytest.approx(count * left.upper)
+    assert left.lower is not None
+    assert plan.total.best[1] >= left.lower
+
+
 def test_too_few_reports_are_refused() -> None:
     few = PlannedQuestion(
         setting=NOISED, epsilon=Decimal("0.5"), delta=Decimal("1e-6"), length=100, reports=500
@@ -91,7 +146,7 @@ def test_too_few_reports_are_refused() -> None:
 @pytest.mark.parametrize("crowd", ["honest", "noised"])
 def test_a_wanted_relative_error_gives_cohort_and_epsilon(crowd: str) -> None:
     setting = Setting(local_epsilon=3, crowd=crowd)
-    found = cost_of_accuracy(setting, relative_error=0.01, delta="1e-6")
+    found = cost_of_accuracy(setting, relative_error=0.01, delta="1e-6", bounded=False)
     assert found.relative_error <= 0.01
     assert found.relative_error == pytest.approx(0.01, rel=1e-2)
     certified = epsilon(setting, cohort=found.min_cohort, delta="1e-6").upper

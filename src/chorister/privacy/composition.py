@@ -14,18 +14,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import StrEnum
 from itertools import groupby
 
 from chorister.errors import InvalidInput
 from chorister.privacy.amplification import epsilon
-from chorister.privacy.decimals import Number
+from chorister.privacy.decimals import DOWN, UP, Number, as_decimal
 from chorister.privacy.envelopes import Envelope, certified_slack, least_epsilon
 from chorister.privacy.exact import exact_envelope
 from chorister.privacy.filters import Release
 from chorister.privacy.losses import PrivacyLoss, loss_deviation, release_loss
 from chorister.privacy.renyi import renyi_epsilon
 from chorister.privacy.settings import as_delta
+from chorister.privacy.weights import BOUND_DELTA, covers_bound
 
 __all__ = [
     "Composed",
@@ -85,28 +87,69 @@ class Composed:
     basic: float
     advanced: float
     renyi: float
-    exact: float
+    exact: float  # infinite where refused
+    refusals: tuple[tuple[CompositionName, str], ...] = ()  # which proves nothing here, and why
 
     @property
     def best(self) -> tuple[CompositionName, float]:
-        """The smallest; all are valid for a sequence fixed beforehand."""
+        """The smallest; all are valid for a sequence fixed beforehand, and a refused one is out."""
         values = {name: float(getattr(self, name)) for name in CompositionName}
         name = min(values, key=lambda each: values[each])
         return name, values[name]
 
 
-def compose(sequence: FixedSequence, delta: Number) -> Composed:
-    """Epsilon of the whole sequence at `delta`, by every composition."""
+def compose(sequence: FixedSequence, delta: Number, *, bounded: int = 0) -> Composed:
+    """Epsilon of the whole sequence at `delta`, by every composition.
+
+    `bounded` of its releases are of bounded reports, each of which takes 1e-12 of delta. For basic
+    and advanced, whose parts are (epsilon, delta) guarantees of single releases, that pays at each
+    part's epsilon; for renyi and exact at the epsilon of the whole. Where it would not pay, the
+    local guarantees stand instead: they hold for bounded reports as they are.
+    """
+    wanted = _before_bounds(sequence, delta, bounded)
+    basic = compose_basic(sequence, wanted, bounded=bounded > 0)
+    advanced = compose_advanced(sequence, wanted, bounded=bounded > 0)
+    renyi, exact = compose_renyi(sequence, wanted), math.inf
+    refusals: list[tuple[CompositionName, str]] = []
+    try:
+        exact = compose_exact(sequence, wanted)
+    except InvalidInput as refusal:  # its grid; whatever else is wrong was found above
+        refusals.append((CompositionName.EXACT, str(refusal)))
+    if bounded:
+        honest = max(_bounded_reports(release) for release, _ in sequence.distinct())
+        pure = _pure(sequence)
+        renyi = renyi if covers_bound(renyi, honest) else pure
+        exact = exact if math.isinf(exact) or covers_bound(exact, honest) else pure
     return Composed(
-        basic=compose_basic(sequence, delta),
-        advanced=compose_advanced(sequence, delta),
-        renyi=compose_renyi(sequence, delta),
-        exact=compose_exact(sequence, delta),
+        basic=basic, advanced=advanced, renyi=renyi, exact=exact, refusals=tuple(refusals)
     )
 
 
-def _each(release: Release, delta: float) -> float:
-    return epsilon(release.setting, cohort=release.cohort, delta=delta).upper
+def _before_bounds(sequence: FixedSequence, delta: Number, bounded: int) -> Decimal:
+    """What bounded reports leave of delta, 1e-12 for each release that has them."""
+    as_delta(delta)  # raises unless it is one
+    if not 0 <= bounded <= len(sequence):
+        raise InvalidInput(f"from 0 to {len(sequence):,} releases are bounded, not {bounded}")
+    aside = UP.multiply(BOUND_DELTA, Decimal(bounded))
+    whole = as_decimal(delta)
+    if whole <= aside:
+        raise InvalidInput(
+            f"{bounded:,} releases of bounded reports use {aside} of delta: ask for more than "
+            f"{whole}"
+        )
+    return DOWN.subtract(whole, aside)
+
+
+def _bounded_reports(release: Release) -> int:
+    """How many bounded reports a release's guarantee rests on."""
+    return 1 if release.setting.noised else release.setting.members(release.cohort)
+
+
+def _each(release: Release, delta: float, *, bounded: bool) -> float:
+    value = epsilon(release.setting, cohort=release.cohort, delta=delta).upper
+    if bounded and not covers_bound(value, _bounded_reports(release)):
+        return release.setting.replacement
+    return value
 
 
 def _pure(sequence: FixedSequence) -> float:
@@ -114,13 +157,15 @@ def _pure(sequence: FixedSequence) -> float:
     return sum(release.setting.replacement for release in sequence.releases)
 
 
-def compose_basic(sequence: FixedSequence, delta: Number) -> float:
+def compose_basic(sequence: FixedSequence, delta: Number, *, bounded: bool = False) -> float:
     """Each release at an equal share of delta; epsilons added."""
     share = as_delta(delta) / len(sequence)
-    return sum(count * _each(release, share) for release, count in sequence.distinct())
+    return sum(
+        count * _each(release, share, bounded=bounded) for release, count in sequence.distinct()
+    )
 
 
-def compose_advanced(sequence: FixedSequence, delta: Number) -> float:
+def compose_advanced(sequence: FixedSequence, delta: Number, *, bounded: bool = False) -> float:
     """`sqrt(2 ln(1/d') sum eps^2) + sum eps (e^eps - 1)`, d' = 0.3 delta.
 
     Any split of delta is valid; this one is close to the best for amplified releases.
@@ -130,7 +175,7 @@ def compose_advanced(sequence: FixedSequence, delta: Number) -> float:
     share = (whole - tail) / len(sequence)
     squares = drift = 0.0
     for release, count in sequence.distinct():
-        each = _each(release, share)
+        each = _each(release, share, bounded=bounded)
         squares += count * each * each
         drift += count * each * math.expm1(each)
     return min(math.sqrt(-2.0 * math.log(tail) * squares) + drift, _pure(sequence))

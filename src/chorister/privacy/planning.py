@@ -22,7 +22,7 @@ from chorister.privacy.randomizers import (
     MIN_LOCAL_EPSILON,
     OneHotRandomizer,
 )
-from chorister.privacy.settings import MAX_COHORT, Setting
+from chorister.privacy.settings import MAX_COHORT, Setting, as_delta
 from chorister.privacy.weights import BOUND_DELTA, delta_before_bound
 
 __all__ = ["Cost", "Plan", "PlannedQuestion", "accuracy_for_cohort", "cost", "cost_of_accuracy"]
@@ -89,14 +89,18 @@ def cost(
     if total:
         releases = tuple(priced.charge.release for priced in each)
         whole = reduce(DOWN.add, (question.delta for question in questions))
-        composed = compose(FixedSequence(releases=releases), whole)
+        bounded = sum(question.bounded for question in questions)
+        composed = compose(FixedSequence(releases=releases), whole, bounded=bounded)
     return Plan(each=tuple(each), total=composed, remaining=budget)
 
 
 def _price(question: PlannedQuestion, budget: Filter | None) -> tuple[Cost, Filter | None]:
     setting = question.setting
-    delta = DOWN.subtract(question.delta, BOUND_DELTA) if question.bounded else question.delta
+    delta = _left(question.delta, bounded=question.bounded)
     cohort = min_cohort(setting, epsilon=question.epsilon, delta=delta)
+    # The search certifies delta, a device epsilon: rounding can part them by a device or two.
+    while Decimal.from_float(epsilon(setting, cohort=cohort, delta=delta).upper) > question.epsilon:
+        cohort += 1 + cohort // 100_000
     reports = cohort if question.reports is None else question.reports
     if question.bounded:  # raises where so many reports would cost more than is set aside
         delta_before_bound(question.delta, question.epsilon, 1 if setting.noised else reports)
@@ -138,12 +142,18 @@ def _how_many(budget: Filter, charge: Charge) -> int:
 
 
 def cost_of_accuracy(
-    setting: Setting, *, relative_error: float, delta: Number, length: int = 1000
+    setting: Setting,
+    *,
+    relative_error: float,
+    delta: Number,
+    length: int = 1000,
+    bounded: bool = True,
 ) -> Cost:
     """The cohort at which a rare bin's standard error is this share of it, and its epsilon.
 
     The share falls as 1/sqrt(n), so the cohort is found directly; every member of it hides the
-    device, so min_cohort is that cohort and epsilon is what it certifies.
+    device, so min_cohort is that cohort and epsilon is what it certifies (with bounded reports, at
+    what they leave of delta).
     """
     if not 0.0 < relative_error < 1.0:
         raise InvalidInput(
@@ -163,12 +173,17 @@ def cost_of_accuracy(
                 f"local epsilon {setting.local_epsilon}: ask for a larger one"
             )
         cohort = min(MAX_COHORT, cohort + max(1, cohort // 1000))
-    found = epsilon(setting, cohort=cohort, delta=delta).upper
-    return _stated(setting, cohort, found, delta, share(cohort) * cohort)
+    return _stated(setting, cohort, delta, share(cohort) * cohort, bounded=bounded)
 
 
 def accuracy_for_cohort(
-    setting: Setting, *, std_error: float, reports: int, delta: Number, length: int = 1000
+    setting: Setting,
+    *,
+    std_error: float,
+    reports: int,
+    delta: Number,
+    length: int = 1000,
+    bounded: bool = True,
 ) -> Cost:
     """The least local epsilon with this standard error at so many reports, and its epsilon.
 
@@ -198,17 +213,27 @@ def accuracy_for_cohort(
         middle = (low + high) // 2
         low, high = (low, middle) if at(middle)[1] <= std_error else (middle, high)
     chosen, error = at(high)
-    found = epsilon(chosen, cohort=reports, delta=delta).upper
-    return _stated(chosen, reports, found, delta, error)
+    return _stated(chosen, reports, delta, error, bounded=bounded)
 
 
-def _stated(setting: Setting, cohort: int, found: float, delta: Number, error: float) -> Cost:
-    charge = Charge(
-        release=Release(setting=setting, cohort=cohort),
-        # Rounded up to what people write: the certified bound holds for anything above it.
-        epsilon=rounded_up(found, Decimal("1e-6")),
-        delta=as_decimal(delta),
-    )
+def _left(delta: Decimal, *, bounded: bool) -> Decimal:
+    """What amplification may use of a delta."""
+    if not bounded:
+        return delta
+    if delta <= BOUND_DELTA:
+        raise InvalidInput(f"bounded reports use {BOUND_DELTA} of delta: ask for more than {delta}")
+    return DOWN.subtract(delta, BOUND_DELTA)
+
+
+def _stated(setting: Setting, cohort: int, delta: Number, error: float, *, bounded: bool) -> Cost:
+    as_delta(delta)  # raises unless it is one
+    whole = as_decimal(delta)
+    found = epsilon(setting, cohort=cohort, delta=_left(whole, bounded=bounded)).upper
+    # Rounded up to what people write: the certified bound holds for anything above it.
+    stated = rounded_up(found, Decimal("1e-6"))
+    if bounded:  # raises where so many reports would cost more than is set aside
+        delta_before_bound(whole, stated, 1 if setting.noised else setting.members(cohort))
+    charge = Charge(release=Release(setting=setting, cohort=cohort), epsilon=stated, delta=whole)
     return Cost(
         charge=charge,
         local_epsilon=_randomizer(setting, 2).replacement_epsilon,

@@ -28,6 +28,7 @@ __all__ = [
     "MARKED_BELOW",
     "WEIGHT_TAIL",
     "TotalWeight",
+    "covers_bound",
     "delta_before_bound",
     "delta_with_bound",
     "least_weight_bound",
@@ -91,6 +92,11 @@ def delta_with_bound(delta: float, epsilon: float, honest: int, tau: float) -> f
     return (delta - math.exp(epsilon) * math.expm1(log_kept)) / math.exp(log_kept)
 
 
+def covers_bound(epsilon: float, honest: int) -> bool:
+    """Whether 1e-12 of delta pays for so many bounded reports at this epsilon."""
+    return honest >= 1 and epsilon <= math.log(_MOST_WEIGHTED / honest)
+
+
 def delta_before_bound(delta: Decimal, epsilon: Decimal, honest: int) -> Decimal:
     """The delta left for amplification out of a recipe's, which includes the price of the bound.
 
@@ -98,7 +104,7 @@ def delta_before_bound(delta: Decimal, epsilon: Decimal, honest: int) -> Decimal
     noised crowd, where nobody else's report matters. Beyond that, or where nothing would be left,
     it refuses.
     """
-    if honest < 1 or honest * math.exp(epsilon) > _MOST_WEIGHTED:
+    if not covers_bound(float(epsilon), honest):
         raise InvalidInput(
             f"bounded reports need 1 <= honest reports x e^epsilon <= {_MOST_WEIGHTED:g}, "
             f"not {honest:,} x e^{epsilon}"
