@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from chorister.errors import InvalidInput
 from chorister.privacy import Mechanism, Method
@@ -42,6 +43,13 @@ def check_target(to: Path) -> None:
         raise InvalidInput(f"--to must end in .svg, .png or .html, not {to.suffix or 'nothing'!r}")
     if not to.parent.is_dir():
         raise InvalidInput(f"the folder {to.parent} does not exist")
+    if to.is_dir():
+        raise InvalidInput(f"{to} is a folder: name a file")
+    try:
+        with TemporaryFile(dir=to.parent):
+            pass
+    except OSError as error:
+        raise InvalidInput(f"nothing can be written to {to.parent}: {error.strerror}") from None
     if find_spec("altair") is None or find_spec("vl_convert") is None:
         raise InvalidInput("drawing needs the analyst's packages: install chorister[analyst]")
 
@@ -116,9 +124,12 @@ def draw(points: Sequence[Point], to: Path, *, delta: str, mechanism: Mechanism)
         .configure_axis(labelFontSize=12, titleFontSize=13)
         .configure_view(stroke="#cccccc")
     )
-    if to.suffix == ".html":
-        chart.save(to, inline=True)
-    elif to.suffix == ".png":
-        chart.save(to, scale_factor=2.0)
-    else:
-        chart.save(to)
+    try:
+        if to.suffix == ".html":
+            chart.save(to, inline=True)
+        elif to.suffix == ".png":
+            chart.save(to, scale_factor=2.0)
+        else:
+            chart.save(to)
+    except OSError as error:
+        raise InvalidInput(f"{to} cannot be written: {error.strerror}") from None
