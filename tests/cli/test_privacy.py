@@ -62,6 +62,33 @@ def test_cohort_prints_what_every_method_needs() -> None:
     assert answer("cohort", "--epsilon", "0.5", *BASE, *noised)["min_cohort"] == 2467
 
 
+def test_a_method_without_a_cohort_is_shown_as_refused() -> None:
+    arguments = ["--epsilon", "0.5", "--local-epsilon", "14", "--delta", "1e-6"]
+    printed = run("cohort", *arguments, "--crowd", "noised")
+    assert printed.count("refused") == 1  # the closed form
+    assert "certified" in printed
+    run("cohort", *arguments, "--method", "closed-form", code=2)
+    nothing = ["--epsilon", "0.0001", "--local-epsilon", "20", "--delta", "1e-9"]
+    run("cohort", *nothing, "--crowd", "noised", "--method", "exact", code=2)
+
+
+def test_a_composition_whose_grid_is_too_large_is_left_out_of_the_best() -> None:
+    arguments = ["--cohort", "2", "--local-epsilon", "20", "--mechanism", "symmetric"]
+    arguments += ["--crowd", "noised", "--delta", "1e-6", "--count", "2"]
+    found = answer("compose", *arguments)
+    assert found["exact"] is None
+    assert found["best_name"] == "basic"
+    assert "grid" in str(found["refused"])
+    printed = run("compose", *arguments)
+    assert "refused" in printed
+    assert "points" in printed
+
+
+def test_a_folder_is_no_figure(tmp_path: Path) -> None:
+    (tmp_path / "figure.svg").mkdir()
+    run("curve", "--to", str(tmp_path / "figure.svg"), code=2)
+
+
 def test_every_table_says_what_it_assumes() -> None:
     for arguments in (
         ["epsilon", "--cohort", "1000", *BASE],
@@ -101,6 +128,8 @@ def test_delta_local_and_compose_have_stable_keys() -> None:
         ["epsilon", "--cohort", "100", "--local-epsilon", "3", "--delta", "1.5"],
         ["curve", "--to", "figure.pdf"],
         ["curve", "--to", "/nonexistent/figure.svg"],
+        ["curve", "--to", "/proc/figure.svg"],
+        ["cohort", "--epsilon", "0.5", "--local-epsilon", "3", "--delta", "2"],
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_two(arguments: list[str]) -> None:

@@ -179,16 +179,16 @@ def test_the_renyi_filter_at_the_stated_order() -> None:
 
 def test_the_renyi_filter_sets_delta_aside_for_bounded_reports() -> None:
     """A charge costs (1 + e^eps) m tau at the budget's epsilon; a thousandth of delta pays it."""
-    release = Release(setting=Setting(local_epsilon=3), cohort=10**9)
-    charge = Charge(release=release, epsilon=Decimal("0.001"), delta=Decimal("1e-6"))
-    price = (1 + math.exp(12)) * 1e9 * 2.0**-80  # 1.3e-10, far above 1e-12
-    budget = RenyiFilter(epsilon=Decimal(12), delta=Decimal("1e-6"), orders=(32,))
-    for count in range(1, 8):
+    release = Release(setting=Setting(local_epsilon=3), cohort=10**6)
+    charge = Charge(release=release, epsilon=Decimal("0.01"), delta=Decimal("1e-6"))
+    price = (1 + math.exp(19)) * 1e6 * 2.0**-80  # 1.5e-10, far above 1e-12
+    budget = RenyiFilter(epsilon=Decimal(19), delta=Decimal("1e-6"), orders=(32,))
+    for count in range(1, 7):
         budget = budget.add(charge)
         assert float(budget.bounding) == pytest.approx(count * price, rel=1e-12)
-        assert budget.bounding > Decimal(count) * 162755 * 10**9 * Decimal(2) ** -80
+        assert budget.bounding > Decimal(count) * 178482301 * 10**6 * Decimal(2) ** -80
         assert budget.spent.delta == budget.delta
-    with pytest.raises(BudgetExceeded) as refused:  # 8 x 1.3e-10 is above 1e-9
+    with pytest.raises(BudgetExceeded) as refused:  # 7 x 1.5e-10 is above 1e-9
         budget.add(charge)
     assert refused.value.field == "delta"
 
@@ -222,6 +222,21 @@ def test_a_renyi_budget_refuses_at_any_local_epsilon_without_failing(
     budget = RenyiFilter(epsilon=Decimal(epsilon), delta=Decimal("1e-6"), orders=(32,))
     with pytest.raises(BudgetExceeded):
         budget.add(charge)
+
+
+def test_a_grid_that_is_too_large_leaves_the_other_compositions() -> None:
+    setting = Setting(local_epsilon=20, mechanism="symmetric", crowd="noised")
+    composed = compose(FixedSequence.repeated(Release(setting=setting, cohort=2), 2), "1e-6")
+    assert math.isinf(composed.exact)
+    ((name, why),) = composed.refusals
+    assert name is CompositionName.EXACT
+    assert "grid of" in why
+    assert composed.best == (CompositionName.BASIC, composed.basic)
+    # One large loss among many tiny ones: refused before the grid takes any memory.
+    tiny = Release(setting=Setting(local_epsilon="0.001", crowd="noised"), cohort=10**6)
+    mixed = (Release(setting=setting, cohort=2), *(tiny,) * 99_999)
+    with pytest.raises(InvalidInput, match="grid of"):
+        compose_exact(FixedSequence(releases=mixed), "1e-6")
 
 
 def test_bounded_reports_take_their_part_of_a_fixed_sequence() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -28,6 +29,7 @@ from chorister.privacy import (
     min_cohort,
 )
 from chorister.privacy.cache import remember
+from chorister.privacy.composition import CompositionName
 from chorister.privacy.decimals import UP
 
 privacy = typer.Typer(
@@ -222,11 +224,19 @@ def show_cohort(
     title = f"Least cohort for epsilon {target}, delta {wanted}, {_describe(setting)}"
     table = _table(title, "cohort", "times exact")
     cohorts: dict[Method, int] = {}
+    refusals: list[InvalidInput] = []
     for each in [method] if method else list(Method):
-        cohorts[each] = _remembered_cohort(setting, target, wanted, each)
+        try:
+            cohorts[each] = _remembered_cohort(setting, target, wanted, each)
+        except InvalidInput as refusal:
+            refusals.append(refusal)
+            table.add_row(each, "refused", "", str(refusal), style="dim")
+            continue
         exact = cohorts.get(Method.EXACT)
         ratio = "" if exact is None else f"{cohorts[each] / exact:.1f}"
         table.add_row(each, f"{cohorts[each]}", ratio, _MEANING[each], style=_style(each))
+    if not cohorts:
+        raise refusals[0]
     console.print(table)
     if Method.EXACT in cohorts:
         others = ", ".join(
@@ -290,13 +300,16 @@ def show_compose(
     composed = compose(sequence, wanted)
     name, value = composed.best
     values = {
-        "basic": composed.basic,
-        "advanced": composed.advanced,
-        "renyi": composed.renyi,
-        "exact": composed.exact,
+        CompositionName.BASIC: composed.basic,
+        CompositionName.ADVANCED: composed.advanced,
+        CompositionName.RENYI: composed.renyi,
+        CompositionName.EXACT: composed.exact,
     }
+    refusals = dict(composed.refusals)
     if as_json:
-        print(json.dumps(values | {"best": value, "best_name": name}))
+        known = {each: total if math.isfinite(total) else None for each, total in values.items()}
+        best = {"best": value, "best_name": name}
+        print(json.dumps(known | best | ({"refused": refusals} if refusals else {})))
         return
     title = (
         f"Epsilon of {count} releases of {cohort:,} reports, {_describe(setting)}, delta {wanted}"
@@ -305,8 +318,14 @@ def show_compose(
     table.add_column("composition")
     table.add_column("epsilon", justify="right")
     table.add_column("a ledger may use it")
-    filters = {"basic": "yes: a filter", "renyi": "yes, at an order fixed in the policy"}
+    filters = {
+        CompositionName.BASIC: "yes: a filter",
+        CompositionName.RENYI: "yes, at an order fixed in the policy",
+    }
     for each, total in values.items():
+        if each in refusals:
+            table.add_row(each, "refused", refusals[each], style="dim")
+            continue
         allowed = filters.get(each, "no: the sequence must be fixed beforehand")
         table.add_row(each, f"{total:.5f}", allowed, style="bold green" if each == name else "")
     console.print(table)

@@ -46,11 +46,7 @@ class PrivacyLoss:
         if self.spacing != other.spacing:
             raise InvalidInput("privacy losses must share one grid to be composed")
         size = self.mass.size + other.mass.size - 1
-        if size > _MOST_POINTS:
-            raise InvalidInput(
-                f"this composition needs a grid of {size:,} points, more than {_MOST_POINTS:,}: "
-                "compose fewer releases at once"
-            )
+        _check_size(size)
         infinite = self.infinite + other.infinite - self.infinite * other.infinite
         if self.mass.size * other.mass.size <= _DIRECT_PRODUCTS:
             mass = np.convolve(self.mass, other.mass)
@@ -98,6 +94,14 @@ class PrivacyLoss:
         )
 
 
+def _check_size(points: int) -> None:
+    if points > _MOST_POINTS:
+        raise InvalidInput(
+            f"this composition needs a grid of {points:,} points, more than {_MOST_POINTS:,}: "
+            "compose fewer releases at once"
+        )
+
+
 def loss_deviation(envelope: Envelope) -> float:
     """Standard deviation of the loss at one coordinate: the scale that a grid must resolve."""
     mass, _ = envelope.reference_mass
@@ -113,6 +117,7 @@ def release_loss(envelope: Envelope, spacing: float, cut: float) -> PrivacyLoss:
     significant = np.flatnonzero(envelope.excess > cut * np.minimum(1.0, envelope.g))
     ends = np.abs(np.log(envelope.g[significant[[0, -1]]]))
     reach = math.ceil(float(ends.max()) / spacing) + 1
+    _check_size(2 * reach + 1)  # before any of it is laid out
     index = np.arange(-reach, reach + 1)
     g = np.exp(spacing * index)
     excess = envelope.divergence(g) - np.maximum(1.0 - g, 0.0)
