@@ -11,6 +11,7 @@ Pure functions and frozen values; the one module that touches a disk is
 - :mod:`filters`: the compositions that a ledger may enforce. :mod:`composition` (on :mod:`losses`):
   those for sequences fixed beforehand.
 - :mod:`planning`: what planned questions cost.
+- :mod:`decimals`: sums that do not depend on the host's decimal context.
 """
 
 from __future__ import annotations
