@@ -200,38 +200,38 @@ def test_several_orders_share_delta(place: Place) -> None:
 
 
 def test_renyi_sets_delta_aside_for_bounded_reports(place: Place) -> None:
-    """A budget of 2.5e-12 has room for two reports, whatever their epsilon."""
-    device: dict[str, Any] = {"epsilon": 20, "delta": Decimal("2.5e-12"), "composition": RENYI}
+    """A thousandth of 1e-12 pays (1 + e^20) 2^-80 = 4.0e-16 a report: it has room for two."""
+    device: dict[str, Any] = {"epsilon": 20, "delta": Decimal("1e-12"), "composition": RENYI}
     ledger = grown(place, policy(**device))
     small: dict[str, Any] = {"epsilon": "0.1", "delta": "0.000000000002"}
     spend(ledger, charge(1, **small))
     spend(ledger, charge(2, **small))
-    with pytest.raises(BudgetExceeded, match="device"):
+    with pytest.raises(BudgetExceeded) as caught:
         spend(ledger, charge(3, **small))
+    assert caught.value.field == "device.delta"
     assert standing(ledger, "device").reports == 2
 
 
 def test_what_bounded_reports_add_grows_with_the_crowd_and_the_total(place: Place) -> None:
-    """m e^epsilon = 9e5 e^20 = 4.4e14 is 364 times 1.2e12: each report takes 3.64e-10 of delta."""
+    """m (1 + e^epsilon) 2^-80 = 9e5 e^20 2^-80 = 3.6e-10 a report, of 4e-10."""
     honest: dict[str, Any] = {
         "crowd": "honest", "honest_fraction": "9/10", "min_cohort": 1_000_000,
         "delta": "0.0000000001",
     }  # fmt: skip
     crowds = {**analysis(), "crowds": ["honest"], "honest_fraction": "9/10"}
-    device: dict[str, Any] = {"epsilon": 20, "delta": Decimal("4e-10"), "composition": RENYI}
+    device: dict[str, Any] = {"epsilon": 20, "delta": Decimal("4e-7"), "composition": RENYI}
     ledger = grown(place, policy({"a": crowds}, **device))
     spend(ledger, charge(1, **honest))
     with pytest.raises(BudgetExceeded) as caught:
         spend(ledger, charge(2, **honest))
     assert caught.value.field == "device.delta"
-    # Plain reports are what the divergences describe.
-    spend(ledger, charge(3, report="plain", **honest))
-    # A limit that was lowered below what is set aside is spent in full, and says so.
-    lowered = place.ledger(policy({"a": crowds}, **{**device, "delta": Decimal("1e-10")}))
+    # A limit that was lowered below what is set aside has nothing left, and says so.
+    lowered = place.ledger(policy({"a": crowds}, **{**device, "delta": Decimal("1e-7")}))
     lowered.settle(START)
-    assert standing(lowered, "device").remaining == filters.Spent(
-        epsilon=Decimal(0), delta=Decimal(0)
-    )
+    assert standing(lowered, "device").remaining.delta == 0
+    with pytest.raises(BudgetExceeded) as caught:
+        lowered.check(charge(3, **honest), START)
+    assert caught.value.field == "device.delta"
 
 
 def test_deltas_that_add_up_to_one_refuse_all(place: Place) -> None:

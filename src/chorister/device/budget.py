@@ -13,9 +13,8 @@ All arithmetic is decimal and exact: 0.1 + 0.2 fits into 0.3.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from decimal import ROUND_CEILING, Context, Decimal, localcontext
+from dataclasses import dataclass
+from decimal import Context, Decimal, localcontext
 from functools import cached_property
 from typing import Annotated, Final
 
@@ -29,7 +28,6 @@ from chorister.policy.values import FieldRef, Identifier
 from chorister.privacy import filters
 from chorister.privacy.randomizers import LocalModel, Mechanism, as_replacement
 from chorister.privacy.settings import Setting
-from chorister.privacy.weights import BOUND_DELTA
 from chorister.recipe import Privacy, Recipe
 
 __all__ = ["Charge", "Limit", "Standing"]
@@ -37,11 +35,6 @@ __all__ = ["Charge", "Limit", "Standing"]
 # The host app may have set another precision; 60 digits are never reached.
 _EXACT: Final = Context(prec=60)
 _ZERO: Final = Decimal(0)
-# A loose budget, under which what was once charged is added up again whatever the limits are now.
-_ANY_EPSILON: Final = Decimal(10) ** 15
-_ANY_DELTA: Final = 1 - Decimal("1e-15")
-# Bounded reports: m e^epsilon up to this adds less than BOUND_DELTA.
-_BOUNDED_LIMIT: Final = Decimal("1.2e12")
 
 
 class Charge(Model):
@@ -135,7 +128,7 @@ class Limit:
         self._admit_local(charge)
         for composition in self.compositions:
             try:
-                self._after(composition, (*self.charges, charge)).add(charge.filtered)
+                self._after(composition).add(charge.filtered)
             except BudgetExceeded as error:
                 raise BudgetExceeded(
                     spent=error.spent,
@@ -154,7 +147,7 @@ class Limit:
 
     def standing(self) -> Standing:
         """What is spent of it."""
-        spent = [self._spent(each) for each in self.compositions]
+        spent = [self._after(each).spent for each in self.compositions]
         return Standing(
             limit=self.path,
             spent=filters.Spent(
@@ -177,61 +170,10 @@ class Limit:
                 field=f"{self.path}.local_epsilon",
             )
 
-    def _spent(self, composition: Composition) -> filters.Spent:
-        try:
-            spent = self._after(composition, self.charges).spent
-        except BudgetExceeded:
-            spent = filters.Spent(epsilon=Decimal("Infinity"), delta=self.budget.delta)
-        if not spent.epsilon.is_finite():
-            # Lowered since, to less delta than the reports that were sent take up.
-            return filters.Spent(epsilon=self.budget.epsilon, delta=self.budget.delta)
-        if isinstance(composition, Renyi) and self.charges:
-            return replace(spent, delta=self.budget.delta)  # what was set aside included
-        return spent
-
-    def _after(self, composition: Composition, reserve_for: Sequence[Charge]) -> filters.Filter:
-        """The filter at this limit after all charges that count.
-
-        Renyi divergences are those of plain reports. That bounded ones are drawn again above their
-        weight adds to delta, by composition of the *whole* sequence: below 1e-12 a report while
-        m e^epsilon <= 1.2e12 at the total epsilon, which the filter sets aside, and in proportion
-        beyond. That rest is set aside here.
-        """
-        delta = self.budget.delta
+    def _after(self, composition: Composition) -> filters.Filter:
+        """The filter at this limit after all charges that count, whether or not they fit today."""
+        epsilon, delta = self.budget.epsilon, self.budget.delta
+        empty: filters.Filter = filters.BasicFilter(epsilon=epsilon, delta=delta)
         if isinstance(composition, Renyi):
-            with localcontext(_EXACT):
-                aside = sum((_beyond(each, self.budget.epsilon) for each in reserve_for), _ZERO)
-                delta -= aside
-            if delta <= 0:
-                raise BudgetExceeded(
-                    spent=aside, asked=BOUND_DELTA, allowed=self.budget.delta, field="delta"
-                )
-        return replace(self._replayed(composition), epsilon=self.budget.epsilon, delta=delta)
-
-    def _replayed(self, composition: Composition) -> filters.Filter:
-        """All charges that count, added up whether or not they fit today's limits."""
-        state: filters.Filter = filters.BasicFilter(epsilon=_ANY_EPSILON, delta=_ANY_DELTA)
-        if isinstance(composition, Renyi):
-            state = filters.RenyiFilter(
-                epsilon=_ANY_EPSILON, delta=_ANY_DELTA, orders=composition.renyi
-            )
-        for charge in self.charges:
-            try:
-                state = state.add(charge.filtered)
-            except BudgetExceeded:
-                # Deltas add up to 1: far above every limit (0.1), so nothing is allowed anyway.
-                break
-        return state
-
-
-def _beyond(charge: Charge, epsilon: Decimal) -> Decimal:
-    """What a bounded report takes of delta beyond the 1e-12 that the filter sets aside for it."""
-    privacy = charge.privacy
-    if privacy.report != "bounded":
-        return _ZERO
-    honest = 1
-    if privacy.crowd == "honest":
-        release = charge.filtered.release
-        honest = release.setting.members(release.cohort)
-    shares = (honest * epsilon.exp() / _BOUNDED_LIMIT).to_integral_value(rounding=ROUND_CEILING)
-    return BOUND_DELTA * max(_ZERO, shares - 1)
+            empty = filters.RenyiFilter(epsilon=epsilon, delta=delta, orders=composition.renyi)
+        return empty.after(charge.filtered for charge in self.charges)

@@ -18,6 +18,7 @@ A filter is a frozen value; adding a charge gives the next one and touches no ea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Self, final
@@ -94,6 +95,16 @@ class Filter(ABC):
     @abstractmethod
     def _added(self, charge: Charge) -> Self:
         """This filter with one charge more, unchecked."""
+
+    def after(self, charges: Iterable[Charge]) -> Self:
+        """The filter after charges that were sent already, whether or not it would allow them.
+
+        For a ledger whose policy changed: what was spent under other limits is spent all the same.
+        """
+        state = self
+        for charge in charges:
+            state = state._added(charge)
+        return state
 
     def add(self, charge: Charge) -> Self:
         """The filter after this charge; raises BudgetExceeded if the budget does not allow it."""
