@@ -38,6 +38,9 @@ Each message says what was wrong and what to do; fields carry the values for pro
     │   └── StorageDamaged      files of a registry or cosigner are not as they were written
     ├── SubmissionRefused   a registry does not take an entry or a cosignature
     ├── ServiceError        a server can't start or go on, or can't be reached
+    ├── DeviceBusy          another process runs this device at the moment
+    ├── Unreachable         a server can't be reached, or does not answer as it must
+    ├── UploadFailed        a leader did not take a report
     └── InternalError       a bug in Chorister; nothing was released
 """
 
@@ -50,6 +53,7 @@ __all__ = [
     "CheckpointTime",
     "ChoristerError",
     "DecodeError",
+    "DeviceBusy",
     "DuplicateEntry",
     "EntryRefused",
     "EventRefused",
@@ -81,7 +85,9 @@ __all__ = [
     "StorageDamaged",
     "StoreError",
     "SubmissionRefused",
+    "Unreachable",
     "UnsupportedSuite",
+    "UploadFailed",
     "WrongList",
 ]
 
@@ -321,6 +327,22 @@ class SubmissionRefused(ChoristerError):
 
 class ServiceError(ChoristerError):
     """A server can't start, go on or be reached; the message says what to change."""
+
+
+class DeviceBusy(ChoristerError):
+    """Another process runs this device at the moment: let it finish, or stop it."""
+
+
+class Unreachable(ChoristerError):
+    """A server that can't be reached, or whose answer can't be read: try again later."""
+
+
+class UploadFailed(ChoristerError):
+    """A leader did not take a report; unless `final`, the same bytes are sent again later."""
+
+    def __init__(self, message: str, *, final: bool) -> None:
+        super().__init__(message)
+        self.final = final
 
 
 class InternalError(ChoristerError, RuntimeError):
