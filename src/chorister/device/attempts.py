@@ -1,0 +1,229 @@
+"""What a device has decided about recipes, for good: each is answered at most once.
+
+A row of `attempts` is written in the transaction that charges the budget, before any data is
+touched, and holds all that a report needs except the data: so that a crash can be finished without
+asking anything of anybody. Its `state` only ever moves forward:
+
+    declined                      the coin said no; nothing was charged
+    charged -> queued -> sent     the way of a report
+                      -> dropped  refused by the leader for good, too late, or consent withdrawn
+
+`charged` found at a start means a crash in between: the query may have run, so it never runs again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import apsw
+
+from chorister.device.database import upgrade
+from chorister.errors import InternalError
+from chorister.recipe import Recipe
+
+__all__ = ["Attempt", "Attempts", "State"]
+
+_SCHEMA: Final = (
+    """
+    CREATE TABLE attempts (
+        recipe BLOB PRIMARY KEY,          -- digest
+        id TEXT NOT NULL,
+        analysis TEXT NOT NULL,
+        study TEXT NOT NULL,
+        closes INTEGER NOT NULL,          -- when the answer period ends
+        decided INTEGER NOT NULL,         -- when the coin was flipped
+        state TEXT NOT NULL,
+        upload_at INTEGER,                -- drawn before the query
+        arm TEXT,
+        groups TEXT,                      -- JSON, field -> value
+        report_id BLOB,
+        -- What a report is made from; emptied once it is sealed.
+        jws BLOB, leader_config BLOB, helper_config BLOB
+    ) STRICT, WITHOUT ROWID;
+    CREATE INDEX attempts_study ON attempts (analysis, study);
+    -- The last thing that was said about a recipe that is not answered: said once, not every poll.
+    CREATE TABLE refusals (
+        recipe BLOB PRIMARY KEY,
+        name TEXT NOT NULL,
+        why TEXT NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    -- Files of the log, by their digest: fetched once.
+    CREATE TABLE bodies (path TEXT PRIMARY KEY, body BLOB NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE memory (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+    """,
+)
+
+
+class State(StrEnum):
+    """See the module's docstring."""
+
+    DECLINED = "declined"
+    CHARGED = "charged"
+    QUEUED = "queued"
+    SENT = "sent"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """A charged recipe whose report is still to be made; all of it was drawn or read before."""
+
+    recipe: bytes  # digest
+    jws: bytes
+    upload_at: int
+    arm: str | None
+    groups: dict[str, str]
+    report_id: bytes
+    leader_config: bytes  # from the cosigned log
+    helper_config: bytes
+
+
+class Attempts:
+    """The tables of decisions. Whatever writes belongs into the caller's transaction."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+        upgrade(connection, "attempts", _SCHEMA)
+
+    def state(self, recipe: bytes) -> State | None:
+        """What was decided about a recipe."""
+        found = self._connection.execute(
+            "SELECT state FROM attempts WHERE recipe = ?", (recipe,)
+        ).fetchone()
+        return None if found is None else State(found[0])
+
+    def answered(self, analysis: str, study: str) -> bool:
+        """Whether a recipe of this study was ever charged."""
+        found = self._connection.execute(
+            "SELECT 1 FROM attempts WHERE analysis = ? AND study = ? AND state <> ? LIMIT 1",
+            (analysis, study, State.DECLINED),
+        )
+        return found.fetchone() is not None
+
+    def decline(self, recipe: Recipe, *, now: int) -> None:
+        """Remember that the coin said no."""
+        self._connection.execute(
+            "INSERT INTO attempts (recipe, id, analysis, study, closes, decided, state)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*_about(recipe), now, State.DECLINED),
+        )
+
+    def begin(self, recipe: Recipe, attempt: Attempt, *, now: int) -> None:
+        """Mark the attempt. A second one for the same recipe breaks the primary key."""
+        self._connection.execute(
+            "INSERT INTO attempts (recipe, id, analysis, study, closes, decided, state, upload_at,"
+            " arm, groups, report_id, jws, leader_config, helper_config)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(*_about(recipe), now, State.CHARGED, attempt.upload_at, attempt.arm),
+                *(json.dumps(attempt.groups), attempt.report_id, attempt.jws),
+                *(attempt.leader_config, attempt.helper_config),
+            ),
+        )
+
+    def unfinished(self) -> list[Attempt]:
+        """Charged, and no report in the outbox: there was a crash, or it is being made now."""
+        rows = self._connection.execute(
+            "SELECT recipe, jws, upload_at, arm, groups, report_id, leader_config, helper_config"
+            " FROM attempts WHERE state = ? ORDER BY upload_at",
+            (State.CHARGED,),
+        )
+        return [
+            Attempt(
+                recipe=recipe,
+                jws=jws,
+                upload_at=upload_at,
+                arm=arm,
+                groups=json.loads(groups),
+                report_id=report_id,
+                leader_config=leader,
+                helper_config=helper,
+            )
+            for recipe, jws, upload_at, arm, groups, report_id, leader, helper in rows
+        ]
+
+    def move(self, recipe: bytes, old: State, new: State) -> None:
+        """Go on to the next state, or raise: then another process was there first."""
+        emptied = ", jws = NULL, leader_config = NULL, helper_config = NULL, groups = NULL"
+        self._connection.execute(
+            f"UPDATE attempts SET state = ?{emptied if new is not State.CHARGED else ''}"  # noqa: S608
+            " WHERE recipe = ? AND state = ?",
+            (new, recipe, old),
+        )
+        if self._connection.changes() != 1:
+            raise InternalError(f"recipe {recipe.hex()} is not {old} any more; nothing was changed")
+
+    def forget(self, *, before: int) -> None:
+        """Coins and refusals of recipes that can't be answered any more. Charged ones stay."""
+        self._connection.execute(
+            "DELETE FROM attempts WHERE state = ? AND closes < ?", (State.DECLINED, before)
+        )
+
+    # --- What was said about recipes that are not answered -----------------------------------------
+
+    def refuse(self, recipe: bytes, name: str, why: str) -> bool:
+        """Remember a refusal; whether it is a new one, to be written into the audit log."""
+        said = self._connection.execute(
+            "SELECT name FROM refusals WHERE recipe = ?", (recipe,)
+        ).fetchone()
+        if said == (name,):
+            return False
+        self._connection.execute(
+            "INSERT INTO refusals VALUES (?, ?, ?) ON CONFLICT (recipe)"
+            " DO UPDATE SET name = excluded.name, why = excluded.why",
+            (recipe, name, why),
+        )
+        return True
+
+    def keep_refusals(self, recipes: Iterable[bytes]) -> None:
+        """Forget refusals of recipes that are no longer listed."""
+        kept = set(recipes)
+        known = [row[0] for row in self._connection.execute("SELECT recipe FROM refusals")]
+        for recipe in known:
+            if recipe not in kept:
+                self._connection.execute("DELETE FROM refusals WHERE recipe = ?", (recipe,))
+
+    # --- Files of the log, numbers to remember -----------------------------------------------------
+
+    def body(self, path: str) -> bytes | None:
+        """A file of the log that was fetched before."""
+        found = self._connection.execute(
+            "SELECT body FROM bodies WHERE path = ?", (path,)
+        ).fetchone()
+        return None if found is None else bytes(found[0])
+
+    def keep_bodies(self, files: dict[str, bytes]) -> None:
+        """Keep these files, and no others."""
+        known = {row[0] for row in self._connection.execute("SELECT path FROM bodies")}
+        for path in known - files.keys():
+            self._connection.execute("DELETE FROM bodies WHERE path = ?", (path,))
+        for path in files.keys() - known:
+            self._connection.execute("INSERT INTO bodies VALUES (?, ?)", (path, files[path]))
+
+    def recall(self, name: str) -> int:
+        """A remembered number; 0 if there is none."""
+        found = self._connection.execute(
+            "SELECT value FROM memory WHERE name = ?", (name,)
+        ).fetchone()
+        return 0 if found is None else int(found[0])
+
+    def remember(self, name: str, value: int) -> None:
+        """Remember a number."""
+        self._connection.execute(
+            "INSERT INTO memory VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            (name, value),
+        )
+
+    def history(self) -> Iterator[tuple[str, str, State]]:
+        """Identifier, analysis and state of every recipe that was decided about, oldest first."""
+        rows = self._connection.execute("SELECT id, analysis, state FROM attempts ORDER BY decided")
+        for id_, analysis, state in rows:
+            yield id_, analysis, State(state)
+
+
+def _about(recipe: Recipe) -> tuple[bytes, str, str, str, int]:
+    return (recipe.digest, recipe.id, recipe.analysis, recipe.study, recipe.window.closes)
