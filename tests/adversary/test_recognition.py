@@ -1,0 +1,99 @@
+"""A server that tries to know a device again: by cookies, redirects, validators, connections."""
+
+from __future__ import annotations
+
+import pytest
+
+from chorister.device.transport import HTTPTransport, LogSource, check_url
+from chorister.errors import InvalidInput, LogWithheld, Unreachable
+from tests.device.loopback import Reply, Seen, serve
+
+MARKS = {
+    "Set-Cookie": "device=42; Max-Age=31536000",
+    "ETag": '"device-42"',
+    "Last-Modified": "Mon, 02 Nov 2026 00:00:42 GMT",
+    "Retry-After": "42",
+    "Alt-Svc": 'h2="device-42.example:443"; ma=31536000',
+    "Strict-Transport-Security": "max-age=31536000",
+    "Connection": "keep-alive",
+    "Keep-Alive": "timeout=3600",
+}
+
+
+def test_nothing_that_a_server_sets_comes_back() -> None:
+    transport = HTTPTransport()
+    with serve(lambda _: Reply(headers=MARKS, body=b"file")) as server:
+        for _ in range(2):
+            transport.get(f"{server.url}/checkpoint", limit=100)
+            transport.post(f"{server.url}/reports", headers={}, body=b"report", limit=100)
+    polls, uploads = server.seen[::2], server.seen[1::2]
+    assert polls[0].headers == polls[1].headers
+    assert uploads[0].headers == uploads[1].headers
+    sent = {name.lower() for request in server.seen for name, _ in request.headers}
+    assert sent == {
+        *("host", "user-agent", "accept", "accept-encoding", "connection", "content-length"),
+    }
+
+
+def test_no_two_requests_share_a_connection() -> None:
+    transport = HTTPTransport()
+    with serve(lambda _: Reply(headers=MARKS)) as server:
+        for _ in range(3):
+            transport.get(f"{server.url}/checkpoint", limit=100)
+            transport.post(f"{server.url}/reports", headers={}, body=b"report", limit=100)
+    assert len({request.connection for request in server.seen}) == len(server.seen) == 6
+
+
+def test_the_user_agent_is_everybody_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NETRC", "/nowhere")
+    with serve(lambda _: Reply()) as server:
+        HTTPTransport().get(f"{server.url}/x", limit=1)
+    assert dict(server.seen[0].headers)["User-Agent"] == "chorister"
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_followed(status: int) -> None:
+    def answer(request: Seen) -> Reply:
+        return Reply(status=status, headers={"Location": "/device-42"})
+
+    transport = HTTPTransport()
+    with serve(answer) as server:
+        assert transport.get(f"{server.url}/checkpoint", limit=10).status == status
+        assert transport.post(f"{server.url}/r", headers={}, body=b"", limit=10).status == status
+        with pytest.raises(LogWithheld, match=str(status)):
+            LogSource(transport, server.url).read("checkpoint", limit=10)
+    assert [request.path for request in server.seen] == ["/checkpoint", "/r", "/checkpoint"]
+
+
+def test_an_answer_without_end_is_cut() -> None:
+    with (
+        serve(lambda _: Reply(body=b"x" * 100_000)) as server,
+        pytest.raises(Unreachable, match="more than 10 bytes"),
+    ):
+        HTTPTransport().get(f"{server.url}/x", limit=10)
+
+
+def test_a_server_that_is_not_there_says_so_in_a_typed_error() -> None:
+    with serve(lambda _: Reply()) as server:
+        url = server.url
+    with pytest.raises(Unreachable, match="can't be reached"):
+        HTTPTransport(timeout=2).get(url, limit=1)
+    with pytest.raises(LogWithheld):
+        LogSource(HTTPTransport(timeout=2), url).read("checkpoint", limit=1)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://example.org/", "ftp://127.0.0.1/", "https:///x", "example.org", "http://[::", ""],
+)
+def test_only_https_leaves_the_machine(url: str) -> None:
+    with pytest.raises(InvalidInput):
+        check_url(url)
+    with pytest.raises(InvalidInput):
+        HTTPTransport().get(url, limit=1)
+
+
+@pytest.mark.parametrize("url", ["https://example.org/x", "http://localhost:1/", "http://[::1]:1"])
+def test_https_and_this_machine_are_fine(url: str) -> None:
+    check_url(url)
