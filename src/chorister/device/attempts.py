@@ -44,7 +44,6 @@ _SCHEMA: Final = (
         -- What a report is made from; emptied once it is sealed.
         jws BLOB, leader_config BLOB, helper_config BLOB
     ) STRICT, WITHOUT ROWID;
-    CREATE INDEX attempts_study ON attempts (analysis, study);
     -- The last thing that was said about a recipe that is not answered: said once, not every poll.
     CREATE TABLE refusals (
         recipe BLOB PRIMARY KEY,
@@ -95,14 +94,6 @@ class Attempts:
             "SELECT state FROM attempts WHERE recipe = ?", (recipe,)
         ).fetchone()
         return None if found is None else State(found[0])
-
-    def answered(self, analysis: str, study: str) -> bool:
-        """Whether a recipe of this study was ever charged."""
-        found = self._connection.execute(
-            "SELECT 1 FROM attempts WHERE analysis = ? AND study = ? AND state <> ? LIMIT 1",
-            (analysis, study, State.DECLINED),
-        )
-        return found.fetchone() is not None
 
     def decline(self, recipe: Recipe, *, now: int) -> None:
         """Remember that the coin said no."""

@@ -50,6 +50,11 @@ class Poll:
     problems: tuple[tuple[str, LogError | DecodeError], ...]  # (pair, why nothing of it is believed)
     files: dict[str, bytes]  # of the log, to be kept until the next poll
 
+    @classmethod
+    def nothing(cls) -> Poll:
+        """As if the log had not been asked."""
+        return cls(checkpoint_time=None, listed=(), unreadable=(), problems=(), files={})
+
 
 class _KeptFiles:
     """A log whose files are fetched once: the checkpoint once a poll, all others once ever."""
@@ -106,9 +111,7 @@ def poll(
         except ChoristerError as error:
             unreadable[entry.address] = Unreadable(address=entry.address, error=error)
         else:
-            found = _with_keys(signed, currents)
-            if found is not None:
-                listed[signed.digest] = found
+            listed[signed.digest] = _with_keys(signed, currents)
     times = [current.checkpoint.time for _, current in currents]
     files.files.pop(CHECKPOINT, None)
     return Poll(

@@ -1,0 +1,413 @@
+"""The agent: from the public log to an uploaded report, one step after the other.
+
+    poll      fetch and verify what is open                                    network
+    upload    send what is due                                                 network
+    decide    for each recipe: refuse it, decline it, or (1) charge it         one transaction each
+    answer    for each charged one: (2) query, encode, randomize, shard, seal;
+              (3) audit entry and sealed report                                one transaction
+
+The network comes first and data last, so that no request is ever sent later because a query took
+longer. All recipes are charged, and their upload times drawn, before the first query runs, for the
+same reason. What a crash leaves charged is finished at the next start as OOV, without a query.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import apsw
+
+from chorister.dap.client import MAX_ANSWER, check_answer, new_report_id, upload
+from chorister.dap.task import TaskConfiguration
+from chorister.device.attempts import Attempt, Attempts, State
+from chorister.device.audit import AuditLog
+from chorister.device.budget import Charge
+from chorister.device.database import transaction
+from chorister.device.device_clock import DeviceClock
+from chorister.device.entries import Charged
+from chorister.device.journal import Journal
+from chorister.device.ledger import Ledger
+from chorister.device.outbox import Outbox, Parcel, wait_after
+from chorister.device.poll import Listed, Poll, poll
+from chorister.device.report import OOV_BIN, choose_bin, make_report
+from chorister.device.sandbox import Sandbox
+from chorister.device.steps import Hook, Step, pass_by
+from chorister.device.store import EventStore
+from chorister.device.timing import Timing, flip
+from chorister.device.transport import LogSource, Transport
+from chorister.device.verifier import verify_query
+from chorister.errors import (
+    BudgetExceeded,
+    ChoristerError,
+    InvalidInput,
+    LedgerError,
+    QueryRefused,
+    Unreachable,
+    UploadFailed,
+)
+from chorister.policy import Policy
+from chorister.recipe import Recipe, SignedRecipe, verify_recipe
+
+__all__ = ["Agent", "Run"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What one run did, in recipe identifiers."""
+
+    silent: str | None = None  # why nothing was done at all
+    problems: tuple[str, ...] = ()  # what was wrong with the log, pair by pair
+    refused: tuple[str, ...] = ()
+    declined: tuple[str, ...] = ()
+    answered: tuple[str, ...] = ()
+    uploaded: int = 0
+    postponed: int = 0
+    dropped: int = 0
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What a run is doing, until it is a `Run`."""
+
+    problems: list[str]
+    refused: list[str]
+    declined: list[str]
+    answered: list[str]
+    uploaded: int = 0
+    postponed: int = 0
+    dropped: int = 0
+
+    @classmethod
+    def empty(cls) -> _Tally:
+        return cls([], [], [], [])
+
+    def run(self, *, silent: str | None = None) -> Run:
+        return Run(
+            silent=silent,
+            problems=tuple(self.problems),
+            refused=tuple(self.refused),
+            declined=tuple(self.declined),
+            answered=tuple(self.answered),
+            uploaded=self.uploaded,
+            postponed=self.postponed,
+            dropped=self.dropped,
+        )
+
+
+_LEDGER = b"ledger"
+"""Stands for the ledger where refusals are remembered by recipe."""
+
+
+class Agent:
+    """One device at work. Everything it uses is passed in; one process at a time may use it."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        connection: apsw.Connection,
+        store: EventStore,
+        ledger: Ledger,
+        audit: AuditLog,
+        clock: DeviceClock,
+        sandbox: Sandbox,
+        transport: Transport,
+        registry: str,
+        timing: Timing | None = None,
+        hook: Hook = pass_by,
+        randbelow: Callable[[int], int] = secrets.randbelow,
+    ) -> None:
+        self._policy = policy
+        self._connection = connection
+        self._store = store
+        self._ledger = ledger
+        self._clock = clock
+        self._sandbox = sandbox
+        self._transport = transport
+        self._source = LogSource(transport, registry)
+        self._timing = timing or Timing()
+        self._hook = hook
+        self._randbelow = randbelow
+        self.attempts = Attempts(connection)
+        self.outbox = Outbox(connection)
+        self._journal = Journal(audit, clock)
+
+    # --- One run -----------------------------------------------------------------------------------
+
+    def run_once(self) -> Run:
+        """Everything that is to be done now."""
+        return self._run(self._poll)
+
+    def upload_due(self) -> Run:
+        """Only send what is due, without a poll."""
+        return self._run(lambda _: Poll.nothing())
+
+    def _run(self, look: Callable[[_Tally], Poll]) -> Run:
+        tally = _Tally.empty()
+        if not self._store.consent.opted_in:
+            self._withdraw(tally)
+            return tally.run(silent="the person has not opted in")
+        found = look(tally)
+        try:
+            self._settle()
+        except LedgerError as error:
+            with transaction(self._connection):
+                if self.attempts.refuse(_LEDGER, type(error).__name__, str(error)):
+                    self._journal.silent(error)
+            return tally.run(silent=str(error))
+        self._finish_interrupted(tally)
+        self._upload(tally)
+        for recipe, attempt in self._decide(found, tally):
+            self._answer(recipe, attempt, tally)
+        return tally.run()
+
+    def _settle(self) -> None:
+        """Bring the ledger into step with its head and the policy; raises if it can't be trusted."""
+        for entry in self._ledger.settle(self._clock.decision_time()):
+            with transaction(self._connection):
+                self._journal.settled(entry)
+
+    def _withdraw(self, tally: _Tally) -> None:
+        """Without consent nothing leaves any more, what was ready to leave included."""
+        why = "the person opted out"
+        for attempt in self.attempts.unfinished():
+            self._drop(attempt.recipe, State.CHARGED, why, tally)
+        for parcel in self.outbox.all():
+            self._drop(parcel.recipe, State.QUEUED, why, tally)
+
+    def _finish_interrupted(self, tally: _Tally) -> None:
+        """What a crash left charged becomes OOV: the query may have run, so it never runs again."""
+        now = self._clock.now()
+        for attempt in self.attempts.unfinished():
+            recipe = SignedRecipe.parse(attempt.jws).recipe
+            if now >= recipe.window.closes:
+                self._drop(attempt.recipe, State.CHARGED, "its answer period is over", tally)
+                continue
+            try:
+                self._send_off(recipe, attempt, OOV_BIN, "interrupted", tally)
+            except InvalidInput:
+                # Its group or arm is no longer one of the policy's.
+                self._drop(attempt.recipe, State.CHARGED, "the policy has changed", tally)
+
+    # --- Poll --------------------------------------------------------------------------------------
+
+    def _poll(self, tally: _Tally) -> Poll:
+        found = poll(
+            self._source,
+            policy=self._policy,
+            clock=self._clock,
+            not_before=self._newest_checkpoint(),
+            kept=self.attempts.body,
+        )
+        with transaction(self._connection):
+            if found.checkpoint_time is not None:
+                self._clock.accept_checkpoint(found.checkpoint_time)
+            if not found.problems:
+                self.attempts.keep_bodies(found.files)
+                digests = [listed.signed.digest for listed in found.listed]
+                addresses = [each.address for each in found.unreadable]
+                self.attempts.keep_refusals([_LEDGER, *digests, *addresses])
+            self.attempts.forget(before=self._clock.now())
+            for pair, error in found.problems:
+                tally.problems.append(f"{pair}: {error}")
+                if self.attempts.refuse(pair.encode(), type(error).__name__, str(error)):
+                    self._journal.log_problem(pair, error)
+            for each in found.unreadable:
+                if self.attempts.refuse(each.address, "unreadable", str(each.error)):
+                    self._journal.unreadable(each.address, each.error)
+        return found
+
+    def _newest_checkpoint(self) -> int:
+        """The time of the newest checkpoint that was ever accepted."""
+        try:
+            return self._clock.decision_time()
+        except LedgerError:
+            return 0
+
+    # --- Decide ------------------------------------------------------------------------------------
+
+    def _decide(self, found: Poll, tally: _Tally) -> list[tuple[Recipe, Attempt]]:
+        charged: list[tuple[Recipe, Attempt]] = []
+        for listed in found.listed:
+            recipe = listed.signed.recipe
+            if self.attempts.state(listed.signed.digest) is not None:
+                continue
+            self._hook(Step.RECIPE_ARRIVED)
+            try:
+                attempt = self._charge(listed, before=len(charged))
+            except (QueryRefused, BudgetExceeded, LedgerError) as error:
+                self._refuse(recipe, error)
+                tally.refused.append(recipe.id)
+            else:
+                if attempt is None:
+                    tally.declined.append(recipe.id)
+                else:
+                    charged.append((recipe, attempt))
+        return charged
+
+    def _charge(self, listed: Listed, *, before: int) -> Attempt | None:
+        """Step (1): check everything, then commit the charge; None if the coin says no."""
+        recipe = listed.signed.recipe
+        verify_recipe(listed.signed, self._policy, now=self._clock.now())
+        verify_query(self._policy, recipe)
+        if listed.leader_config is None or listed.helper_config is None:
+            raise QueryRefused(
+                check="keys", why="no accepted checkpoint of this pair lists its HPKE keys"
+            )
+        charge = Charge.of(recipe)
+        groups = {
+            field: self._policy.group_value(field, self._store.profile(field))
+            for field in recipe.group_by
+        }
+        with transaction(self._connection):
+            now, decided = self._clock.now(), self._clock.decision_time()
+            self._check_study(recipe)
+            self._ledger.check(charge, decided)
+            if not flip(recipe.participation.probability, randbelow=self._randbelow):
+                self.attempts.decline(recipe, now=now)
+                self._journal.declined(recipe)
+                return None
+            attempt = Attempt(
+                recipe=recipe.digest,
+                jws=listed.signed.jws,
+                upload_at=self._timing.draw_upload(
+                    recipe, now=now, before=before, randbelow=self._randbelow
+                ),
+                arm=recipe.draw_arm(randbelow=self._randbelow),
+                groups=groups,
+                report_id=new_report_id(),
+                leader_config=listed.leader_config,
+                helper_config=listed.helper_config,
+            )
+            self.attempts.begin(recipe, attempt, now=now)
+            self._ledger.append(charge, decided)
+            self._hook(Step.CHARGE_WRITTEN)
+        self._hook(Step.CHARGED)
+        return attempt
+
+    def _check_study(self, recipe: Recipe) -> None:
+        """Inside the transaction: another process may have been quicker."""
+        if not recipe.participation.once_per_study:
+            return
+        for entry in self._ledger.entries():
+            if isinstance(entry, Charged) and (entry.charge.analysis, entry.charge.study) == (
+                recipe.analysis,
+                recipe.study,
+            ):
+                why = f"a recipe of study {recipe.study} was answered before"
+                raise QueryRefused(check="participation", why=why)
+
+    def _refuse(self, recipe: Recipe, error: ChoristerError) -> None:
+        name = error.check if isinstance(error, QueryRefused) else type(error).__name__
+        with transaction(self._connection):
+            if self.attempts.refuse(recipe.digest, name, str(error)):
+                self._journal.refused(recipe, error)
+
+    # --- Answer ------------------------------------------------------------------------------------
+
+    def _answer(self, recipe: Recipe, attempt: Attempt, tally: _Tally) -> None:
+        """Steps (2) and (3), once for every charge."""
+        bin_, outcome = self._query(recipe)
+        self._hook(Step.QUERIED)
+        self._send_off(recipe, attempt, bin_, outcome, tally)
+
+    def _query(self, recipe: Recipe) -> tuple[int, str]:
+        """The bin to report. Whatever fails on the data is OOV, and nobody else learns of it."""
+        analysis = self._policy.analyses[recipe.analysis]
+        try:
+            snapshot = self._store.snapshot(recipe.reads)
+            rows = self._sandbox.run(
+                recipe.query,
+                snapshot,
+                functions=analysis.functions,
+                deadline=self._timing.query,
+            )
+            return choose_bin(recipe, rows.columns, rows.rows, randbelow=self._randbelow), "ran"
+        except Exception:  # of whatever kind: that there is none to see is the point
+            return OOV_BIN, "failed"
+
+    def _send_off(
+        self, recipe: Recipe, attempt: Attempt, bin_: int, outcome: str, tally: _Tally
+    ) -> None:
+        report = make_report(self._policy, recipe, attempt, bin_, self._hook)
+        parcel = Parcel(
+            recipe=attempt.recipe,
+            report_id=attempt.report_id,
+            configuration=report.configuration,
+            report=report.sealed,
+            closes=recipe.window.closes,
+            next_try=attempt.upload_at,
+        )
+        with transaction(self._connection):
+            self.attempts.move(attempt.recipe, State.CHARGED, State.QUEUED)
+            self.outbox.put(parcel)
+            self._journal.answered(recipe, attempt, report, outcome)
+            self._hook(Step.QUEUE_WRITTEN)
+        self._hook(Step.QUEUED)
+        tally.answered.append(recipe.id)
+
+    # --- Upload ------------------------------------------------------------------------------------
+
+    def _upload(self, tally: _Tally) -> None:
+        now = self._clock.now()
+        for parcel in self.outbox.expired(now):
+            self._drop(parcel.recipe, State.QUEUED, "its answer period is over", tally)
+        for parcel in self.outbox.due(now):
+            if self._still_trusted(parcel):
+                self._upload_one(parcel, tally)
+            else:
+                why = "the policy no longer trusts this pair of aggregators"
+                self._drop(parcel.recipe, State.QUEUED, why, tally)
+
+    def _still_trusted(self, parcel: Parcel) -> bool:
+        task = TaskConfiguration.decode(parcel.configuration)
+        pair = (task.leader_aggregator_endpoint, task.helper_aggregator_endpoint)
+        return any((p.leader.url, p.helper.url) == pair for p in self._policy.aggregators)
+
+    def _upload_one(self, parcel: Parcel, tally: _Tally) -> None:
+        """Step (4): the same bytes each time, whatever was answered the last time."""
+        request = upload(parcel.configuration, parcel.report)
+        self._hook(Step.UPLOADING)
+        try:
+            answer = self._transport.post(
+                request.url, headers=request.headers, body=request.body, limit=MAX_ANSWER
+            )
+            self._hook(Step.ANSWERED)
+            check_answer(
+                parcel.report_id,
+                status=answer.status,
+                content_type=answer.content_type,
+                body=answer.body,
+            )
+        except (UploadFailed, Unreachable) as error:
+            self._not_taken(parcel, error, tally)
+        else:
+            with transaction(self._connection):
+                self.outbox.remove(parcel.recipe)
+                self.attempts.move(parcel.recipe, State.QUEUED, State.SENT)
+                self._journal.sent(parcel)
+            tally.uploaded += 1
+        self._hook(Step.NOTED)
+
+    def _not_taken(
+        self, parcel: Parcel, error: UploadFailed | Unreachable, tally: _Tally
+    ) -> None:
+        if isinstance(error, UploadFailed) and error.final:
+            self._drop(parcel.recipe, State.QUEUED, str(error), tally)
+            return
+        now = self._clock.now()
+        wait = wait_after(parcel.tries + 1, left=parcel.closes - now, randbelow=self._randbelow)
+        with transaction(self._connection):
+            self.outbox.postpone(parcel, until=now + wait)
+            if not parcel.tries:
+                self._journal.postponed(parcel, str(error))
+        tally.postponed += 1
+
+    def _drop(self, recipe: bytes, state: State, why: str, tally: _Tally) -> None:
+        with transaction(self._connection):
+            self.outbox.remove(recipe)
+            self.attempts.move(recipe, state, State.DROPPED)
+            self._journal.dropped(recipe, why)
+        tally.dropped += 1

@@ -1,0 +1,181 @@
+"""A world around one device: a log that can lie, a leader that can misbehave, a clock."""
+
+from __future__ import annotations
+
+import secrets
+import tomllib
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from chorister._native import HPKEKeypair, scan_reports
+from chorister.canonical import WIRE, b64url_encode
+from chorister.clock import SettableClock
+from chorister.dap.binding import native_vdaf, task_binding
+from chorister.dap.task import Task, task_configurations
+from chorister.device.transport import Answer
+from chorister.errors import Unreachable
+from chorister.policy import Policy
+from chorister.recipe import Recipe, sign
+from chorister.transparency.checkpoint import Checkpoint
+from chorister.transparency.entries import Entry, HPKEConfigEntry, RecipeEntry
+from chorister.transparency.listing import CurrentList
+from chorister.transparency.sources import entry_path, list_path
+from chorister.transparency.tree import root_hash
+from tests.keyboard import changed, recipe_tree
+from tests.logworld import ANALYSIS, DAY, HELPER, LEADER, NOW, ORIGIN, key, policy_text, public
+
+__all__ = ["ANALYSIS", "DAY", "NOW", "Log", "Network", "a_policy", "a_recipe"]
+
+REGISTRY = "https://registry.example/log/"
+LEADER_KEYS, HELPER_KEYS = HPKEKeypair.generate(1), HPKEKeypair.generate(2)
+EVERYBODY = {"participation/probability": "1", "participation/once_per_study": False}
+
+
+def a_policy(changes: Mapping[str, Any] | None = None) -> Policy:
+    """The keyboard's policy with this world's keys; a ledger that may answer at once."""
+    tree = tomllib.loads(policy_text(), parse_float=Decimal)
+    quick = {"device/min_ledger_age": "1s"}
+    return Policy.model_validate(changed(tree, {**quick, **(changes or {})}))
+
+
+def a_recipe(id_: str, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """The keyboard's recipe, open now to every device, with values at paths replaced."""
+    tree = changed(
+        recipe_tree(),
+        {
+            "id": id_,
+            "window": {"opens": NOW - DAY, "closes": NOW + 6 * DAY, "ends": NOW + 7 * DAY},
+            **EVERYBODY,
+            **(changes or {}),
+        },
+    )
+    return Recipe.model_validate(tree, context=WIRE)
+
+
+def an_entry(recipe: Recipe, author: str = "author") -> RecipeEntry:
+    return RecipeEntry(author_key=public(author), jws=sign(recipe, key(author)))
+
+
+def hpke_entry(aggregator: str, config: bytes, *, by: str | None = None) -> HPKEConfigEntry:
+    signer = by or ("leader" if aggregator == LEADER else "helper")
+    entry = HPKEConfigEntry(
+        aggregator=aggregator, not_before=0, not_after=NOW + 1000 * DAY, config=config
+    )
+    return entry.signed(key(signer))
+
+
+class Log:
+    """The files of a log, signed with whatever keys the test says."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.hpke = [hpke_entry(LEADER, LEADER_KEYS.config), hpke_entry(HELPER, HELPER_KEYS.config)]
+
+    def publish(
+        self,
+        recipes: Iterable[Recipe | RecipeEntry],
+        *,
+        time: int = NOW,
+        log: Ed25519PrivateKey | None = None,
+        cosigners: Mapping[str, str] | None = None,
+        cosigned_at: int | None = None,
+    ) -> None:
+        """A checkpoint whose current list holds these recipes."""
+        entries = [each if isinstance(each, RecipeEntry) else an_entry(each) for each in recipes]
+        analyses = [_analysis(entry) for entry in entries]
+        listing = CurrentList.of(
+            hpke_configs=[(entry.aggregator, entry.address) for entry in self.hpke],
+            recipes=zip(analyses, [entry.address for entry in entries], strict=True),
+        )
+        every: list[Entry] = [*self.hpke, *entries]
+        checkpoint = Checkpoint(
+            origin=ORIGIN,
+            size=len(every),
+            root=root_hash([entry.address for entry in every]),
+            time=time,
+            list_digest=listing.digest,
+        )
+        signed = checkpoint.sign(log or key("log"))
+        for name, who in (cosigners or {LEADER: "leader", HELPER: "helper"}).items():
+            at = time if cosigned_at is None else cosigned_at
+            signed = signed.with_cosigner(checkpoint.cosign(name=name, key=key(who), time=at))
+        self.files = {"checkpoint": signed.encode(), list_path(listing.digest): listing.encode()}
+        self.files |= {entry_path(entry.address): entry.encode() for entry in every}
+
+
+def _analysis(entry: RecipeEntry) -> str:
+    from chorister.recipe import SignedRecipe
+
+    return SignedRecipe.parse(entry.jws).recipe.analysis
+
+
+Behaviour = Callable[[bytes], Answer]
+STORED = Answer(status=200, content_type="", body=b"")
+
+
+@dataclass
+class Network:
+    """The transport of tests: the log's files, and a leader that keeps what it gets."""
+
+    log: Log = field(default_factory=Log)
+    gets: list[str] = field(default_factory=list)
+    posts: list[tuple[str, Mapping[str, str], bytes]] = field(default_factory=list)
+    answers: deque[Answer | Exception] = field(default_factory=deque)
+    down: bool = False
+
+    def get(self, url: str, *, limit: int) -> Answer:
+        self.gets.append(url)
+        if self.down:
+            raise Unreachable(f"{url} can't be reached")
+        data = self.log.files.get(url.removeprefix(REGISTRY))
+        if data is None or len(data) > limit:
+            return Answer(status=404, content_type="", body=b"")
+        return Answer(status=200, content_type="", body=data)
+
+    def post(self, url: str, *, headers: Mapping[str, str], body: bytes, limit: int) -> Answer:
+        assert limit >= 17
+        if self.down:
+            raise Unreachable(f"{url} can't be reached")
+        self.posts.append((url, dict(headers), body))
+        answer = self.answers.popleft() if self.answers else STORED
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    @property
+    def reports(self) -> list[bytes]:
+        """The different reports that arrived, in their order."""
+        return list(dict.fromkeys(body for _, _, body in self.posts))
+
+
+def bits_of(policy: Policy, recipe: Recipe, report: bytes) -> tuple[Task, list[int]]:
+    """What both aggregators find in a report together: its task and its bits."""
+    for task in task_configurations(policy, recipe):
+        binding, verify_key = task_binding(task), secrets.token_bytes(32)
+        job = binding.leader_initialize(verify_key, [LEADER_KEYS], report)
+        if any(job.errors):
+            continue
+        answers, helped = binding.helper_initialize(verify_key, [HELPER_KEYS], job.verify_inits)
+        led = job.finish(answers)
+        assert (led.count, helped.count) == (1, 1)
+        vdaf = native_vdaf(task.configuration.vdaf)
+        entries = vdaf.unshard(led.share, helped.share, count=1)
+        return task, np.frombuffer(entries, dtype=np.uint64).tolist()
+    raise AssertionError("the report opens under no task of the recipe")
+
+
+def ids(reports: bytes) -> bytes:
+    return scan_reports(reports).ids
+
+
+def a_clock(now: int = NOW) -> SettableClock:
+    return SettableClock(now)
+
+
+__all__ += ["b64url_encode"]
