@@ -22,7 +22,7 @@ import apsw
 from chorister.dap.client import MAX_ANSWER, check_answer, new_report_id, upload
 from chorister.dap.task import TaskConfiguration
 from chorister.device.attempts import Attempt, Attempts, State
-from chorister.device.audit import AuditLog
+from chorister.device.audit import AuditLog, Question
 from chorister.device.budget import Charge
 from chorister.device.database import transaction
 from chorister.device.device_clock import DeviceClock
@@ -31,7 +31,7 @@ from chorister.device.journal import Journal
 from chorister.device.ledger import Ledger
 from chorister.device.outbox import Outbox, Parcel, wait_after
 from chorister.device.poll import Listed, Poll, poll
-from chorister.device.report import OOV_BIN, choose_bin, make_report
+from chorister.device.report import OOV_BIN, Outcome, choose_bin, make_report
 from chorister.device.sandbox import Sandbox
 from chorister.device.steps import Hook, Step, pass_by
 from chorister.device.store import EventStore
@@ -186,7 +186,7 @@ class Agent:
                 self._drop(attempt.recipe, State.CHARGED, "its answer period is over", tally)
                 continue
             try:
-                self._send_off(recipe, attempt, OOV_BIN, "interrupted", tally)
+                self._send_off(recipe, attempt, OOV_BIN, Outcome.INTERRUPTED, tally)
             except InvalidInput:
                 # Its group or arm is no longer one of the policy's.
                 self._drop(attempt.recipe, State.CHARGED, "the policy has changed", tally)
@@ -213,7 +213,7 @@ class Agent:
             for pair, error in found.problems:
                 tally.problems.append(f"{pair}: {error}")
                 if self.attempts.refuse(pair.encode(), type(error).__name__, str(error)):
-                    self._journal.log_problem(pair, error)
+                    self._journal.silent(error, pair=pair)
             for each in found.unreadable:
                 if self.attempts.refuse(each.address, "unreadable", str(each.error)):
                     self._journal.unreadable(each.address, each.error)
@@ -238,7 +238,7 @@ class Agent:
             try:
                 attempt = self._charge(listed, before=len(charged))
             except (QueryRefused, BudgetExceeded, LedgerError) as error:
-                self._refuse(recipe, error)
+                self._refuse(listed.signed, error)
                 tally.refused.append(recipe.id)
             else:
                 if attempt is None:
@@ -256,7 +256,7 @@ class Agent:
             raise QueryRefused(
                 check="keys", why="no accepted checkpoint of this pair lists its HPKE keys"
             )
-        charge = Charge.of(recipe)
+        charge, question = Charge.of(recipe), Question.of(listed.signed, self._policy)
         groups = {
             field: self._policy.group_value(field, self._store.profile(field))
             for field in recipe.group_by
@@ -266,8 +266,8 @@ class Agent:
             self._check_study(recipe)
             self._ledger.check(charge, decided)
             if not flip(recipe.participation.probability, randbelow=self._randbelow):
-                self.attempts.decline(recipe, now=now)
-                self._journal.declined(recipe)
+                self.attempts.decline(recipe, question, now=now)
+                self._journal.declined(question, recipe)
                 return None
             attempt = Attempt(
                 recipe=recipe.digest,
@@ -281,7 +281,8 @@ class Agent:
                 leader_config=listed.leader_config,
                 helper_config=listed.helper_config,
             )
-            self.attempts.begin(recipe, attempt, now=now)
+            self.attempts.begin(recipe, question, attempt, now=now)
+            self._journal.charged(question, charge, attempt.upload_at)
             self._ledger.append(charge, decided)
             self._hook(Step.CHARGE_WRITTEN)
         self._hook(Step.CHARGED)
@@ -299,11 +300,15 @@ class Agent:
                 why = f"a recipe of study {recipe.study} was answered before"
                 raise QueryRefused(check="participation", why=why)
 
-    def _refuse(self, recipe: Recipe, error: ChoristerError) -> None:
-        name = error.check if isinstance(error, QueryRefused) else type(error).__name__
+    def _refuse(self, signed: SignedRecipe, error: ChoristerError) -> None:
+        name = type(error).__name__
+        if isinstance(error, QueryRefused):
+            name = error.check
+        elif isinstance(error, BudgetExceeded):
+            name = error.field
         with transaction(self._connection):
-            if self.attempts.refuse(recipe.digest, name, str(error)):
-                self._journal.refused(recipe, error)
+            if self.attempts.refuse(signed.digest, name, str(error)):
+                self._journal.refused(Question.of(signed, self._policy), error)
 
     # --- Answer ------------------------------------------------------------------------------------
 
@@ -313,7 +318,7 @@ class Agent:
         self._hook(Step.QUERIED)
         self._send_off(recipe, attempt, bin_, outcome, tally)
 
-    def _query(self, recipe: Recipe) -> tuple[int, str]:
+    def _query(self, recipe: Recipe) -> tuple[int, Outcome]:
         """The bin to report. Whatever fails on the data is OOV, and nobody else learns of it."""
         analysis = self._policy.analyses[recipe.analysis]
         try:
@@ -324,12 +329,13 @@ class Agent:
                 functions=analysis.functions,
                 deadline=self._timing.query,
             )
-            return choose_bin(recipe, rows.columns, rows.rows, randbelow=self._randbelow), "ran"
+            bin_ = choose_bin(recipe, rows.columns, rows.rows, randbelow=self._randbelow)
+            return bin_, Outcome.RAN
         except Exception:  # of whatever kind: that there is none to see is the point
-            return OOV_BIN, "failed"
+            return OOV_BIN, Outcome.FAILED
 
     def _send_off(
-        self, recipe: Recipe, attempt: Attempt, bin_: int, outcome: str, tally: _Tally
+        self, recipe: Recipe, attempt: Attempt, bin_: int, outcome: Outcome, tally: _Tally
     ) -> None:
         report = make_report(self._policy, recipe, attempt, bin_, self._hook)
         parcel = Parcel(
@@ -343,7 +349,8 @@ class Agent:
         with transaction(self._connection):
             self.attempts.move(attempt.recipe, State.CHARGED, State.QUEUED)
             self.outbox.put(parcel)
-            self._journal.answered(recipe, attempt, report, outcome)
+            question = self.attempts.question(attempt.recipe)
+            self._journal.reported(question, recipe, attempt, report, outcome)
             self._hook(Step.QUEUE_WRITTEN)
         self._hook(Step.QUEUED)
         tally.answered.append(recipe.id)
@@ -387,7 +394,7 @@ class Agent:
             with transaction(self._connection):
                 self.outbox.remove(parcel.recipe)
                 self.attempts.move(parcel.recipe, State.QUEUED, State.SENT)
-                self._journal.sent(parcel)
+                self._journal.uploaded(self.attempts.question(parcel.recipe), parcel.tries + 1)
             tally.uploaded += 1
         self._hook(Step.NOTED)
 
@@ -401,13 +408,11 @@ class Agent:
         wait = wait_after(parcel.tries + 1, left=parcel.closes - now, randbelow=self._randbelow)
         with transaction(self._connection):
             self.outbox.postpone(parcel, until=now + wait)
-            if not parcel.tries:
-                self._journal.postponed(parcel, str(error))
         tally.postponed += 1
 
     def _drop(self, recipe: bytes, state: State, why: str, tally: _Tally) -> None:
         with transaction(self._connection):
             self.outbox.remove(recipe)
             self.attempts.move(recipe, state, State.DROPPED)
-            self._journal.dropped(recipe, why)
+            self._journal.dropped(self.attempts.question(recipe), why)
         tally.dropped += 1

@@ -14,26 +14,28 @@ asking anything of anybody. Its `state` only ever moves forward:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 import apsw
 
+from chorister.canonical import loads
+from chorister.device.audit import Question
 from chorister.device.database import upgrade
 from chorister.errors import InternalError
 from chorister.recipe import Recipe
 
 __all__ = ["Attempt", "Attempts", "State"]
 
+_MAX_QUESTION: Final = 1_000_000
+
 _SCHEMA: Final = (
     """
     CREATE TABLE attempts (
         recipe BLOB PRIMARY KEY,          -- digest
-        id TEXT NOT NULL,
-        analysis TEXT NOT NULL,
-        study TEXT NOT NULL,
+        question BLOB NOT NULL,           -- JSON, for the audit log
         closes INTEGER NOT NULL,          -- when the answer period ends
         decided INTEGER NOT NULL,         -- when the coin was flipped
         state TEXT NOT NULL,
@@ -95,26 +97,35 @@ class Attempts:
         ).fetchone()
         return None if found is None else State(found[0])
 
-    def decline(self, recipe: Recipe, *, now: int) -> None:
+    def decline(self, recipe: Recipe, question: Question, *, now: int) -> None:
         """Remember that the coin said no."""
         self._connection.execute(
-            "INSERT INTO attempts (recipe, id, analysis, study, closes, decided, state)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (*_about(recipe), now, State.DECLINED),
+            "INSERT INTO attempts (recipe, question, closes, decided, state)"
+            " VALUES (?, ?, ?, ?, ?)",
+            (recipe.digest, question.canonical(), recipe.window.closes, now, State.DECLINED),
         )
 
-    def begin(self, recipe: Recipe, attempt: Attempt, *, now: int) -> None:
+    def begin(self, recipe: Recipe, question: Question, attempt: Attempt, *, now: int) -> None:
         """Mark the attempt. A second one for the same recipe breaks the primary key."""
         self._connection.execute(
-            "INSERT INTO attempts (recipe, id, analysis, study, closes, decided, state, upload_at,"
-            " arm, groups, report_id, jws, leader_config, helper_config)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO attempts (recipe, question, closes, decided, state, upload_at, arm,"
+            " groups, report_id, jws, leader_config, helper_config)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                *(*_about(recipe), now, State.CHARGED, attempt.upload_at, attempt.arm),
-                *(json.dumps(attempt.groups), attempt.report_id, attempt.jws),
-                *(attempt.leader_config, attempt.helper_config),
+                *(recipe.digest, question.canonical(), recipe.window.closes, now, State.CHARGED),
+                *(attempt.upload_at, attempt.arm, json.dumps(attempt.groups), attempt.report_id),
+                *(attempt.jws, attempt.leader_config, attempt.helper_config),
             ),
         )
+
+    def question(self, recipe: bytes) -> Question:
+        """What was asked, of a recipe that was decided about."""
+        found = self._connection.execute(
+            "SELECT question FROM attempts WHERE recipe = ?", (recipe,)
+        ).fetchone()
+        if found is None:
+            raise InternalError(f"nothing was decided about recipe {recipe.hex()}")
+        return Question.model_validate(loads(found[0], max_bytes=_MAX_QUESTION))
 
     def unfinished(self) -> list[Attempt]:
         """Charged, and no report in the outbox: there was a crash, or it is being made now."""
@@ -209,12 +220,7 @@ class Attempts:
             (name, value),
         )
 
-    def history(self) -> Iterator[tuple[str, str, State]]:
-        """Identifier, analysis and state of every recipe that was decided about, oldest first."""
-        rows = self._connection.execute("SELECT id, analysis, state FROM attempts ORDER BY decided")
-        for id_, analysis, state in rows:
-            yield id_, analysis, State(state)
-
-
-def _about(recipe: Recipe) -> tuple[bytes, str, str, str, int]:
-    return (recipe.digest, recipe.id, recipe.analysis, recipe.study, recipe.window.closes)
+    def counts(self) -> dict[State, int]:
+        """How many recipes are in which state."""
+        rows = self._connection.execute("SELECT state, count(*) FROM attempts GROUP BY state")
+        return {State(state): int(count) for state, count in rows}

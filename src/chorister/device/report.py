@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from chorister.dap.client import seal_report
@@ -18,10 +19,18 @@ from chorister.device.steps import Hook, Step
 from chorister.policy import Policy
 from chorister.recipe import Recipe
 
-__all__ = ["OOV_BIN", "Report", "choose_bin", "make_report"]
+__all__ = ["OOV_BIN", "Outcome", "Report", "choose_bin", "make_report"]
 
 OOV_BIN: Final = 0
 """OOV in every feature: what a device reports that has no data, or whose query failed."""
+
+
+class Outcome(StrEnum):
+    """How a report's bin was found. Only the device's own audit log ever tells."""
+
+    RAN = "ran"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,303 @@
+"""`Device`: what a host app embeds."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import apsw
+
+from chorister.clock import Clock, SystemClock
+from chorister.device import lock
+from chorister.device.agent import Agent, Run
+from chorister.device.attempts import Attempts
+from chorister.device.audit import AuditLog
+from chorister.device.budget import Charge
+from chorister.device.database import open_database, transaction
+from chorister.device.device_clock import DeviceClock
+from chorister.device.head_store import FileHeadStore, HeadStore, KeyringHeadStore
+from chorister.device.keys import KeySource, SecretKey
+from chorister.device.ledger import Ledger
+from chorister.device.outbox import Outbox
+from chorister.device.sandbox import Sandbox
+from chorister.device.status import Status, read_status
+from chorister.device.steps import Hook, pass_by
+from chorister.device.store import EventStore
+from chorister.device.timing import Timing
+from chorister.device.transport import HTTPTransport, Transport, check_url
+from chorister.device.verifier import verify_query
+from chorister.errors import BudgetExceeded, InvalidInput, LedgerError, QueryRefused, StoreError
+from chorister.policy import Policy
+from chorister.recipe import Check, Recipe, SignedRecipe, check
+
+__all__ = ["Device", "HeadFile", "HeadKeyring"]
+
+EVENTS: Final = "events.db"
+LEDGER: Final = "ledger.db"
+LOCK: Final = "lock"
+_PAUSED: Final = "paused"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFile:
+    """Keep the ledger's head in a file, outside the device's folder."""
+
+    path: str | os.PathLike[str]
+
+    def open(self, key: SecretKey, folder: Path) -> HeadStore:
+        """The head store."""
+        return FileHeadStore(self.path, key=key, store=folder)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadKeyring:
+    """Keep the ledger's head in the system's keyring."""
+
+    name: str
+
+    def open(self, key: SecretKey, folder: Path) -> HeadStore:  # noqa: ARG002 (as HeadFile's)
+        """The head store."""
+        return KeyringHeadStore(self.name, key=key)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Opened:
+    """Everything that is open while a device is."""
+
+    connection: apsw.Connection
+    store: EventStore
+    ledger: Ledger
+    audit: AuditLog
+    clock: DeviceClock
+    attempts: Attempts
+    outbox: Outbox
+    head: HeadStore | None
+    stack: ExitStack
+
+
+class Device:
+    """One device: its events, its budget, its log, and the agent that answers recipes.
+
+    Its folder holds two encrypted databases; the key and the ledger's head are kept elsewhere. The
+    databases open when they are first needed and after `close` once more, so that thousands of
+    devices fit into one process. Threads may share a device; of several processes one runs it at a
+    time, and all may donate.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        policy: Policy,
+        keys: KeySource,
+        *,
+        registry: str,
+        head: HeadFile | HeadKeyring | None = None,
+        create: bool = False,
+        clock: Clock | None = None,
+        transport: Transport | None = None,
+        sandbox: Sandbox | None = None,
+        timing: Timing | None = None,
+        hook: Hook = pass_by,
+    ) -> None:
+        check_url(registry)
+        self.folder = Path(folder)
+        self.policy = policy
+        self.registry = registry
+        self._keys = keys
+        self._head = head
+        self._clock = clock or SystemClock()
+        self._transport = transport or HTTPTransport()
+        self._sandbox = sandbox
+        self._timing = timing or Timing()
+        self._hook = hook
+        self._mutex = threading.RLock()
+        self._open: _Opened | None = None
+        if create:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._opened(create=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Device({str(self.folder)!r}, policy={self.policy.name!r})"
+
+    def close(self) -> None:
+        """Close the databases; whatever is called next opens them again."""
+        with self._mutex:
+            if self._open is not None:
+                opened, self._open = self._open, None
+                opened.stack.close()
+
+    # --- The person's data ---------------------------------------------------------------------------
+
+    def opt_in(self) -> None:
+        """The person takes part: donations are kept, and recipes may run."""
+        self._opened().store.opt_in()
+
+    def opt_out(self, *, purge: bool = True) -> None:
+        """The person no longer takes part: nothing runs, nothing waiting is sent any more."""
+        self._opened().store.opt_out(purge=purge)
+
+    def donate(self, stream: str, event: Mapping[str, object]) -> bool:
+        """Keep one event; False if the person has not opted in."""
+        return self._opened().store.donate(stream, event)
+
+    def donate_many(self, stream: str, events: Iterable[Mapping[str, object]]) -> bool:
+        """Keep all events, or none; False if the person has not opted in."""
+        return self._opened().store.donate_many(stream, events)
+
+    def set_profile(self, profile: str, row: Mapping[str, object]) -> bool:
+        """Replace the row of a profile; False if the person has not opted in."""
+        return self._opened().store.set_profile(profile, row)
+
+    def purge(self) -> None:
+        """Delete every event and profile. What was spent, and the audit log, stay."""
+        self._opened().store.purge()
+
+    # --- At work -------------------------------------------------------------------------------------
+
+    def run_once(self) -> Run:
+        """Poll, send what is due, answer what may be answered. Raises `DeviceBusy`."""
+        return self._run(Agent.run_once)
+
+    def upload_due(self) -> Run:
+        """Only send what is due: a device that runs for long does so at the times it drew."""
+        return self._run(Agent.upload_due)
+
+    def next_upload(self) -> int | None:
+        """When the next report is to be sent."""
+        return self._opened().outbox.next_time()
+
+    def pause(self) -> None:
+        """Nothing runs until `resume`: no poll, no query, no upload. Donations are kept."""
+        self._set_paused(True)
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._set_paused(False)
+
+    @property
+    def paused(self) -> bool:
+        """Whether the device is paused."""
+        return bool(self._opened().attempts.recall(_PAUSED))
+
+    # --- Looking -------------------------------------------------------------------------------------
+
+    def status(self) -> Status:
+        """Consent, budgets, what waits, and what protects this device."""
+        opened = self._opened()
+        return read_status(
+            policy=self.policy,
+            registry=self.registry,
+            store=opened.store,
+            ledger=opened.ledger,
+            clock=opened.clock,
+            attempts=opened.attempts,
+            outbox=opened.outbox,
+            head=opened.head,
+            sandbox=self._sandbox,
+            paused=self.paused,
+        )
+
+    def explain(self, recipe: Recipe | SignedRecipe) -> list[Check]:
+        """Every rule with its outcome, budgets included: would this device answer now, and why."""
+        opened = self._opened()
+        body = recipe.recipe if isinstance(recipe, SignedRecipe) else recipe
+        found = check(recipe, self.policy, now=opened.clock.now())
+        if body.analysis in self.policy.analyses:
+            found.append(self._explain_query(body))
+            found.append(self._explain_ledger(opened, body))
+        return found
+
+    @property
+    def audit(self) -> AuditLog:
+        """The log of everything that was asked and what became of it."""
+        return self._opened().audit
+
+    # --- Inside --------------------------------------------------------------------------------------
+
+    def _run(self, task: Callable[[Agent], Run]) -> Run:
+        with self._mutex:
+            opened = self._opened()
+            if self.paused:
+                return Run(silent="paused")
+            if self._sandbox is None:
+                self._sandbox = Sandbox()
+            with lock.held(self.folder / LOCK):
+                agent = Agent(
+                    policy=self.policy,
+                    connection=opened.connection,
+                    store=opened.store,
+                    ledger=opened.ledger,
+                    audit=opened.audit,
+                    clock=opened.clock,
+                    sandbox=self._sandbox,
+                    transport=self._transport,
+                    registry=self.registry,
+                    timing=self._timing,
+                    hook=self._hook,
+                )
+                return task(agent)
+
+    def _set_paused(self, paused: bool) -> None:
+        with self._mutex:
+            opened = self._opened()
+            with transaction(opened.connection):
+                opened.attempts.remember(_PAUSED, int(paused))
+
+    def _explain_query(self, recipe: Recipe) -> Check:
+        try:
+            verify_query(self.policy, recipe)
+        except QueryRefused as error:
+            return Check(name="query-class", passed=False, why=error.why, field=error.field)
+        return Check(name="query-class", passed=True, why="the query is of the permitted class")
+
+    def _explain_ledger(self, opened: _Opened, recipe: Recipe) -> Check:
+        try:
+            opened.ledger.check(Charge.of(recipe), opened.clock.decision_time())
+        except (BudgetExceeded, LedgerError, QueryRefused) as error:
+            return Check(name="ledger", passed=False, why=str(error))
+        return Check(name="ledger", passed=True, why="every budget has room for it")
+
+    def _opened(self, *, create: bool = False) -> _Opened:
+        with self._mutex:
+            if self._open is None:
+                self._open = self._open_all(create=create)
+            return self._open
+
+    def _open_all(self, *, create: bool) -> _Opened:
+        key = self._keys.obtain(create=create)
+        with ExitStack() as stack:
+            store = EventStore(
+                self.folder / EVENTS, key, self.policy, self._clock, create=create
+            )
+            stack.callback(store.close)
+            connection = open_database(self.folder / LEDGER, key.derive("ledger"), create=create)
+            stack.callback(connection.close)
+            head = None if self._head is None else self._head.open(key, self.folder)
+            return _Opened(
+                connection=connection,
+                store=store,
+                ledger=Ledger(connection, self.policy, head),
+                audit=AuditLog(connection),
+                clock=DeviceClock(connection, self._clock),
+                attempts=Attempts(connection),
+                outbox=Outbox(connection),
+                head=head,
+                stack=stack.pop_all(),
+            )

@@ -1,0 +1,134 @@
+"""What the agent has to say for the audit log, in words that a person understands."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from chorister.canonical import sha256
+from chorister.clock import Clock
+from chorister.device.attempts import Attempt
+from chorister.device.audit import AuditEntry, AuditLog, Event, Question, Sent, pack_bits
+from chorister.device.budget import Charge
+from chorister.device.entries import Charged, Created, Entry, PolicyTaken, Restarted, Resumed
+from chorister.device.report import Outcome, Report
+from chorister.errors import BudgetExceeded, ChoristerError, InternalError, QueryRefused
+from chorister.recipe import Recipe
+
+__all__ = ["Journal"]
+
+_REPORTED: Final = {
+    Outcome.RAN: "the query ran, and one of its rows was drawn and hidden in noise",
+    Outcome.FAILED: "the query failed here, so OOV was reported, hidden in the same noise",
+    Outcome.INTERRUPTED: (
+        "the device was interrupted after the charge; the query is not run again, so OOV was "
+        "reported, hidden in the same noise"
+    ),
+}
+
+
+class Journal:
+    """Writes entries, each inside the caller's transaction."""
+
+    def __init__(self, audit: AuditLog, clock: Clock) -> None:
+        self._audit = audit
+        self._clock = clock
+
+    def refused(self, question: Question, error: ChoristerError) -> None:
+        """A recipe that is not answered."""
+        check, why = type(error).__name__, str(error)
+        if isinstance(error, QueryRefused):
+            check, why = error.check, error.why
+        elif isinstance(error, BudgetExceeded):
+            check = error.field
+        self._write(Event.REFUSED, why, check=check, question=question)
+
+    def declined(self, question: Question, recipe: Recipe) -> None:
+        """The coin said no."""
+        probability = recipe.participation.probability
+        why = f"a coin that says yes with probability {probability} said no; it is not flipped again"
+        self._write(Event.NOT_DRAWN, why, check="participation", question=question)
+
+    def charged(self, question: Question, charge: Charge, upload_at: int) -> None:
+        """A recipe that will be answered."""
+        why = f"every check passed; the report will leave at {upload_at} (POSIX seconds) or later"
+        self._write(Event.CHARGED, why, question=question, charge=charge)
+
+    def reported(
+        self, question: Question, recipe: Recipe, attempt: Attempt, report: Report, outcome: Outcome
+    ) -> None:
+        """A report in the outbox, with every bit that leaves."""
+        sent = Sent(
+            report=attempt.report_id.hex(),
+            leader=recipe.aggregators.leader,
+            group=attempt.groups,
+            arm=attempt.arm,
+            length=len(report.bits),
+            bits=pack_bits(report.bits),
+            digest=sha256(report.sealed).hex(),
+        )
+        self._write(Event.REPORTED, _REPORTED[outcome], question=question, sent=sent)
+
+    def uploaded(self, question: Question, tries: int) -> None:
+        """The leader has the report."""
+        times = "at the first try" if tries == 1 else f"at try {tries}, the same bytes each time"
+        self._write(Event.UPLOADED, f"the leader took the report {times}", question=question)
+
+    def dropped(self, question: Question, why: str) -> None:
+        """A report that will never be sent. What it cost stays spent."""
+        self._write(Event.DROPPED, why, question=question)
+
+    def unreadable(self, address: bytes, error: ChoristerError) -> None:
+        """An entry of the log that is no recipe."""
+        why = f"entry {address.hex()} of the log is no recipe that this device understands: {error}"
+        self._write(Event.REFUSED, why[:20_000], check="recipe")
+
+    def silent(self, error: ChoristerError, *, pair: str | None = None) -> None:
+        """Nothing can be answered: the log, or the ledger, is not to be trusted now."""
+        why = str(error) if pair is None else f"aggregators {pair}: {error}"
+        self._write(Event.SILENT, why, check=type(error).__name__)
+
+    def settled(self, entry: Entry) -> None:
+        """What the ledger added to itself before the first decision."""
+        match entry:
+            case Charged():
+                why = "a crash came between the charge and its commit: it counts, without an answer"
+                self._write(Event.RECOVERED, why, charge=entry.charge)
+            case PolicyTaken():
+                why = f"policy {entry.terms.digest} took effect; what was spent before stays spent"
+                self._write(Event.POLICY, why)
+            case Created():
+                self._write(Event.SILENT, "the ledger was created: its age begins", check="ledger")
+            case Restarted():
+                why = f"{entry.why}: the ledger's age begins again, what is known stays charged"
+                self._write(Event.SILENT, why, check="ledger")
+            case Resumed():
+                why = f"entries up to {entry.lost} were lost; none of them counts any more"
+                self._write(Event.SILENT, why, check="ledger")
+            case _:
+                raise InternalError(f"the ledger added {entry.kind}, which has no words here")
+
+    def told(self, event: Event, why: str) -> None:
+        """What the person or the host app did."""
+        self._write(event, why)
+
+    def _write(
+        self,
+        event: Event,
+        why: str,
+        *,
+        check: str | None = None,
+        question: Question | None = None,
+        charge: Charge | None = None,
+        sent: Sent | None = None,
+    ) -> None:
+        self._audit.append(
+            AuditEntry(
+                time=self._clock.now(),
+                event=event,
+                why=why,
+                check=check,
+                question=question,
+                charge=charge,
+                sent=sent,
+            )
+        )
