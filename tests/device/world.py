@@ -44,6 +44,15 @@ def a_policy(changes: Mapping[str, Any] | None = None) -> Policy:
     return Policy.model_validate(changed(tree, {**quick, **(changes or {})}))
 
 
+def a_generous_policy(changes: Mapping[str, Any] | None = None) -> Policy:
+    """One that lets a device answer a hundred times."""
+    many = {"epsilon": 100, "delta": Decimal("0.01"), "reports": 100}
+    tables = ["device", f"analyses/{ANALYSIS}/budget"]
+    tables += [f"analyses/{ANALYSIS}/fields/{ref}" for ref in ("keyboard.ngram", "user.age")]
+    raised = {f"{table}/{name}": value for table in tables for name, value in many.items()}
+    return a_policy({**raised, **(changes or {})})
+
+
 def a_recipe(id_: str, changes: Mapping[str, Any] | None = None) -> Recipe:
     """The keyboard's recipe, open now to every device, with values at paths replaced."""
     tree = changed(

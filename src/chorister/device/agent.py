@@ -134,7 +134,7 @@ class Agent:
         self.outbox = Outbox(connection)
         self._journal = Journal(audit, clock)
 
-    # --- One run -----------------------------------------------------------------------------------
+    # --- One run ---
 
     def run_once(self) -> Run:
         """Everything that is to be done now."""
@@ -191,7 +191,7 @@ class Agent:
                 # Its group or arm is no longer one of the policy's.
                 self._drop(attempt.recipe, State.CHARGED, "the policy has changed", tally)
 
-    # --- Poll --------------------------------------------------------------------------------------
+    # --- Poll ---
 
     def _poll(self, tally: _Tally) -> Poll:
         found = poll(
@@ -226,7 +226,7 @@ class Agent:
         except LedgerError:
             return 0
 
-    # --- Decide ------------------------------------------------------------------------------------
+    # --- Decide ---
 
     def _decide(self, found: Poll, tally: _Tally) -> list[tuple[Recipe, Attempt]]:
         charged: list[tuple[Recipe, Attempt]] = []
@@ -310,7 +310,7 @@ class Agent:
             if self.attempts.refuse(signed.digest, name, str(error)):
                 self._journal.refused(Question.of(signed, self._policy), error)
 
-    # --- Answer ------------------------------------------------------------------------------------
+    # --- Answer ---
 
     def _answer(self, recipe: Recipe, attempt: Attempt, tally: _Tally) -> None:
         """Steps (2) and (3), once for every charge."""
@@ -323,13 +323,13 @@ class Agent:
         analysis = self._policy.analyses[recipe.analysis]
         try:
             snapshot = self._store.snapshot(recipe.reads)
-            rows = self._sandbox.run(
+            answer = self._sandbox.run(
                 recipe.query,
                 snapshot,
                 functions=analysis.functions,
                 deadline=self._timing.query,
             )
-            bin_ = choose_bin(recipe, rows.columns, rows.rows, randbelow=self._randbelow)
+            bin_ = choose_bin(recipe, answer.columns, randbelow=self._randbelow)
             return bin_, Outcome.RAN
         except Exception:  # of whatever kind: that there is none to see is the point
             return OOV_BIN, Outcome.FAILED
@@ -355,7 +355,7 @@ class Agent:
         self._hook(Step.QUEUED)
         tally.answered.append(recipe.id)
 
-    # --- Upload ------------------------------------------------------------------------------------
+    # --- Upload ---
 
     def _upload(self, tally: _Tally) -> None:
         now = self._clock.now()
@@ -398,9 +398,7 @@ class Agent:
             tally.uploaded += 1
         self._hook(Step.NOTED)
 
-    def _not_taken(
-        self, parcel: Parcel, error: UploadFailed | Unreachable, tally: _Tally
-    ) -> None:
+    def _not_taken(self, parcel: Parcel, error: UploadFailed | Unreachable, tally: _Tally) -> None:
         if isinstance(error, UploadFailed) and error.final:
             self._drop(parcel.recipe, State.QUEUED, str(error), tally)
             return

@@ -165,7 +165,7 @@ class Attempts:
             "DELETE FROM attempts WHERE state = ? AND closes < ?", (State.DECLINED, before)
         )
 
-    # --- What was said about recipes that are not answered -----------------------------------------
+    # --- What was said about recipes that are not answered ---
 
     def refuse(self, recipe: bytes, name: str, why: str) -> bool:
         """Remember a refusal; whether it is a new one, to be written into the audit log."""
@@ -189,7 +189,7 @@ class Attempts:
             if recipe not in kept:
                 self._connection.execute("DELETE FROM refusals WHERE recipe = ?", (recipe,))
 
-    # --- Files of the log, numbers to remember -----------------------------------------------------
+    # --- Files of the log, numbers to remember ---
 
     def body(self, path: str) -> bytes | None:
         """A file of the log that was fetched before."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,12 @@ from chorister.clock import Clock, SystemClock
 from chorister.device import lock
 from chorister.device.agent import Agent, Run
 from chorister.device.attempts import Attempts
-from chorister.device.audit import AuditLog
+from chorister.device.audit import AuditLog, Event
 from chorister.device.budget import Charge
 from chorister.device.database import open_database, transaction
 from chorister.device.device_clock import DeviceClock
 from chorister.device.head_store import FileHeadStore, HeadStore, KeyringHeadStore
+from chorister.device.journal import Journal
 from chorister.device.keys import KeySource, SecretKey
 from chorister.device.ledger import Ledger
 from chorister.device.outbox import Outbox
@@ -32,7 +33,7 @@ from chorister.device.store import EventStore
 from chorister.device.timing import Timing
 from chorister.device.transport import HTTPTransport, Transport, check_url
 from chorister.device.verifier import verify_query
-from chorister.errors import BudgetExceeded, InvalidInput, LedgerError, QueryRefused, StoreError
+from chorister.errors import BudgetExceeded, LedgerError, QueryRefused
 from chorister.policy import Policy
 from chorister.recipe import Check, Recipe, SignedRecipe, check
 
@@ -148,10 +149,13 @@ class Device:
     def opt_in(self) -> None:
         """The person takes part: donations are kept, and recipes may run."""
         self._opened().store.opt_in()
+        self._tell(Event.OPTED_IN, "donations are kept, and recipes may run")
 
     def opt_out(self, *, purge: bool = True) -> None:
         """The person no longer takes part: nothing runs, nothing waiting is sent any more."""
         self._opened().store.opt_out(purge=purge)
+        kept = "all events were deleted" if purge else "events are kept until their retention ends"
+        self._tell(Event.OPTED_OUT, f"no recipe runs and nothing is sent any more; {kept}")
 
     def donate(self, stream: str, event: Mapping[str, object]) -> bool:
         """Keep one event; False if the person has not opted in."""
@@ -168,8 +172,9 @@ class Device:
     def purge(self) -> None:
         """Delete every event and profile. What was spent, and the audit log, stay."""
         self._opened().store.purge()
+        self._tell(Event.PURGED, "every event and profile; what was spent stays spent")
 
-    # --- At work -------------------------------------------------------------------------------------
+    # --- At work ---
 
     def run_once(self) -> Run:
         """Poll, send what is due, answer what may be answered. Raises `DeviceBusy`."""
@@ -185,18 +190,18 @@ class Device:
 
     def pause(self) -> None:
         """Nothing runs until `resume`: no poll, no query, no upload. Donations are kept."""
-        self._set_paused(True)
+        self._set_paused(Event.PAUSED, "no poll, no query, no upload")
 
     def resume(self) -> None:
         """Go on after `pause`."""
-        self._set_paused(False)
+        self._set_paused(Event.UNPAUSED, "polls, queries and uploads go on")
 
     @property
     def paused(self) -> bool:
         """Whether the device is paused."""
         return bool(self._opened().attempts.recall(_PAUSED))
 
-    # --- Looking -------------------------------------------------------------------------------------
+    # --- Looking ---
 
     def status(self) -> Status:
         """Consent, budgets, what waits, and what protects this device."""
@@ -210,7 +215,7 @@ class Device:
             attempts=opened.attempts,
             outbox=opened.outbox,
             head=opened.head,
-            sandbox=self._sandbox,
+            weaknesses=() if self._sandbox is None else tuple(self._sandbox.weaknesses()),
             paused=self.paused,
         )
 
@@ -229,7 +234,7 @@ class Device:
         """The log of everything that was asked and what became of it."""
         return self._opened().audit
 
-    # --- Inside --------------------------------------------------------------------------------------
+    # --- Inside ---
 
     def _run(self, task: Callable[[Agent], Run]) -> Run:
         with self._mutex:
@@ -254,11 +259,18 @@ class Device:
                 )
                 return task(agent)
 
-    def _set_paused(self, paused: bool) -> None:
+    def _set_paused(self, event: Event, why: str) -> None:
         with self._mutex:
             opened = self._opened()
             with transaction(opened.connection):
-                opened.attempts.remember(_PAUSED, int(paused))
+                opened.attempts.remember(_PAUSED, int(event is Event.PAUSED))
+                Journal(opened.audit, opened.clock).told(event, why)
+
+    def _tell(self, event: Event, why: str) -> None:
+        with self._mutex:
+            opened = self._opened()
+            with transaction(opened.connection):
+                Journal(opened.audit, opened.clock).told(event, why)
 
     def _explain_query(self, recipe: Recipe) -> Check:
         try:
@@ -283,9 +295,7 @@ class Device:
     def _open_all(self, *, create: bool) -> _Opened:
         key = self._keys.obtain(create=create)
         with ExitStack() as stack:
-            store = EventStore(
-                self.folder / EVENTS, key, self.policy, self._clock, create=create
-            )
+            store = EventStore(self.folder / EVENTS, key, self.policy, self._clock, create=create)
             stack.callback(store.close)
             connection = open_database(self.folder / LEDGER, key.derive("ledger"), create=create)
             stack.callback(connection.close)

@@ -45,7 +45,9 @@ class Journal:
     def declined(self, question: Question, recipe: Recipe) -> None:
         """The coin said no."""
         probability = recipe.participation.probability
-        why = f"a coin that says yes with probability {probability} said no; it is not flipped again"
+        why = (
+            f"a coin that says yes with probability {probability} said no; it is not flipped again"
+        )
         self._write(Event.NOT_DRAWN, why, check="participation", question=question)
 
     def charged(self, question: Question, charge: Charge, upload_at: int) -> None:

@@ -47,7 +47,9 @@ class Poll:
     checkpoint_time: int | None  # None if no pair's checkpoint was accepted
     listed: tuple[Listed, ...]
     unreadable: tuple[Unreadable, ...]
-    problems: tuple[tuple[str, LogError | DecodeError], ...]  # (pair, why nothing of it is believed)
+    problems: tuple[
+        tuple[str, LogError | DecodeError], ...
+    ]  # (pair, why nothing of it is believed)
     files: dict[str, bytes]  # of the log, to be kept until the next poll
 
     @classmethod
@@ -133,9 +135,7 @@ def _entries(currents: list[tuple[AggregatorPair, Current]]) -> Iterator[RecipeE
                 yield entry
 
 
-def _with_keys(
-    signed: SignedRecipe, currents: list[tuple[AggregatorPair, Current]]
-) -> Listed:
+def _with_keys(signed: SignedRecipe, currents: list[tuple[AggregatorPair, Current]]) -> Listed:
     """A recipe with its own pair's keys: a checkpoint that another pair cosigned won't do."""
     wanted = signed.recipe.aggregators
     for pair, current in currents:

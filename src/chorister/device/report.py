@@ -7,7 +7,7 @@ ends in bin 0, OOV in every feature, which is a report like any other.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -44,16 +44,12 @@ class Report:
 
 def choose_bin(
     recipe: Recipe,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[object]],
+    columns: Mapping[str, Sequence[object]],
     *,
     randbelow: Callable[[int], int] = secrets.randbelow,
 ) -> int:
     """The one bin that a device reports, of the rows that its query returned."""
-    if not rows:
-        return OOV_BIN
-    values = dict(zip(columns, zip(*rows, strict=True), strict=True))
-    bins = recipe.encoding.find(values)
+    bins = recipe.encoding.find(columns)
     return recipe.encoding.select(bins, recipe.selection, randbelow=randbelow)
 
 

@@ -1,0 +1,135 @@
+"""How a device stands: for the person, for the host app, for `chorister device status`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chorister.canonical import decimal_text
+from chorister.device.attempts import Attempts, State
+from chorister.device.budget import Standing
+from chorister.device.device_clock import DeviceClock
+from chorister.device.head_store import HeadStore
+from chorister.device.ledger import Ledger
+from chorister.device.outbox import Outbox
+from chorister.device.store import Consent, EventStore
+from chorister.errors import LedgerError
+from chorister.policy import Policy
+
+__all__ = ["Status", "Waiting", "read_status"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """A report in the outbox."""
+
+    recipe: str
+    next_try: int
+    closes: int
+    tries: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """Everything at one glance. Times are POSIX seconds."""
+
+    policy: str
+    policy_digest: str
+    registry: str
+    consent: Consent
+    paused: bool
+    silent: str | None  # why the ledger lets nothing be answered now
+    checkpoint_time: int | None  # of the newest checkpoint that was accepted
+    budgets: tuple[Standing, ...]  # empty if the ledger can't tell
+    recipes: dict[State, int]  # decided so far
+    outbox: tuple[Waiting, ...]
+    head: str  # where the ledger's head is kept: none, file or keyring
+    weaknesses: tuple[str, ...]  # what this system does not let the device protect against
+
+    def as_json(self) -> dict[str, object]:
+        """For programs."""
+        return {
+            "policy": self.policy,
+            "policy_digest": self.policy_digest,
+            "registry": self.registry,
+            "opted_in": self.consent.opted_in,
+            "paused": self.paused,
+            "silent": self.silent,
+            "checkpoint_time": self.checkpoint_time,
+            "budgets": [_budget(standing) for standing in self.budgets],
+            "recipes": {state.value: count for state, count in self.recipes.items()},
+            "outbox": [
+                {
+                    "recipe": each.recipe,
+                    "next_try": each.next_try,
+                    "closes": each.closes,
+                    "tries": each.tries,
+                }
+                for each in self.outbox
+            ],
+            "head": self.head,
+            "weaknesses": list(self.weaknesses),
+        }
+
+
+def _budget(standing: Standing) -> dict[str, object]:
+    return {
+        "limit": standing.limit,
+        "epsilon": decimal_text(standing.remaining.epsilon),
+        "delta": decimal_text(standing.remaining.delta),
+        "reports": standing.remaining_reports,
+        "allowed_epsilon": decimal_text(standing.allowed.epsilon),
+        "allowed_delta": decimal_text(standing.allowed.delta),
+        "allowed_reports": standing.allowed_reports,
+        "renews": standing.renews,
+    }
+
+
+def read_status(
+    *,
+    policy: Policy,
+    registry: str,
+    store: EventStore,
+    ledger: Ledger,
+    clock: DeviceClock,
+    attempts: Attempts,
+    outbox: Outbox,
+    head: HeadStore | None,
+    weaknesses: tuple[str, ...],
+    paused: bool,
+) -> Status:
+    """Read everything; writes nothing."""
+    silent: str | None = None
+    checkpoint_time: int | None = None
+    budgets: tuple[Standing, ...] = ()
+    try:
+        checkpoint_time = clock.decision_time()
+        if checkpoint_time < (until := ledger.silent_until()):
+            silent = f"the ledger is new: nothing is answered until {until}"
+        budgets = ledger.remaining(checkpoint_time)
+    except LedgerError as error:
+        silent = str(error)
+    notes = [] if head else ["no head store: a restored backup of the ledger is not noticed"]
+    if any(pair.one_operator for pair in policy.aggregators):
+        notes.append("one operator runs both aggregators: no protection against it")
+    return Status(
+        policy=policy.name,
+        policy_digest=policy.digest.hex(),
+        registry=registry,
+        consent=store.consent,
+        paused=paused,
+        silent=silent,
+        checkpoint_time=checkpoint_time,
+        budgets=budgets,
+        recipes=attempts.counts(),
+        outbox=tuple(
+            Waiting(
+                recipe=attempts.question(parcel.recipe).id,
+                next_try=parcel.next_try,
+                closes=parcel.closes,
+                tries=parcel.tries,
+            )
+            for parcel in outbox.all()
+        ),
+        head="none" if head is None else head.kind,
+        weaknesses=(*notes, *weaknesses),
+    )

@@ -1,0 +1,297 @@
+"""The agent, from recipe to upload, with real databases, noise, shares and seals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorister.clock import SettableClock
+from chorister.dap.draft import PROBLEM, UPLOAD_ERRORS, ReportError
+from chorister.device import Device, GivenKey, HeadFile, Sandbox, Timing
+from chorister.device.attempts import State
+from chorister.device.audit import Event
+from chorister.device.transport import Answer
+from chorister.errors import Unreachable
+from chorister.policy import Policy
+from chorister.recipe import Recipe
+from tests.device.world import DAY, NOW, REGISTRY, Network, a_generous_policy, a_policy, a_recipe, bits_of, ids
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    box = Sandbox()
+    yield box
+    box.close()
+
+
+class Home:
+    """One device with its world."""
+
+    def __init__(self, folder: Path, sandbox: Sandbox, policy: Policy | None = None) -> None:
+        self.folder = folder
+        self.sandbox = sandbox
+        self.policy = policy or a_policy()
+        self.clock = SettableClock(NOW - DAY)
+        self.network = Network()
+        (folder / "elsewhere").mkdir()
+        self.device = self.build(create=True)
+        self.device.opt_in()
+        # The ledger is made, and grows old enough to answer.
+        self.network.log.publish([], time=self.clock.now())
+        self.device.run_once()
+        self.clock.set(NOW)
+
+    def build(self, *, create: bool = False, **changes: Any) -> Device:
+        arguments: dict[str, Any] = {
+            "registry": REGISTRY,
+            "head": HeadFile(self.folder / "elsewhere" / "head"),
+            "clock": self.clock,
+            "transport": self.network,
+            "sandbox": self.sandbox,
+            "timing": Timing(query=5, slack=5, spread=600, poll=600),
+            "create": create,
+            **changes,
+        }
+        return Device(self.folder / "device", self.policy, GivenKey(bytes(range(32))), **arguments)
+
+    def restart(self, **changes: Any) -> None:
+        self.device.close()
+        self.device = self.build(**changes)
+
+    def ask(self, *recipes: Recipe) -> None:
+        self.network.log.publish(recipes, time=self.clock.now())
+        self.device.run_once()
+
+    def deliver(self) -> None:
+        """Wait until everything in the outbox is due, and send it."""
+        waiting = self.device.status().outbox
+        if waiting:
+            self.clock.set(max(self.clock.now(), *(each.next_try for each in waiting)))
+            self.device.upload_due()
+
+    def events(self) -> list[Event]:
+        return [record.entry.event for record in self.device.audit.records()]
+
+    def why(self) -> str:
+        return list(self.device.audit.records())[-1].entry.why
+
+
+@pytest.fixture
+def home(tmp_path: Path, sandbox: Sandbox) -> Iterator[Home]:
+    home = Home(tmp_path, sandbox)
+    yield home
+    home.device.close()
+
+
+def donate(home: Home) -> None:
+    assert home.device.set_profile("user", {"age": 33, "locale": "de_DE"})
+    assert home.device.donate("keyboard", {"ngram": "hello world you", "perplexity": 1.5})
+
+
+def test_a_recipe_becomes_one_verified_report(home: Home) -> None:
+    donate(home)
+    recipe = a_recipe("one")
+    home.ask(recipe)
+    assert not home.network.posts
+    home.deliver()
+    (report,) = home.network.reports
+    task, bits = bits_of(home.policy, recipe, report)
+    assert dict(task.group.values) == {"user.locale": "de_DE"}
+    assert sum(bits) <= recipe.randomizer.max_weight
+    assert home.device.status().outbox == ()
+    assert home.device.status().recipes == {State.SENT: 1}
+    assert home.events()[-3:] == [Event.CHARGED, Event.REPORTED, Event.UPLOADED]
+    reported = list(home.device.audit.records())[-2].entry
+    assert reported.sent is not None
+    assert list(reported.sent.ones) == [i for i, bit in enumerate(bits) if bit]
+    assert reported.sent.report == ids(report).hex()
+    home.device.audit.verify()
+
+
+def test_the_true_bin_is_found(home: Home) -> None:
+    donate(home)
+    hits = 0
+    recipe = a_recipe("likely", {"privacy/local_epsilon": "2"})
+    index = recipe.encoding.index(["[30, 40)", "hello world you"])
+    home.ask(recipe)
+    home.deliver()
+    hits += bits_of(home.policy, recipe, home.network.reports[0])[1][index]
+    assert hits in (0, 1)
+
+
+def test_nothing_is_asked_twice(home: Home) -> None:
+    recipe = a_recipe("one")
+    for _ in range(3):
+        home.ask(recipe)
+        home.deliver()
+        home.restart()
+    assert len(home.network.posts) == 1
+    assert home.events().count(Event.CHARGED) == 1
+
+
+def test_all_bodies_are_fetched_whether_answered_or_not_and_once(home: Home) -> None:
+    recipes = [a_recipe("one"), a_recipe("two", {"privacy/min_cohort": 2})]
+    home.network.gets.clear()
+    home.ask(*recipes)
+    first = list(home.network.gets)
+    assert len([url for url in first if "/entry/" in url]) == 2  # the keys are known already
+    home.network.gets.clear()
+    home.ask(*recipes)
+    assert [url.removeprefix(REGISTRY).split("/")[0] for url in home.network.gets] == ["checkpoint"]
+
+
+def test_a_device_without_data_reports_too(home: Home) -> None:
+    recipe = a_recipe("one")
+    home.ask(recipe)
+    home.deliver()
+    task, _ = bits_of(home.policy, recipe, home.network.reports[0])
+    assert dict(task.group.values) == {"user.locale": "other"}
+
+
+def test_a_query_that_fails_on_its_data_reports_too(home: Home) -> None:
+    donate(home)
+    recipe = a_recipe("one", {"query": "SELECT 1 AS nothing"})
+    home.ask(recipe)
+    home.deliver()
+    assert len(home.network.reports) == 1
+    assert "failed" in list(home.device.audit.records())[-2].entry.why
+
+
+def test_without_consent_nothing_runs_and_what_waits_is_dropped(home: Home) -> None:
+    home.ask(a_recipe("one"))
+    assert len(home.device.status().outbox) == 1
+    home.device.opt_out()
+    home.network.gets.clear()
+    run = home.device.run_once()
+    assert (run.silent, run.dropped) == ("the person has not opted in", 1)
+    home.clock.advance(DAY)
+    home.device.run_once()
+    assert not home.network.gets
+    assert not home.network.posts
+    assert home.events()[-1] is Event.DROPPED
+
+
+def test_a_paused_device_does_nothing_until_it_goes_on(home: Home) -> None:
+    home.ask(a_recipe("one"))
+    home.device.pause()
+    home.network.gets.clear()
+    home.clock.advance(DAY)
+    assert home.device.run_once().silent == "paused"
+    home.restart()
+    assert home.device.upload_due().silent == "paused"
+    assert not home.network.gets
+    assert not home.network.posts
+    home.device.resume()
+    home.network.log.publish([], time=home.clock.now())
+    assert home.device.run_once().uploaded == 1
+
+
+def test_the_coin_is_flipped_once_and_remembered(home: Home) -> None:
+    recipe = a_recipe("one", {"participation/probability": "0.000000000000000000000001"})
+    for _ in range(3):
+        home.ask(recipe)
+        home.restart()
+    assert home.events().count(Event.NOT_DRAWN) == 1
+    assert home.device.status().recipes == {State.DECLINED: 1}
+    assert not home.device.status().outbox
+
+
+def test_the_arm_is_drawn_by_the_device_and_kept(home: Home, sandbox: Sandbox) -> None:
+    arms = [{"name": "a", "weight": 1}, {"name": "b", "weight": 1}]
+    recipe = a_recipe("one", {"arms": arms, "group_by": []})
+    home.ask(recipe)
+    home.deliver()
+    task, _ = bits_of(home.policy, recipe, home.network.reports[0])
+    sent = list(home.device.audit.records())[-2].entry.sent
+    assert sent is not None
+    assert task.group.arm == sent.arm
+    assert sent.arm in ("a", "b")
+
+
+def test_a_study_is_answered_once_where_it_says_so(tmp_path: Path, sandbox: Sandbox) -> None:
+    home = Home(tmp_path, sandbox, a_generous_policy())
+    once = {"participation/once_per_study": True}
+    study = [a_recipe(name, once) for name in ("one", "two", "three")]
+    home.ask(*study, a_recipe("other", {**once, "study": "other"}))
+    assert home.events().count(Event.CHARGED) == 2
+    refused = [r.entry for r in home.device.audit.records() if r.entry.event is Event.REFUSED]
+    assert [entry.check for entry in refused] == ["participation"] * 2
+    home.device.close()
+
+
+# --- The outbox ---
+
+
+LATER = [
+    Answer(status=500, content_type="", body=b""),
+    Answer(status=302, content_type="", body=b""),
+    Answer(
+        status=403,
+        content_type=PROBLEM,
+        body=json.dumps({"type": "urn:ietf:params:ppm:dap:error:invalidTask"}).encode(),
+    ),
+    Unreachable("no network"),
+]
+
+
+@pytest.mark.parametrize("answer", LATER, ids=["500", "302", "invalidTask", "unreachable"])
+def test_a_resend_is_byte_identical(home: Home, answer: Answer | Exception) -> None:
+    home.ask(a_recipe("one"))
+    home.network.answers.extend([answer] * 5)
+    for tries in range(1, 6):
+        home.deliver()
+        home.restart()
+        (waiting,) = home.device.status().outbox
+        assert waiting.tries == tries
+        assert waiting.next_try > home.clock.now()
+    home.deliver()
+    assert len(home.network.posts) == 6
+    assert len(set(map(repr, home.network.posts))) == 1
+    assert home.events()[-1] is Event.UPLOADED
+    assert "try 6" in home.why()
+
+
+def test_outdated_config_drops_the_report_and_makes_no_other(home: Home) -> None:
+    recipe = a_recipe("one")
+    home.ask(recipe)
+    (parcel,) = home.device._opened().outbox.all()
+    body = parcel.report_id + bytes([ReportError.OUTDATED_CONFIG])
+    home.network.answers.append(Answer(status=200, content_type=UPLOAD_ERRORS, body=body))
+    home.deliver()
+    for _ in range(3):
+        home.clock.advance(3600)
+        home.ask(recipe)
+        home.deliver()
+    assert len(home.network.posts) == 1
+    assert home.device.status().recipes == {State.DROPPED: 1}
+    assert home.events()[-1] is Event.DROPPED
+    assert "outdated_config" in home.why()
+
+
+def test_a_report_that_can_t_be_delivered_ends_with_its_window(home: Home) -> None:
+    recipe = a_recipe("one")
+    home.ask(recipe)
+    home.network.down = True
+    tries = 0
+    while home.device.status().outbox:
+        home.deliver()
+        tries += 1
+        if home.clock.now() >= recipe.window.closes:
+            home.device.upload_due()
+        assert tries < 200
+    assert tries > 20
+    assert home.events()[-1] is Event.DROPPED
+    assert home.why() == "its answer period is over"
+
+
+def test_a_report_to_a_pair_that_the_policy_no_longer_trusts_stays_here(home: Home) -> None:
+    home.ask(a_recipe("one"))
+    home.policy = a_policy({"aggregators/0/leader/url": "https://new.example.org/"})
+    home.restart()
+    home.deliver()
+    assert not home.network.posts
+    assert home.events()[-1] is Event.DROPPED
