@@ -1,0 +1,220 @@
+"""kill -9 at every step of a report's life: real processes, real files.
+
+Whatever the moment: at most one report ever leaves, the same bytes each time; the query runs at
+most once; if anything left, it is charged; the ledger and the audit log verify.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from chorister.clock import SettableClock
+from chorister.device.audit import Event
+from chorister.device.entries import Charged
+from chorister.device.steps import Step
+from tests.conftest import REPOSITORY
+from tests.crash.victim import DiskNetwork, a_device, lines
+from tests.device.world import DAY, NOW, Log, a_policy, a_recipe, bits_of
+
+POLICY = a_policy()
+RECIPE = a_recipe("one")
+KILLED = -signal.SIGKILL
+
+
+@dataclass
+class Nursery:
+    """The process that forks victims."""
+
+    process: subprocess.Popen[str]
+
+    def live(
+        self,
+        folder: Path,
+        *,
+        step: Step | None = None,
+        now: int = NOW,
+        upload: bool = True,
+        down: bool = False,
+    ) -> int:
+        (end,) = self.live_together(1, folder, step=step, now=now, upload=upload, down=down)
+        return end
+
+    def live_together(self, copies: int, folder: Path, **task: object) -> list[int]:
+        task |= {"copies": copies, "folder": str(folder)}
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(task) + "\n")
+        self.process.stdin.flush()
+        ends: list[int] = json.loads(self.process.stdout.readline())
+        return ends
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.crash.victim"],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield Nursery(process)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A device that opted in and has data, whose ledger is old enough; and one open recipe."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "policy.json").write_text(POLICY.model_dump_json())
+    clock = SettableClock(NOW - DAY)
+    publish(tmp_path, [], time=clock.now())
+    network = DiskNetwork(tmp_path)
+    with a_device(tmp_path, clock, POLICY, create=True, transport=network) as device:
+        device.opt_in()
+        device.set_profile("user", {"age": 33, "locale": "de_DE"})
+        device.donate("keyboard", {"ngram": "hello world you", "perplexity": 1.5})
+        device.run_once()
+    publish(tmp_path, [RECIPE], time=NOW)
+    return tmp_path
+
+
+def publish(folder: Path, recipes: list[object], *, time: int) -> None:
+    log = Log()
+    log.publish(recipes, time=time)  # type: ignore[arg-type]
+    for name, data in log.files.items():
+        path = folder / "log" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What is in the files of a device."""
+
+    uploads: list[str]
+    queries: int
+    charges: int
+    events: list[Event]
+    waiting: int
+
+
+def traces(folder: Path) -> Traces:
+    with a_device(folder, SettableClock(NOW), POLICY) as device:
+        opened = device._opened()
+        opened.ledger.verify()
+        device.audit.verify()
+        return Traces(
+            uploads=lines(folder / "uploads"),
+            queries=len(lines(folder / "queries")),
+            charges=sum(isinstance(entry, Charged) for entry in opened.ledger.entries()),
+            events=[record.entry.event for record in device.audit.records()],
+            waiting=len(opened.outbox.all()),
+        )
+
+
+def check(folder: Path) -> Traces:
+    """What holds at every moment."""
+    found = traces(folder)
+    assert len(set(found.uploads)) <= 1, "a second report left, or the same with other noise"
+    assert found.queries <= 1, "the query ran twice"
+    assert found.charges <= 1
+    if found.uploads or found.queries or found.waiting:
+        assert found.charges == 1, "something left, or data was touched, without a charge"
+    return found
+
+
+def test_without_a_crash_one_report_leaves(nursery: Nursery, folder: Path) -> None:
+    assert nursery.live(folder) == 0
+    found = check(folder)
+    assert (len(found.uploads), found.queries, found.charges) == (1, 1, 1)
+    assert found.events[-3:] == [Event.CHARGED, Event.REPORTED, Event.UPLOADED]
+
+
+# The head is written before the charge is committed: a crash in between costs the answer.
+UNANSWERED = {Step.CHARGE_WRITTEN}
+
+
+@pytest.mark.parametrize("step", Step)
+def test_a_device_killed_at_any_step_goes_on_safely(
+    step: Step, nursery: Nursery, folder: Path
+) -> None:
+    assert nursery.live(folder, step=step) == KILLED
+    before = check(folder)
+    later = NOW + 3600
+    publish(folder, [RECIPE], time=later)
+    for _ in range(2):
+        assert nursery.live(folder, now=later) == 0
+        after = check(folder)
+    assert after.charges == 1
+    assert after.waiting == 0
+    assert set(before.uploads) <= set(after.uploads)
+    if step in UNANSWERED:
+        assert not after.uploads
+        assert Event.RECOVERED in after.events
+        return
+    assert len(set(after.uploads)) == 1
+    _, bits = bits_of(POLICY, RECIPE, bytes.fromhex(after.uploads[0]))
+    assert len(bits) == RECIPE.encoding.size
+    assert after.events.count(Event.UPLOADED) == 1
+    ran = {Step.QUERIED, Step.RANDOMIZED, Step.SEALED, Step.QUEUE_WRITTEN}
+    if step in ran:
+        assert (before.queries, after.queries) == (1, 1)
+    if step is Step.CHARGED:
+        assert after.queries == 0, "after a charge that was found at a start no query runs"
+
+
+@pytest.mark.parametrize(
+    "again", [Step.RANDOMIZED, Step.SEALED, Step.QUEUE_WRITTEN, Step.QUEUED, Step.ANSWERED]
+)
+def test_a_device_killed_again_while_it_recovers(
+    again: Step, nursery: Nursery, folder: Path
+) -> None:
+    assert nursery.live(folder, step=Step.QUERIED) == KILLED
+    assert nursery.live(folder, step=again, now=NOW + 60) == KILLED
+    check(folder)
+    assert nursery.live(folder, now=NOW + 3600) == 0
+    found = check(folder)
+    assert len(set(found.uploads)) == 1
+    assert found.events.count(Event.REPORTED) == 1
+    assert found.events[-1] is Event.UPLOADED
+
+
+def test_an_answer_that_is_lost_brings_the_same_bytes_again(
+    nursery: Nursery, folder: Path
+) -> None:
+    assert nursery.live(folder, down=True) == 0
+    assert nursery.live(folder, step=Step.ANSWERED, now=NOW + DAY) == KILLED
+    assert nursery.live(folder, now=NOW + DAY) == 0
+    found = check(folder)
+    assert len(found.uploads) == 3
+    assert found.events[-1] is Event.UPLOADED
+
+
+def test_a_crash_that_outlasts_the_window_drops_the_report(nursery: Nursery, folder: Path) -> None:
+    assert nursery.live(folder, step=Step.QUERIED) == KILLED
+    late = RECIPE.window.closes
+    publish(folder, [], time=late)
+    assert nursery.live(folder, now=late) == 0
+    found = check(folder)
+    assert not found.uploads
+    assert (found.charges, found.waiting) == (1, 0)
+    assert found.events[-1] is Event.DROPPED
+
+
+def test_several_processes_at_once_make_one_report(nursery: Nursery, folder: Path) -> None:
+    """One of them runs the device; the others find it at work, or find its work done."""
+    ends = nursery.live_together(6, folder, step=None, now=NOW, upload=True, down=False)
+    assert set(ends) <= {0, 2}
+    assert 0 in ends
+    found = check(folder)
+    assert (len(set(found.uploads)), found.queries, found.charges) == (1, 1, 1)
