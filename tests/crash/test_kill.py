@@ -189,9 +189,7 @@ def test_a_device_killed_again_while_it_recovers(
     assert found.events[-1] is Event.UPLOADED
 
 
-def test_an_answer_that_is_lost_brings_the_same_bytes_again(
-    nursery: Nursery, folder: Path
-) -> None:
+def test_an_answer_that_is_lost_brings_the_same_bytes_again(nursery: Nursery, folder: Path) -> None:
     assert nursery.live(folder, down=True) == 0
     assert nursery.live(folder, step=Step.ANSWERED, now=NOW + DAY) == KILLED
     assert nursery.live(folder, now=NOW + DAY) == 0

@@ -38,11 +38,14 @@ class DiskNetwork:
 
     def get(self, url: str, *, limit: int) -> Answer:
         path = self._folder / "log" / url.removeprefix(REGISTRY)
-        if not path.is_file():
+        if not path.is_file() or path.stat().st_size > limit:
             return Answer(status=404, content_type="", body=b"")
         return Answer(status=200, content_type="", body=path.read_bytes())
 
     def post(self, url: str, *, headers: Mapping[str, str], body: bytes, limit: int) -> Answer:
+        assert url.startswith("https://leader.example.org/")
+        assert set(headers) == {"Content-Type", "DAP-Taskprov"}
+        assert limit >= 17
         append(self._folder / "uploads", body.hex())
         if self._down:
             raise Unreachable("the answer was lost")
@@ -122,7 +125,7 @@ def main() -> None:
 
 
 def fork(task: Mapping[str, Any]) -> int:
-    """A process that lives one life: it ends with 0, with 2 if another one was at it, or is killed."""
+    """A process that lives one life and ends with 0, or with 2 if it found another at work."""
     child = os.fork()
     if child:
         return child

@@ -3,97 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from chorister.clock import SettableClock
 from chorister.dap.draft import PROBLEM, UPLOAD_ERRORS, ReportError
-from chorister.device import Device, GivenKey, HeadFile, Sandbox, Timing
+from chorister.device import Sandbox
 from chorister.device.attempts import State
 from chorister.device.audit import Event
 from chorister.device.transport import Answer
 from chorister.errors import Unreachable
-from chorister.policy import Policy
-from chorister.recipe import Recipe
-from tests.device.world import DAY, NOW, REGISTRY, Network, a_generous_policy, a_policy, a_recipe, bits_of, ids
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    box = Sandbox()
-    yield box
-    box.close()
-
-
-class Home:
-    """One device with its world."""
-
-    def __init__(self, folder: Path, sandbox: Sandbox, policy: Policy | None = None) -> None:
-        self.folder = folder
-        self.sandbox = sandbox
-        self.policy = policy or a_policy()
-        self.clock = SettableClock(NOW - DAY)
-        self.network = Network()
-        (folder / "elsewhere").mkdir()
-        self.device = self.build(create=True)
-        self.device.opt_in()
-        # The ledger is made, and grows old enough to answer.
-        self.network.log.publish([], time=self.clock.now())
-        self.device.run_once()
-        self.clock.set(NOW)
-
-    def build(self, *, create: bool = False, **changes: Any) -> Device:
-        arguments: dict[str, Any] = {
-            "registry": REGISTRY,
-            "head": HeadFile(self.folder / "elsewhere" / "head"),
-            "clock": self.clock,
-            "transport": self.network,
-            "sandbox": self.sandbox,
-            "timing": Timing(query=5, slack=5, spread=600, poll=600),
-            "create": create,
-            **changes,
-        }
-        return Device(self.folder / "device", self.policy, GivenKey(bytes(range(32))), **arguments)
-
-    def restart(self, **changes: Any) -> None:
-        self.device.close()
-        self.device = self.build(**changes)
-
-    def ask(self, *recipes: Recipe) -> None:
-        self.network.log.publish(recipes, time=self.clock.now())
-        self.device.run_once()
-
-    def deliver(self) -> None:
-        """Wait until everything in the outbox is due, and send it."""
-        waiting = self.device.status().outbox
-        if waiting:
-            self.clock.set(max(self.clock.now(), *(each.next_try for each in waiting)))
-            self.device.upload_due()
-
-    def events(self) -> list[Event]:
-        return [record.entry.event for record in self.device.audit.records()]
-
-    def why(self) -> str:
-        return list(self.device.audit.records())[-1].entry.why
-
-
-@pytest.fixture
-def home(tmp_path: Path, sandbox: Sandbox) -> Iterator[Home]:
-    home = Home(tmp_path, sandbox)
-    yield home
-    home.device.close()
-
-
-def donate(home: Home) -> None:
-    assert home.device.set_profile("user", {"age": 33, "locale": "de_DE"})
-    assert home.device.donate("keyboard", {"ngram": "hello world you", "perplexity": 1.5})
+from tests.device.home import Home
+from tests.device.world import (
+    DAY,
+    REGISTRY,
+    a_generous_policy,
+    a_policy,
+    a_recipe,
+    bits_of,
+    ids,
+)
 
 
 def test_a_recipe_becomes_one_verified_report(home: Home) -> None:
-    donate(home)
+    home.donate()
     recipe = a_recipe("one")
     home.ask(recipe)
     assert not home.network.posts
@@ -105,22 +38,11 @@ def test_a_recipe_becomes_one_verified_report(home: Home) -> None:
     assert home.device.status().outbox == ()
     assert home.device.status().recipes == {State.SENT: 1}
     assert home.events()[-3:] == [Event.CHARGED, Event.REPORTED, Event.UPLOADED]
-    reported = list(home.device.audit.records())[-2].entry
+    reported = home.last(Event.REPORTED)
     assert reported.sent is not None
     assert list(reported.sent.ones) == [i for i, bit in enumerate(bits) if bit]
     assert reported.sent.report == ids(report).hex()
     home.device.audit.verify()
-
-
-def test_the_true_bin_is_found(home: Home) -> None:
-    donate(home)
-    hits = 0
-    recipe = a_recipe("likely", {"privacy/local_epsilon": "2"})
-    index = recipe.encoding.index(["[30, 40)", "hello world you"])
-    home.ask(recipe)
-    home.deliver()
-    hits += bits_of(home.policy, recipe, home.network.reports[0])[1][index]
-    assert hits in (0, 1)
 
 
 def test_nothing_is_asked_twice(home: Home) -> None:
@@ -153,12 +75,12 @@ def test_a_device_without_data_reports_too(home: Home) -> None:
 
 
 def test_a_query_that_fails_on_its_data_reports_too(home: Home) -> None:
-    donate(home)
+    home.donate()
     recipe = a_recipe("one", {"query": "SELECT 1 AS nothing"})
     home.ask(recipe)
     home.deliver()
     assert len(home.network.reports) == 1
-    assert "failed" in list(home.device.audit.records())[-2].entry.why
+    assert "failed" in home.last(Event.REPORTED).why
 
 
 def test_without_consent_nothing_runs_and_what_waits_is_dropped(home: Home) -> None:
@@ -206,7 +128,7 @@ def test_the_arm_is_drawn_by_the_device_and_kept(home: Home, sandbox: Sandbox) -
     home.ask(recipe)
     home.deliver()
     task, _ = bits_of(home.policy, recipe, home.network.reports[0])
-    sent = list(home.device.audit.records())[-2].entry.sent
+    sent = home.last(Event.REPORTED).sent
     assert sent is not None
     assert task.group.arm == sent.arm
     assert sent.arm in ("a", "b")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import tomllib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from chorister._native import HPKEKeypair, scan_reports
-from chorister.canonical import WIRE, b64url_encode
+from chorister.canonical import WIRE, b64url_decode
 from chorister.clock import SettableClock
 from chorister.dap.binding import native_vdaf, task_binding
 from chorister.dap.task import Task, task_configurations
@@ -29,8 +30,6 @@ from chorister.transparency.sources import entry_path, list_path
 from chorister.transparency.tree import root_hash
 from tests.keyboard import changed, recipe_tree
 from tests.logworld import ANALYSIS, DAY, HELPER, LEADER, NOW, ORIGIN, key, policy_text, public
-
-__all__ = ["ANALYSIS", "DAY", "NOW", "Log", "Network", "a_policy", "a_recipe"]
 
 REGISTRY = "https://registry.example/log/"
 LEADER_KEYS, HELPER_KEYS = HPKEKeypair.generate(1), HPKEKeypair.generate(2)
@@ -96,13 +95,27 @@ class Log:
         cosigned_at: int | None = None,
     ) -> None:
         """A checkpoint whose current list holds these recipes."""
-        entries = [each if isinstance(each, RecipeEntry) else an_entry(each) for each in recipes]
-        analyses = [_analysis(entry) for entry in entries]
+        named: dict[str, list[RecipeEntry]] = {}
+        for each in recipes:
+            entry = each if isinstance(each, RecipeEntry) else an_entry(each)
+            named.setdefault(_analysis(entry), []).append(entry)
+        self.publish_raw(named, time=time, log=log, cosigners=cosigners, cosigned_at=cosigned_at)
+
+    def publish_raw(
+        self,
+        named: Mapping[str, Sequence[Entry]],
+        *,
+        time: int,
+        log: Ed25519PrivateKey | None = None,
+        cosigners: Mapping[str, str] | None = None,
+        cosigned_at: int | None = None,
+    ) -> None:
+        """The same with any entries, under any analysis' name."""
         listing = CurrentList.of(
             hpke_configs=[(entry.aggregator, entry.address) for entry in self.hpke],
-            recipes=zip(analyses, [entry.address for entry in entries], strict=True),
+            recipes=[(name, entry.address) for name, each in named.items() for entry in each],
         )
-        every: list[Entry] = [*self.hpke, *entries]
+        every: list[Entry] = [*self.hpke, *(entry for each in named.values() for entry in each)]
         checkpoint = Checkpoint(
             origin=ORIGIN,
             size=len(every),
@@ -111,20 +124,19 @@ class Log:
             list_digest=listing.digest,
         )
         signed = checkpoint.sign(log or key("log"))
-        for name, who in (cosigners or {LEADER: "leader", HELPER: "helper"}).items():
+        who = {LEADER: "leader", HELPER: "helper"} if cosigners is None else cosigners
+        for name, signer in who.items():
             at = time if cosigned_at is None else cosigned_at
-            signed = signed.with_cosigner(checkpoint.cosign(name=name, key=key(who), time=at))
+            signed = signed.with_cosigner(checkpoint.cosign(name=name, key=key(signer), time=at))
         self.files = {"checkpoint": signed.encode(), list_path(listing.digest): listing.encode()}
         self.files |= {entry_path(entry.address): entry.encode() for entry in every}
 
 
 def _analysis(entry: RecipeEntry) -> str:
-    from chorister.recipe import SignedRecipe
+    payload = entry.jws.split(b".")[1].decode()
+    return str(json.loads(b64url_decode(payload))["analysis"])
 
-    return SignedRecipe.parse(entry.jws).recipe.analysis
 
-
-Behaviour = Callable[[bytes], Answer]
 STORED = Answer(status=200, content_type="", body=b"")
 
 
@@ -185,6 +197,3 @@ def ids(reports: bytes) -> bytes:
 
 def a_clock(now: int = NOW) -> SettableClock:
     return SettableClock(now)
-
-
-__all__ += ["b64url_encode"]
