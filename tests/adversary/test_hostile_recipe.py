@@ -6,6 +6,7 @@ In none of these cases is anything charged, queried or sent, and the audit log t
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,18 @@ from joserfc import jws
 from joserfc.jwk import OKPKey
 
 from chorister.canonical import b64url_encode, dumps, key_id
-from chorister.device import Sandbox
 from chorister.device.audit import Event
 from chorister.transparency.entries import RecipeEntry
-from tests.device.home import Home
+from tests.device.home import Home, at_home
 from tests.device.world import ANALYSIS, DAY, NOW, a_generous_policy, a_recipe, an_entry
 from tests.keyboard import changed
 from tests.logworld import OTHER_ANALYSIS, key, public
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with at_home(tmp_path) as home:
+        yield home
 
 
 def refused(home: Home, *recipes: Any) -> str | None:
@@ -164,7 +170,7 @@ def test_a_recipe_with_a_changed_field_under_the_old_signature(home: Home) -> No
 def signed_tree(tree: dict[str, Any]) -> RecipeEntry:
     """Whatever JSON, under the author's good signature."""
     private = key("author")
-    jwk = {
+    jwk: dict[str, str | list[str]] = {
         "kty": "OKP",
         "crv": "Ed25519",
         "x": b64url_encode(public("author")),
@@ -227,21 +233,18 @@ def test_the_same_question_under_another_name_is_charged_again_and_refused(home:
     assert home.last(Event.REFUSED).check == f"analyses.{ANALYSIS}.budget.delta"
 
 
-def test_many_analyses_together_stay_within_the_device_s_budget(
-    tmp_path: Path, sandbox: Sandbox
-) -> None:
+def test_many_analyses_together_stay_within_the_device_s_budget(tmp_path: Path) -> None:
     limits = {"device/epsilon": 1, "device/reports": 100}
-    home = Home(tmp_path, sandbox, a_generous_policy(limits))
-    recipes = [a_recipe(f"r{i}", {"study": f"s{i}"}) for i in range(12)]
-    home.ask(*recipes)
-    # Each costs 0.2 of the device's 1, whatever the analysis has left.
-    assert home.charges() == 5
-    assert home.last(Event.REFUSED).check == "device.epsilon"
-    for _ in range(2):
-        home.clock.advance(60)
+    with at_home(tmp_path, a_generous_policy(limits)) as home:
+        recipes = [a_recipe(f"r{i}", {"study": f"s{i}"}) for i in range(12)]
         home.ask(*recipes)
-    assert home.charges() == 5
-    home.device.close()
+        # Each costs 0.2 of the device's 1, whatever the analysis has left.
+        assert home.charges() == 5
+        assert home.last(Event.REFUSED).check == "device.epsilon"
+        for _ in range(2):
+            home.clock.advance(60)
+            home.ask(*recipes)
+        assert home.charges() == 5
 
 
 def test_a_group_value_outside_the_closed_list_is_other(home: Home) -> None:

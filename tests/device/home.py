@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from chorister.clock import SettableClock
 from chorister.device import Device, GivenKey, HeadFile, Run, Sandbox, Timing
@@ -18,22 +18,22 @@ from chorister.transparency.entries import RecipeEntry
 from tests.device.world import DAY, NOW, REGISTRY, Network, a_policy
 
 
-@pytest.fixture(scope="session")
-def sandbox() -> Iterator[Sandbox]:
-    box = Sandbox()
-    yield box
-    box.close()
+@functools.cache
+def the_sandbox() -> Sandbox:
+    """One for all tests: it holds nothing between two queries."""
+    return Sandbox()
 
 
 class Home:
     """One device with its world."""
 
-    def __init__(self, folder: Path, sandbox: Sandbox, policy: Policy | None = None) -> None:
+    def __init__(
+        self, folder: Path, policy: Policy | None = None, network: Network | None = None
+    ) -> None:
         self.folder = folder
-        self.sandbox = sandbox
         self.policy = policy or a_policy()
         self.clock = SettableClock(NOW - DAY)
-        self.network = Network()
+        self.network = network or Network()
         (folder / "elsewhere").mkdir()
         self.device = self.build(create=True)
         self.device.opt_in()
@@ -48,7 +48,7 @@ class Home:
             "head": HeadFile(self.folder / "elsewhere" / "head"),
             "clock": self.clock,
             "transport": self.network,
-            "sandbox": self.sandbox,
+            "sandbox": the_sandbox(),
             "timing": Timing(query=5, slack=5, spread=600, poll=600),
             "create": create,
             **changes,
@@ -91,8 +91,13 @@ class Home:
         return sum(isinstance(entry, Charged) for entry in entries)
 
 
-@pytest.fixture
-def home(tmp_path: Path, sandbox: Sandbox) -> Iterator[Home]:
-    home = Home(tmp_path, sandbox)
-    yield home
-    home.device.close()
+@contextmanager
+def at_home(
+    folder: Path, policy: Policy | None = None, network: Network | None = None
+) -> Iterator[Home]:
+    """A device whose ledger is old enough to answer."""
+    home = Home(folder, policy, network)
+    try:
+        yield home
+    finally:
+        home.device.close()

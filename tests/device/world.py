@@ -6,7 +6,7 @@ import json
 import secrets
 import tomllib
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -29,7 +29,10 @@ from chorister.transparency.listing import CurrentList
 from chorister.transparency.sources import entry_path, list_path
 from chorister.transparency.tree import root_hash
 from tests.keyboard import changed, recipe_tree
-from tests.logworld import ANALYSIS, DAY, HELPER, LEADER, NOW, ORIGIN, key, policy_text, public
+from tests.logworld import ANALYSIS as ANALYSIS
+from tests.logworld import DAY as DAY
+from tests.logworld import HELPER, LEADER, ORIGIN, key, policy_text, public
+from tests.logworld import NOW as NOW
 
 REGISTRY = "https://registry.example/log/"
 LEADER_KEYS, HELPER_KEYS = HPKEKeypair.generate(1), HPKEKeypair.generate(2)
@@ -83,7 +86,13 @@ class Log:
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
+        self.leader = LEADER
         self.hpke = [hpke_entry(LEADER, LEADER_KEYS.config), hpke_entry(HELPER, HELPER_KEYS.config)]
+
+    def rename_leader(self, url: str) -> None:
+        """The leader is found, publishes its key and cosigns under another URL."""
+        self.leader = url
+        self.hpke[0] = hpke_entry(url, LEADER_KEYS.config, by="leader")
 
     def publish(
         self,
@@ -124,7 +133,7 @@ class Log:
             list_digest=listing.digest,
         )
         signed = checkpoint.sign(log or key("log"))
-        who = {LEADER: "leader", HELPER: "helper"} if cosigners is None else cosigners
+        who = {self.leader: "leader", HELPER: "helper"} if cosigners is None else cosigners
         for name, signer in who.items():
             at = time if cosigned_at is None else cosigned_at
             signed = signed.with_cosigner(checkpoint.cosign(name=name, key=key(signer), time=at))
@@ -149,8 +158,10 @@ class Network:
     posts: list[tuple[str, Mapping[str, str], bytes]] = field(default_factory=list)
     answers: deque[Answer | Exception] = field(default_factory=deque)
     down: bool = False
+    requested: Callable[[], None] = lambda: None
 
     def get(self, url: str, *, limit: int) -> Answer:
+        self.requested()
         self.gets.append(url)
         if self.down:
             raise Unreachable(f"{url} can't be reached")
@@ -160,6 +171,7 @@ class Network:
         return Answer(status=200, content_type="", body=data)
 
     def post(self, url: str, *, headers: Mapping[str, str], body: bytes, limit: int) -> Answer:
+        self.requested()
         assert limit >= 17
         if self.down:
             raise Unreachable(f"{url} can't be reached")

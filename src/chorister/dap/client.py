@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from chorister._native import hpke_seal
 from chorister.canonical import b64url_encode
 from chorister.dap.binding import task_binding
 from chorister.dap.codec import Reader
@@ -36,6 +37,7 @@ __all__ = [
     "REPORT_ID_BYTES",
     "Upload",
     "check_answer",
+    "check_hpke_config",
     "new_report_id",
     "seal_report",
     "upload",
@@ -59,6 +61,11 @@ _FINAL: Final = {
 def new_report_id() -> bytes:
     """16 bytes of the operating system's generator, as the draft demands."""
     return secrets.token_bytes(REPORT_ID_BYTES)
+
+
+def check_hpke_config(config: bytes) -> None:
+    """Raise `DecodeError` or `HPKEError` unless shares can be sealed to this `HpkeConfig`."""
+    hpke_seal(config, b"", b"", b"")
 
 
 def seal_report(

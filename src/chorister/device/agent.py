@@ -19,7 +19,13 @@ from dataclasses import dataclass
 
 import apsw
 
-from chorister.dap.client import MAX_ANSWER, check_answer, new_report_id, upload
+from chorister.dap.client import (
+    MAX_ANSWER,
+    check_answer,
+    check_hpke_config,
+    new_report_id,
+    upload,
+)
 from chorister.dap.task import TaskConfiguration
 from chorister.device.attempts import Attempt, Attempts, State
 from chorister.device.audit import AuditLog, Question
@@ -37,11 +43,12 @@ from chorister.device.steps import Hook, Step, pass_by
 from chorister.device.store import EventStore
 from chorister.device.timing import Timing, flip
 from chorister.device.transport import LogSource, Transport
-from chorister.device.verifier import verify_query
+from chorister.device.verifier import permitted_functions, verify_query
 from chorister.errors import (
     BudgetExceeded,
     ChoristerError,
-    InvalidInput,
+    DecodeError,
+    HPKEError,
     LedgerError,
     QueryRefused,
     Unreachable,
@@ -185,11 +192,7 @@ class Agent:
             if now >= recipe.window.closes:
                 self._drop(attempt.recipe, State.CHARGED, "its answer period is over", tally)
                 continue
-            try:
-                self._send_off(recipe, attempt, OOV_BIN, Outcome.INTERRUPTED, tally)
-            except InvalidInput:
-                # Its group or arm is no longer one of the policy's.
-                self._drop(attempt.recipe, State.CHARGED, "the policy has changed", tally)
+            self._send_off(recipe, attempt, OOV_BIN, Outcome.INTERRUPTED, tally)
 
     # --- Poll ---
 
@@ -251,11 +254,11 @@ class Agent:
         """Step (1): check everything, then commit the charge; None if the coin says no."""
         recipe = listed.signed.recipe
         verify_recipe(listed.signed, self._policy, now=self._clock.now())
-        verify_query(self._policy, recipe)
+        verify_query(self._policy, recipe, self._sandbox)
         if listed.leader_config is None or listed.helper_config is None:
-            raise QueryRefused(
-                check="keys", why="no accepted checkpoint of this pair lists its HPKE keys"
-            )
+            raise QueryRefused(check="keys", why="no accepted checkpoint lists this pair's keys")
+        for config in (listed.leader_config, listed.helper_config):
+            _check_key(config)
         charge, question = Charge.of(recipe), Question.of(listed.signed, self._policy)
         groups = {
             field: self._policy.group_value(field, self._store.profile(field))
@@ -326,7 +329,7 @@ class Agent:
             answer = self._sandbox.run(
                 recipe.query,
                 snapshot,
-                functions=analysis.functions,
+                functions=permitted_functions(analysis),
                 deadline=self._timing.query,
             )
             bin_ = choose_bin(recipe, answer.columns, randbelow=self._randbelow)
@@ -337,7 +340,12 @@ class Agent:
     def _send_off(
         self, recipe: Recipe, attempt: Attempt, bin_: int, outcome: Outcome, tally: _Tally
     ) -> None:
-        report = make_report(self._policy, recipe, attempt, bin_, self._hook)
+        try:
+            report = make_report(self._policy, recipe, attempt, bin_, self._hook)
+        except ChoristerError as error:
+            # A policy update took away its group or arm, say. It must not be tried for ever.
+            self._drop(attempt.recipe, State.CHARGED, f"no report can be made: {error}", tally)
+            return
         parcel = Parcel(
             recipe=attempt.recipe,
             report_id=attempt.report_id,
@@ -414,3 +422,11 @@ class Agent:
             self.attempts.move(recipe, state, State.DROPPED)
             self._journal.dropped(self.attempts.question(recipe), why)
         tally.dropped += 1
+
+
+def _check_key(config: bytes) -> None:
+    """A key that nothing can be sealed to is found before the charge, not after it."""
+    try:
+        check_hpke_config(config)
+    except (DecodeError, HPKEError) as error:
+        raise QueryRefused(check="keys", why=f"an aggregator's HPKE key: {error}") from None

@@ -144,7 +144,7 @@ class Device:
                 opened, self._open = self._open, None
                 opened.stack.close()
 
-    # --- The person's data ---------------------------------------------------------------------------
+    # --- The person's data ---
 
     def opt_in(self) -> None:
         """The person takes part: donations are kept, and recipes may run."""
@@ -241,8 +241,6 @@ class Device:
             opened = self._opened()
             if self.paused:
                 return Run(silent="paused")
-            if self._sandbox is None:
-                self._sandbox = Sandbox()
             with lock.held(self.folder / LOCK):
                 agent = Agent(
                     policy=self.policy,
@@ -251,13 +249,20 @@ class Device:
                     ledger=opened.ledger,
                     audit=opened.audit,
                     clock=opened.clock,
-                    sandbox=self._sandbox,
+                    sandbox=self._started(),
                     transport=self._transport,
                     registry=self.registry,
                     timing=self._timing,
                     hook=self._hook,
                 )
                 return task(agent)
+
+    def _started(self) -> Sandbox:
+        """The sandbox: the host app's, or one of its own from now on."""
+        with self._mutex:
+            if self._sandbox is None:
+                self._sandbox = Sandbox()
+            return self._sandbox
 
     def _set_paused(self, event: Event, why: str) -> None:
         with self._mutex:
@@ -274,7 +279,7 @@ class Device:
 
     def _explain_query(self, recipe: Recipe) -> Check:
         try:
-            verify_query(self.policy, recipe)
+            verify_query(self.policy, recipe, self._started())
         except QueryRefused as error:
             return Check(name="query-class", passed=False, why=error.why, field=error.field)
         return Check(name="query-class", passed=True, why="the query is of the permitted class")

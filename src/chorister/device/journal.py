@@ -17,7 +17,7 @@ from chorister.recipe import Recipe
 __all__ = ["Journal"]
 
 _REPORTED: Final = {
-    Outcome.RAN: "the query ran, and one of its rows was drawn and hidden in noise",
+    Outcome.RAN: "the query ran; one row that it found, or OOV if none, was hidden in noise",
     Outcome.FAILED: "the query failed here, so OOV was reported, hidden in the same noise",
     Outcome.INTERRUPTED: (
         "the device was interrupted after the charge; the query is not run again, so OOV was "

@@ -1,0 +1,220 @@
+"""A registry that lies, colludes with one aggregator, or withholds: the device stays silent.
+
+In each case nothing is charged, queried or sent, and the audit log tells why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chorister._native import HPKEKeypair
+from chorister.device.audit import Event
+from chorister.transparency.listing import CurrentList
+from chorister.transparency.sources import list_path
+from tests.device.home import Home, at_home
+from tests.device.world import (
+    DAY,
+    HELPER_KEYS,
+    LEADER_KEYS,
+    NOW,
+    REGISTRY,
+    a_recipe,
+    an_entry,
+    bits_of,
+    hpke_entry,
+)
+from tests.logworld import HELPER, LEADER, key
+
+RECIPE = a_recipe("one")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with at_home(tmp_path) as home:
+        home.donate()
+        yield home
+
+
+def silent(home: Home) -> str | None:
+    """Poll; nothing may happen. What the audit log says."""
+    run = home.device.run_once()
+    home.deliver()
+    assert run.problems
+    assert not home.network.posts
+    assert home.charges() == 0
+    home.device.audit.verify()
+    return home.last(Event.SILENT).check
+
+
+# --- Signatures ---
+
+
+@pytest.mark.parametrize("missing", [LEADER, HELPER])
+def test_one_cosignature_is_missing(missing: str, home: Home) -> None:
+    cosigners = {LEADER: "leader", HELPER: "helper"}
+    del cosigners[missing]
+    home.network.log.publish([RECIPE], cosigners=cosigners)
+    assert silent(home) == "LogSignatureInvalid"
+    assert missing in home.last(Event.SILENT).why
+
+
+def test_one_aggregator_cosigns_for_both(home: Home) -> None:
+    home.network.log.publish([RECIPE], cosigners={LEADER: "leader", HELPER: "leader"})
+    assert silent(home) == "LogSignatureInvalid"
+
+
+def test_a_stranger_signs_the_log(home: Home) -> None:
+    home.network.log.publish([RECIPE], log=key("stranger"))
+    assert silent(home) == "LogSignatureInvalid"
+
+
+def test_a_cosignature_from_another_time(home: Home) -> None:
+    home.network.log.publish([RECIPE], cosigned_at=NOW - DAY)
+    assert silent(home) == "LogSignatureInvalid"
+
+
+# --- Time ---
+
+
+def test_a_stale_checkpoint(home: Home) -> None:
+    home.clock.set(NOW + 3 * DAY)
+    home.network.log.publish([RECIPE], time=NOW)
+    assert silent(home) == "CheckpointTime"
+
+
+def test_a_checkpoint_from_the_future(home: Home) -> None:
+    home.network.log.publish([RECIPE], time=NOW + 3 * DAY)
+    assert silent(home) == "CheckpointTime"
+
+
+def test_a_rewound_checkpoint(home: Home) -> None:
+    home.ask()
+    home.network.log.publish([RECIPE], time=NOW - 60)
+    assert silent(home) == "LogRewound"
+
+
+# --- The list and its bodies ---
+
+
+def test_a_recipe_that_is_not_in_the_current_list(home: Home) -> None:
+    """Its body lies there to be fetched; nobody asks for it."""
+    home.network.log.publish([])
+    entry = an_entry(RECIPE)
+    home.network.log.files[f"entry/{entry.address.hex()}"] = entry.encode()
+    home.device.run_once()
+    assert home.charges() == 0
+
+
+def test_a_list_that_is_not_the_checkpoint_s(home: Home) -> None:
+    home.network.log.publish([])
+    log = home.network.log
+    (path,) = (path for path in log.files if path.startswith("list/"))
+    entry = an_entry(RECIPE)
+    forged = CurrentList.of(
+        hpke_configs=[(each.aggregator, each.address) for each in log.hpke],
+        recipes=[(RECIPE.analysis, entry.address)],
+    )
+    log.files[path] = forged.encode()
+    log.files[list_path(forged.digest)] = forged.encode()
+    log.files[f"entry/{entry.address.hex()}"] = entry.encode()
+    # A device keeps what it fetched; this one never fetched this list.
+    home.device._opened().connection.execute("DELETE FROM bodies")
+    assert silent(home) == "WrongList"
+
+
+def test_a_withdrawn_recipe_served_with_yesterday_s_list(home: Home) -> None:
+    """Withdrawn, or by a revoked author: the cosigners' list no longer has it."""
+    home.network.log.publish([RECIPE])
+    old = {path: data for path, data in home.network.log.files.items() if path != "checkpoint"}
+    home.network.log.publish([], time=NOW + 60)
+    home.network.log.files = old | home.network.log.files
+    home.clock.set(NOW + 60)
+    run = home.device.run_once()
+    assert not run.problems
+    assert home.charges() == 0
+
+
+def test_another_body_under_a_recipe_s_address(home: Home) -> None:
+    home.network.log.publish([RECIPE])
+    address = an_entry(RECIPE).address.hex()
+    other = an_entry(a_recipe("other"))
+    home.network.log.files[f"entry/{address}"] = other.encode()
+    assert silent(home) == "LogWithheld"
+
+
+def test_a_body_that_is_withheld(home: Home) -> None:
+    home.network.log.publish([RECIPE, a_recipe("two")])
+    del home.network.log.files[f"entry/{an_entry(RECIPE).address.hex()}"]
+    assert silent(home) == "LogWithheld"
+
+
+def test_garbage_instead_of_a_checkpoint(home: Home) -> None:
+    home.network.log.files["checkpoint"] = b"\xff" * 100
+    assert silent(home) == "DecodeError"
+
+
+def test_a_registry_that_is_down(home: Home) -> None:
+    home.network.down = True
+    assert silent(home) == "LogWithheld"
+
+
+def test_a_problem_is_told_once_and_again_when_it_comes_back(home: Home) -> None:
+    home.network.down = True
+    for _ in range(3):
+        home.device.run_once()
+    before = home.events().count(Event.SILENT)
+    home.network.down = False
+    home.ask()
+    home.network.down = True
+    home.device.run_once()
+    assert home.events().count(Event.SILENT) == before + 1
+
+
+# --- The aggregators' keys ---
+
+
+def test_keys_come_from_the_log_only(home: Home) -> None:
+    home.ask(RECIPE)
+    home.deliver()
+    assert all(url.startswith(REGISTRY) for url in home.network.gets)
+    bits_of(home.policy, RECIPE, home.network.reports[0])
+
+
+def test_a_key_for_one_victim_signed_by_a_stranger(home: Home) -> None:
+    own = HPKEKeypair.generate(9).config
+    home.network.log.hpke = [
+        hpke_entry(LEADER, own, by="stranger"),
+        hpke_entry(HELPER, HELPER_KEYS.config),
+    ]
+    home.network.log.publish([RECIPE])
+    assert silent(home) == "NotAuthorized"
+
+
+def test_the_leader_s_key_in_the_helper_s_name(home: Home) -> None:
+    """Sealed to the leader twice, a report would be open to it alone."""
+    home.network.log.hpke = [
+        hpke_entry(LEADER, LEADER_KEYS.config),
+        hpke_entry(HELPER, LEADER_KEYS.config, by="leader"),
+    ]
+    home.network.log.publish([RECIPE])
+    assert silent(home) == "NotAuthorized"
+
+
+def test_no_key_of_the_helper(home: Home) -> None:
+    home.network.log.hpke = [hpke_entry(LEADER, LEADER_KEYS.config)]
+    home.network.log.publish([RECIPE])
+    assert silent(home) == "LogWithheld"
+
+
+def test_a_key_that_nothing_can_be_sealed_to(home: Home) -> None:
+    home.network.log.hpke = [
+        hpke_entry(LEADER, b"nonsense"),
+        hpke_entry(HELPER, HELPER_KEYS.config),
+    ]
+    home.network.log.publish([RECIPE])
+    home.device.run_once()
+    assert home.charges() == 0
+    assert home.last(Event.REFUSED).check == "keys"
