@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import ssl
+from pathlib import Path
+
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from chorister.device.transport import HTTPTransport, LogSource, check_url
 from chorister.errors import InvalidInput, LogWithheld, Unreachable
@@ -97,3 +105,50 @@ def test_only_https_leaves_the_machine(url: str) -> None:
 @pytest.mark.parametrize("url", ["https://example.org/x", "http://localhost:1/", "http://[::1]:1"])
 def test_https_and_this_machine_are_fine(url: str) -> None:
     check_url(url)
+
+
+# --- TLS ---
+
+
+def a_certificate(folder: Path) -> tuple[Path, Path]:
+    """A key and a certificate of its own for this machine."""
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = dt.datetime.now(dt.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(private.public_key())
+        .serial_number(1)
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(private, SHA256())
+    )
+    key, chain = folder / "key.pem", folder / "chain.pem"
+    key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    chain.write_bytes(certificate.public_bytes(Encoding.PEM))
+    return key, chain
+
+
+def test_no_tls_session_is_resumed(tmp_path: Path) -> None:
+    key, chain = a_certificate(tmp_path)
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.load_cert_chain(chain, key)
+    transport = HTTPTransport(tls=lambda: ssl.create_default_context(cafile=str(chain)))
+    with serve(lambda _: Reply(headers=MARKS), tls=server_side) as server:
+        for _ in range(3):
+            transport.get(f"{server.url}/checkpoint", limit=10)
+            transport.post(f"{server.url}/reports", headers={}, body=b"", limit=10)
+    assert [request.resumed for request in server.seen] == [False] * 6
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
+    key, chain = a_certificate(tmp_path)
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.load_cert_chain(chain, key)
+    with serve(lambda _: Reply(), tls=server_side) as server:
+        with pytest.raises(Unreachable):
+            HTTPTransport().get(f"{server.url}/checkpoint", limit=10)
+        assert not server.seen

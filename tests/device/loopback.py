@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ class Seen:
     headers: list[tuple[str, str]]
     body: bytes
     connection: tuple[str, int]
+    resumed: bool | None  # whether a TLS session was resumed
 
 
 @dataclass
@@ -34,7 +36,9 @@ class Loopback:
 
 
 @contextmanager
-def serve(answer: Callable[[Seen], Reply]) -> Iterator[Loopback]:
+def serve(
+    answer: Callable[[Seen], Reply], *, tls: ssl.SSLContext | None = None
+) -> Iterator[Loopback]:
     seen: list[Seen] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -48,6 +52,7 @@ def serve(answer: Callable[[Seen], Reply]) -> Iterator[Loopback]:
                 headers=list(self.headers.items()),
                 body=self.rfile.read(length),
                 connection=self.client_address,
+                resumed=getattr(self.connection, "session_reused", None),
             )
             seen.append(request)
             reply = answer(request)
@@ -63,11 +68,20 @@ def serve(answer: Callable[[Seen], Reply]) -> Iterator[Loopback]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            """A client that hangs up is what some tests are about."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
-        yield Loopback(url=f"http://127.0.0.1:{server.server_port}", seen=seen)
+        scheme = "http://127.0.0.1" if tls is None else "https://localhost"
+        yield Loopback(url=f"{scheme}:{server.server_port}", seen=seen)
     finally:
         server.shutdown()
         thread.join()

@@ -157,6 +157,8 @@ class Agent:
             self._withdraw(tally)
             return tally.run(silent="the person has not opted in")
         found = look(tally)
+        if not self._newest_checkpoint():
+            return tally.run(silent="no cosigned checkpoint was accepted yet")
         try:
             self._settle()
         except LedgerError as error:

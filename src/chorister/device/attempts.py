@@ -216,7 +216,8 @@ class Attempts:
     def remember(self, name: str, value: int) -> None:
         """Remember a number."""
         self._connection.execute(
-            "INSERT INTO memory VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            "INSERT INTO memory VALUES (?, ?)"
+            " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
             (name, value),
         )
 

@@ -115,6 +115,7 @@ class Device:
         self._clock = clock or SystemClock()
         self._transport = transport or HTTPTransport()
         self._sandbox = sandbox
+        self._own_sandbox: Sandbox | None = None
         self._timing = timing or Timing()
         self._hook = hook
         self._mutex = threading.RLock()
@@ -138,8 +139,11 @@ class Device:
         return f"Device({str(self.folder)!r}, policy={self.policy.name!r})"
 
     def close(self) -> None:
-        """Close the databases; whatever is called next opens them again."""
+        """Close the databases, and the sandbox if it is its own; what is called next opens them."""
         with self._mutex:
+            if self._own_sandbox is not None:
+                self._own_sandbox.close()
+                self._own_sandbox = None
             if self._open is not None:
                 opened, self._open = self._open, None
                 opened.stack.close()
@@ -215,7 +219,7 @@ class Device:
             attempts=opened.attempts,
             outbox=opened.outbox,
             head=opened.head,
-            weaknesses=() if self._sandbox is None else tuple(self._sandbox.weaknesses()),
+            weaknesses=self._started().weaknesses(),
             paused=self.paused,
         )
 
@@ -233,6 +237,12 @@ class Device:
     def audit(self) -> AuditLog:
         """The log of everything that was asked and what became of it."""
         return self._opened().audit
+
+    def verify(self) -> None:
+        """Read ledger and audit log from their first entries; raises `LedgerTampered`."""
+        opened = self._opened()
+        opened.ledger.verify()
+        opened.audit.verify()
 
     # --- Inside ---
 
@@ -258,11 +268,13 @@ class Device:
                 return task(agent)
 
     def _started(self) -> Sandbox:
-        """The sandbox: the host app's, or one of its own from now on."""
+        """The sandbox: the host app's, or one of its own until it is closed."""
         with self._mutex:
-            if self._sandbox is None:
-                self._sandbox = Sandbox()
-            return self._sandbox
+            if self._sandbox is not None:
+                return self._sandbox
+            if self._own_sandbox is None:
+                self._own_sandbox = Sandbox()
+            return self._own_sandbox
 
     def _set_paused(self, event: Event, why: str) -> None:
         with self._mutex:

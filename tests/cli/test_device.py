@@ -1,0 +1,151 @@
+"""`chorister device`, against a registry and a leader on this machine, by the system's clock."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from chorister.cli import app
+from chorister.device.audit import Event
+from tests.cli.toml import dumps
+from tests.device.loopback import Loopback, Reply, Seen, serve
+from tests.device.world import DAY, Log, a_policy, a_recipe, an_entry
+
+
+class Command:
+    """The command line for one device."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {"CHORISTER_DEVICE": str(folder / "device"), "NO_COLOR": "1"}
+
+    def __call__(self, *words: str, given: str = "", code: int = 0) -> str:
+        runner = CliRunner()
+        result = runner.invoke(app, ["device", *words], input=given, env=self.environment)
+        assert result.exit_code == code, (result.output, result.exception)
+        return result.output
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self(*words, "--json"))
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def server(log: Log) -> Iterator[Loopback]:
+    def answer(request: Seen) -> Reply:
+        data = log.files.get(request.path.removeprefix("/"))
+        return Reply(status=404) if data is None else Reply(body=data)
+
+    with serve(answer) as server:
+        yield server
+
+
+@pytest.fixture
+def device(tmp_path: Path, server: Loopback) -> Command:
+    """Made, opted in, with data."""
+    (tmp_path / "policy.toml").write_text(dumps(a_policy().model_dump(exclude_none=True)))
+    command = Command(tmp_path)
+    command(
+        *("init", "--policy", str(tmp_path / "policy.toml"), "--registry", server.url),
+        *("--key-file", str(tmp_path / "key"), "--head-file", str(tmp_path / "head"), "--opt-in"),
+    )
+    return command
+
+
+def recipe_now(name: str, **changes: Any) -> Any:
+    now = int(time.time())
+    window = {"opens": now - DAY, "closes": now + 6 * DAY, "ends": now + 7 * DAY}
+    return a_recipe(name, {"window": window, **changes})
+
+
+def test_from_donation_to_the_audit_log(device: Command, log: Log) -> None:
+    assert "kept 2" in device(
+        *("donate", "keyboard"),
+        given='{"ngram": "hello you", "perplexity": 2}\n\n{"ngram": null, "perplexity": null}\n',
+    )
+    assert "kept 1" in device("donate", "user", given='{"age": 33, "locale": "de_DE"}')
+    log.publish([], time=int(time.time()) - 60)
+    assert device.json("run", "--once")["silent"] is None
+    recipe = recipe_now("one")
+    log.publish([recipe], time=int(time.time()))
+    done = device.json("run", "--once")
+    assert done["answered"] == ["one"]
+    assert done["problems"] == []
+    status = device.json("status")
+    assert status["opted_in"]
+    (waiting,) = status["outbox"]
+    assert waiting["recipe"] == "one"
+    assert waiting["next_try"] > time.time()
+    assert status["budgets"][0]["limit"] == "device"
+    assert status["budgets"][0]["epsilon"] == "0.8"
+    assert "waiting: one" in device("status")
+    records = json.loads(device("audit", "--json"))
+    events = [record["entry"]["event"] for record in records]
+    assert events[-2:] == [Event.CHARGED, Event.REPORTED]
+    assert "hello world" not in device("audit", "--json").replace(recipe.query, "")
+    assert device("audit", "--html").startswith("<!doctype html>")
+    assert "Find words that follow each other" in device("audit")
+    assert device("audit", "--newest", "1").count("why:") == 1
+    assert device.json("audit", "verify")["records"] == len(records)
+
+
+def test_pausing_consent_and_purging(device: Command) -> None:
+    device("pause")
+    assert device.json("status")["paused"]
+    assert "nothing was done: paused" in device("run", "--once")
+    device("pause", "--off")
+    assert not device.json("status")["paused"]
+    device("purge", given="n\n", code=1)
+    device("purge", "--yes")
+    device("consent", "--out")
+    assert not device.json("status")["opted_in"]
+    event = '{"ngram": "x", "perplexity": 1}'
+    assert "not opted in" in device("donate", "keyboard", given=event, code=1)
+    device("consent", "--in")
+    device("donate", "keyboard", given=event)
+    records = json.loads(device("audit", "--json"))
+    assert [record["entry"]["event"] for record in records] == [
+        *(Event.OPTED_IN, Event.PAUSED, Event.UNPAUSED),
+        *(Event.PURGED, Event.OPTED_OUT, Event.OPTED_IN),
+    ]
+
+
+def test_explain_says_yes_or_no_and_why(device: Command, log: Log, tmp_path: Path) -> None:
+    for age in (60, 0):
+        log.publish([], time=int(time.time()) - age)
+        device("run", "--once")
+    (tmp_path / "good").write_bytes(an_entry(recipe_now("good")).jws)
+    assert device.json("explain", str(tmp_path / "good"))["allowed"]
+    bad = an_entry(recipe_now("bad", **{"privacy/min_cohort": 10}), "stranger")
+    (tmp_path / "bad").write_bytes(bad.jws)
+    said = device("explain", str(tmp_path / "bad"), code=1)
+    assert "no author" in said
+    assert "no cohort" in said
+
+
+def test_mistakes_are_explained(device: Command, tmp_path: Path) -> None:
+    assert "not JSON" in device("donate", "keyboard", given="{", code=2)
+    assert "JSON object" in device("donate", "keyboard", given="[]", code=2)
+    wrong = '{"ngram": 7, "perplexity": 1}'
+    assert "keyboard.ngram" in device("donate", "keyboard", given=wrong, code=2)
+    assert "no such stream" in device("donate", "nowhere", given=wrong, code=2)
+    again = ("init", "--policy", str(tmp_path / "policy.toml"), "--registry", "http://localhost/")
+    assert "already" in device(*again, "--key-file", str(tmp_path / "k2"), code=2)
+    assert "either --key-file or --keyring" in device(*again, code=2)
+    other = Command(tmp_path / "nowhere")
+    assert "device init" in other("status", code=2)
+    inside = tmp_path / "other" / "device" / "key"
+    said = Command(tmp_path / "other")(*again, "--key-file", str(inside), code=2)
+    assert "elsewhere" in said
+    (tmp_path / "device" / "device.json").write_text("{}")
+    assert "device.json" in device("status", code=2)
