@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from chorister.device.agent import Run
     from chorister.device.device import Device, HeadFile, HeadKeyring
     from chorister.device.keys import GivenKey, KeyFile, KeyringKey
+    from chorister.device.run import Run
     from chorister.device.sandbox import Sandbox
     from chorister.device.status import Status
     from chorister.device.timing import Timing
@@ -41,7 +41,7 @@ _MODULES: Final = {
     "HeadKeyring": "device",
     "KeyFile": "keys",
     "KeyringKey": "keys",
-    "Run": "agent",
+    "Run": "run",
     "Sandbox": "sandbox",
     "Status": "status",
     "Timing": "timing",

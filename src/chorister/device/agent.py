@@ -15,29 +15,23 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import apsw
 
-from chorister.dap.client import (
-    MAX_ANSWER,
-    check_answer,
-    check_hpke_config,
-    new_report_id,
-    upload,
-)
-from chorister.dap.task import TaskConfiguration
+from chorister.dap.client import check_hpke_config, new_report_id
 from chorister.device.attempts import Attempt, Attempts, State
 from chorister.device.audit import AuditLog, Question
 from chorister.device.budget import Charge
+from chorister.device.courier import Courier
 from chorister.device.database import transaction
 from chorister.device.device_clock import DeviceClock
 from chorister.device.entries import Charged
 from chorister.device.journal import Journal
 from chorister.device.ledger import Ledger
-from chorister.device.outbox import Outbox, Parcel, wait_after
+from chorister.device.outbox import Outbox, Parcel
 from chorister.device.poll import Listed, Poll, poll
 from chorister.device.report import OOV_BIN, Outcome, choose_bin, make_report
+from chorister.device.run import Run, Tally
 from chorister.device.sandbox import Sandbox
 from chorister.device.steps import Hook, Step, pass_by
 from chorister.device.store import EventStore
@@ -51,56 +45,11 @@ from chorister.errors import (
     HPKEError,
     LedgerError,
     QueryRefused,
-    Unreachable,
-    UploadFailed,
 )
 from chorister.policy import Policy
 from chorister.recipe import Recipe, SignedRecipe, verify_recipe
 
-__all__ = ["Agent", "Run"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """What one run did, in recipe identifiers."""
-
-    silent: str | None = None  # why nothing was done at all
-    problems: tuple[str, ...] = ()  # what was wrong with the log, pair by pair
-    refused: tuple[str, ...] = ()
-    declined: tuple[str, ...] = ()
-    answered: tuple[str, ...] = ()
-    uploaded: int = 0
-    postponed: int = 0
-    dropped: int = 0
-
-
-@dataclass(slots=True)
-class _Tally:
-    """What a run is doing, until it is a `Run`."""
-
-    problems: list[str]
-    refused: list[str]
-    declined: list[str]
-    answered: list[str]
-    uploaded: int = 0
-    postponed: int = 0
-    dropped: int = 0
-
-    @classmethod
-    def empty(cls) -> _Tally:
-        return cls([], [], [], [])
-
-    def run(self, *, silent: str | None = None) -> Run:
-        return Run(
-            silent=silent,
-            problems=tuple(self.problems),
-            refused=tuple(self.refused),
-            declined=tuple(self.declined),
-            answered=tuple(self.answered),
-            uploaded=self.uploaded,
-            postponed=self.postponed,
-            dropped=self.dropped,
-        )
+__all__ = ["Agent"]
 
 
 _LEDGER = b"ledger"
@@ -132,7 +81,6 @@ class Agent:
         self._ledger = ledger
         self._clock = clock
         self._sandbox = sandbox
-        self._transport = transport
         self._source = LogSource(transport, registry)
         self._timing = timing or Timing()
         self._hook = hook
@@ -140,6 +88,17 @@ class Agent:
         self.attempts = Attempts(connection)
         self.outbox = Outbox(connection)
         self._journal = Journal(audit, clock)
+        self._courier = Courier(
+            policy=policy,
+            connection=connection,
+            attempts=self.attempts,
+            outbox=self.outbox,
+            journal=self._journal,
+            clock=clock,
+            transport=transport,
+            hook=hook,
+            randbelow=randbelow,
+        )
 
     # --- One run ---
 
@@ -151,10 +110,10 @@ class Agent:
         """Only send what is due, without a poll."""
         return self._run(lambda _: Poll.nothing())
 
-    def _run(self, look: Callable[[_Tally], Poll]) -> Run:
-        tally = _Tally.empty()
+    def _run(self, look: Callable[[Tally], Poll]) -> Run:
+        tally = Tally.empty()
         if not self._store.consent.opted_in:
-            self._withdraw(tally)
+            self._courier.withdraw(tally)
             return tally.run(silent="the person has not opted in")
         found = look(tally)
         if not self._newest_checkpoint():
@@ -167,38 +126,32 @@ class Agent:
                     self._journal.silent(error)
             return tally.run(silent=str(error))
         self._finish_interrupted(tally)
-        self._upload(tally)
+        self._courier.send_due(tally)
         for recipe, attempt in self._decide(found, tally):
             self._answer(recipe, attempt, tally)
         return tally.run()
 
     def _settle(self) -> None:
-        """Bring the ledger into step with its head and the policy; raises if it can't be trusted."""
+        """Bring the ledger into step with its head and the policy, or raise."""
         for entry in self._ledger.settle(self._clock.decision_time()):
             with transaction(self._connection):
                 self._journal.settled(entry)
 
-    def _withdraw(self, tally: _Tally) -> None:
-        """Without consent nothing leaves any more, what was ready to leave included."""
-        why = "the person opted out"
-        for attempt in self.attempts.unfinished():
-            self._drop(attempt.recipe, State.CHARGED, why, tally)
-        for parcel in self.outbox.all():
-            self._drop(parcel.recipe, State.QUEUED, why, tally)
-
-    def _finish_interrupted(self, tally: _Tally) -> None:
+    def _finish_interrupted(self, tally: Tally) -> None:
         """What a crash left charged becomes OOV: the query may have run, so it never runs again."""
         now = self._clock.now()
         for attempt in self.attempts.unfinished():
             recipe = SignedRecipe.parse(attempt.jws).recipe
             if now >= recipe.window.closes:
-                self._drop(attempt.recipe, State.CHARGED, "its answer period is over", tally)
+                self._courier.drop(
+                    attempt.recipe, State.CHARGED, "its answer period is over", tally
+                )
                 continue
             self._send_off(recipe, attempt, OOV_BIN, Outcome.INTERRUPTED, tally)
 
     # --- Poll ---
 
-    def _poll(self, tally: _Tally) -> Poll:
+    def _poll(self, tally: Tally) -> Poll:
         found = poll(
             self._source,
             policy=self._policy,
@@ -233,7 +186,7 @@ class Agent:
 
     # --- Decide ---
 
-    def _decide(self, found: Poll, tally: _Tally) -> list[tuple[Recipe, Attempt]]:
+    def _decide(self, found: Poll, tally: Tally) -> list[tuple[Recipe, Attempt]]:
         charged: list[tuple[Recipe, Attempt]] = []
         for listed in found.listed:
             recipe = listed.signed.recipe
@@ -276,6 +229,7 @@ class Agent:
                 return None
             attempt = Attempt(
                 recipe=recipe.digest,
+                question=question,
                 jws=listed.signed.jws,
                 upload_at=self._timing.draw_upload(
                     recipe, now=now, before=before, randbelow=self._randbelow
@@ -286,7 +240,7 @@ class Agent:
                 leader_config=listed.leader_config,
                 helper_config=listed.helper_config,
             )
-            self.attempts.begin(recipe, question, attempt, now=now)
+            self.attempts.begin(recipe, attempt, now=now)
             self._journal.charged(question, charge, attempt.upload_at)
             self._ledger.append(charge, decided)
             self._hook(Step.CHARGE_WRITTEN)
@@ -317,7 +271,7 @@ class Agent:
 
     # --- Answer ---
 
-    def _answer(self, recipe: Recipe, attempt: Attempt, tally: _Tally) -> None:
+    def _answer(self, recipe: Recipe, attempt: Attempt, tally: Tally) -> None:
         """Steps (2) and (3), once for every charge."""
         bin_, outcome = self._query(recipe)
         self._hook(Step.QUERIED)
@@ -335,18 +289,20 @@ class Agent:
                 deadline=self._timing.query,
             )
             bin_ = choose_bin(recipe, answer.columns, randbelow=self._randbelow)
-            return bin_, Outcome.RAN
         except Exception:  # of whatever kind: that there is none to see is the point
             return OOV_BIN, Outcome.FAILED
+        return bin_, Outcome.RAN
 
     def _send_off(
-        self, recipe: Recipe, attempt: Attempt, bin_: int, outcome: Outcome, tally: _Tally
+        self, recipe: Recipe, attempt: Attempt, bin_: int, outcome: Outcome, tally: Tally
     ) -> None:
         try:
             report = make_report(self._policy, recipe, attempt, bin_, self._hook)
         except ChoristerError as error:
             # A policy update took away its group or arm, say. It must not be tried for ever.
-            self._drop(attempt.recipe, State.CHARGED, f"no report can be made: {error}", tally)
+            self._courier.drop(
+                attempt.recipe, State.CHARGED, f"no report can be made: {error}", tally
+            )
             return
         parcel = Parcel(
             recipe=attempt.recipe,
@@ -359,71 +315,10 @@ class Agent:
         with transaction(self._connection):
             self.attempts.move(attempt.recipe, State.CHARGED, State.QUEUED)
             self.outbox.put(parcel)
-            question = self.attempts.question(attempt.recipe)
-            self._journal.reported(question, recipe, attempt, report, outcome)
+            self._journal.reported(recipe, attempt, report, outcome)
             self._hook(Step.QUEUE_WRITTEN)
         self._hook(Step.QUEUED)
         tally.answered.append(recipe.id)
-
-    # --- Upload ---
-
-    def _upload(self, tally: _Tally) -> None:
-        now = self._clock.now()
-        for parcel in self.outbox.expired(now):
-            self._drop(parcel.recipe, State.QUEUED, "its answer period is over", tally)
-        for parcel in self.outbox.due(now):
-            if self._still_trusted(parcel):
-                self._upload_one(parcel, tally)
-            else:
-                why = "the policy no longer trusts this pair of aggregators"
-                self._drop(parcel.recipe, State.QUEUED, why, tally)
-
-    def _still_trusted(self, parcel: Parcel) -> bool:
-        task = TaskConfiguration.decode(parcel.configuration)
-        pair = (task.leader_aggregator_endpoint, task.helper_aggregator_endpoint)
-        return any((p.leader.url, p.helper.url) == pair for p in self._policy.aggregators)
-
-    def _upload_one(self, parcel: Parcel, tally: _Tally) -> None:
-        """Step (4): the same bytes each time, whatever was answered the last time."""
-        request = upload(parcel.configuration, parcel.report)
-        self._hook(Step.UPLOADING)
-        try:
-            answer = self._transport.post(
-                request.url, headers=request.headers, body=request.body, limit=MAX_ANSWER
-            )
-            self._hook(Step.ANSWERED)
-            check_answer(
-                parcel.report_id,
-                status=answer.status,
-                content_type=answer.content_type,
-                body=answer.body,
-            )
-        except (UploadFailed, Unreachable) as error:
-            self._not_taken(parcel, error, tally)
-        else:
-            with transaction(self._connection):
-                self.outbox.remove(parcel.recipe)
-                self.attempts.move(parcel.recipe, State.QUEUED, State.SENT)
-                self._journal.uploaded(self.attempts.question(parcel.recipe), parcel.tries + 1)
-            tally.uploaded += 1
-        self._hook(Step.NOTED)
-
-    def _not_taken(self, parcel: Parcel, error: UploadFailed | Unreachable, tally: _Tally) -> None:
-        if isinstance(error, UploadFailed) and error.final:
-            self._drop(parcel.recipe, State.QUEUED, str(error), tally)
-            return
-        now = self._clock.now()
-        wait = wait_after(parcel.tries + 1, left=parcel.closes - now, randbelow=self._randbelow)
-        with transaction(self._connection):
-            self.outbox.postpone(parcel, until=now + wait)
-        tally.postponed += 1
-
-    def _drop(self, recipe: bytes, state: State, why: str, tally: _Tally) -> None:
-        with transaction(self._connection):
-            self.outbox.remove(recipe)
-            self.attempts.move(recipe, state, State.DROPPED)
-            self._journal.dropped(self.attempts.question(recipe), why)
-        tally.dropped += 1
 
 
 def _check_key(config: bytes) -> None:

@@ -74,6 +74,7 @@ class Attempt:
     """A charged recipe whose report is still to be made; all of it was drawn or read before."""
 
     recipe: bytes  # digest
+    question: Question
     jws: bytes
     upload_at: int
     arm: str | None
@@ -105,15 +106,21 @@ class Attempts:
             (recipe.digest, question.canonical(), recipe.window.closes, now, State.DECLINED),
         )
 
-    def begin(self, recipe: Recipe, question: Question, attempt: Attempt, *, now: int) -> None:
+    def begin(self, recipe: Recipe, attempt: Attempt, *, now: int) -> None:
         """Mark the attempt. A second one for the same recipe breaks the primary key."""
         self._connection.execute(
             "INSERT INTO attempts (recipe, question, closes, decided, state, upload_at, arm,"
             " groups, report_id, jws, leader_config, helper_config)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                *(recipe.digest, question.canonical(), recipe.window.closes, now, State.CHARGED),
-                *(attempt.upload_at, attempt.arm, json.dumps(attempt.groups), attempt.report_id),
+                *(recipe.digest, attempt.question.canonical(), recipe.window.closes, now),
+                *(
+                    State.CHARGED,
+                    attempt.upload_at,
+                    attempt.arm,
+                    json.dumps(attempt.groups),
+                    attempt.report_id,
+                ),
                 *(attempt.jws, attempt.leader_config, attempt.helper_config),
             ),
         )
@@ -125,18 +132,19 @@ class Attempts:
         ).fetchone()
         if found is None:
             raise InternalError(f"nothing was decided about recipe {recipe.hex()}")
-        return Question.model_validate(loads(found[0], max_bytes=_MAX_QUESTION))
+        return _question(found[0])
 
     def unfinished(self) -> list[Attempt]:
         """Charged, and no report in the outbox: there was a crash, or it is being made now."""
         rows = self._connection.execute(
-            "SELECT recipe, jws, upload_at, arm, groups, report_id, leader_config, helper_config"
-            " FROM attempts WHERE state = ? ORDER BY upload_at",
+            "SELECT recipe, question, jws, upload_at, arm, groups, report_id, leader_config,"
+            " helper_config FROM attempts WHERE state = ? ORDER BY upload_at",
             (State.CHARGED,),
         )
         return [
             Attempt(
                 recipe=recipe,
+                question=_question(question),
                 jws=jws,
                 upload_at=upload_at,
                 arm=arm,
@@ -145,7 +153,7 @@ class Attempts:
                 leader_config=leader,
                 helper_config=helper,
             )
-            for recipe, jws, upload_at, arm, groups, report_id, leader, helper in rows
+            for recipe, question, jws, upload_at, arm, groups, report_id, leader, helper in rows
         ]
 
     def move(self, recipe: bytes, old: State, new: State) -> None:
@@ -225,3 +233,7 @@ class Attempts:
         """How many recipes are in which state."""
         rows = self._connection.execute("SELECT state, count(*) FROM attempts GROUP BY state")
         return {State(state): int(count) for state, count in rows}
+
+
+def _question(data: bytes) -> Question:
+    return Question.model_validate(loads(data, max_bytes=_MAX_QUESTION))

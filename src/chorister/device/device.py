@@ -15,7 +15,7 @@ import apsw
 
 from chorister.clock import Clock, SystemClock
 from chorister.device import lock
-from chorister.device.agent import Agent, Run
+from chorister.device.agent import Agent
 from chorister.device.attempts import Attempts
 from chorister.device.audit import AuditLog, Event
 from chorister.device.budget import Charge
@@ -26,6 +26,7 @@ from chorister.device.journal import Journal
 from chorister.device.keys import KeySource, SecretKey
 from chorister.device.ledger import Ledger
 from chorister.device.outbox import Outbox
+from chorister.device.run import Run
 from chorister.device.sandbox import Sandbox
 from chorister.device.status import Status, read_status
 from chorister.device.steps import Hook, pass_by

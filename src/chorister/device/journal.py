@@ -55,9 +55,7 @@ class Journal:
         why = f"every check passed; the report will leave at {upload_at} (POSIX seconds) or later"
         self._write(Event.CHARGED, why, question=question, charge=charge)
 
-    def reported(
-        self, question: Question, recipe: Recipe, attempt: Attempt, report: Report, outcome: Outcome
-    ) -> None:
+    def reported(self, recipe: Recipe, attempt: Attempt, report: Report, outcome: Outcome) -> None:
         """A report in the outbox, with every bit that leaves."""
         sent = Sent(
             report=attempt.report_id.hex(),
@@ -68,7 +66,7 @@ class Journal:
             bits=pack_bits(report.bits),
             digest=sha256(report.sealed).hex(),
         )
-        self._write(Event.REPORTED, _REPORTED[outcome], question=question, sent=sent)
+        self._write(Event.REPORTED, _REPORTED[outcome], question=attempt.question, sent=sent)
 
     def uploaded(self, question: Question, tries: int) -> None:
         """The leader has the report."""

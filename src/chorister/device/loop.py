@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from chorister.clock import Clock, SystemClock
-from chorister.device.agent import Run
 from chorister.device.device import Device
+from chorister.device.run import Run
 from chorister.device.timing import Timing
 from chorister.errors import DeviceBusy
 

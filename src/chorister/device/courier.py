@@ -1,0 +1,111 @@
+"""The courier: takes sealed reports from the outbox to the leader, and nothing back.
+
+Whatever a leader answers, no report is made anew: one that it refuses is dropped, and what it cost
+stays spent.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import apsw
+
+from chorister.clock import Clock
+from chorister.dap.client import MAX_ANSWER, check_answer, upload
+from chorister.dap.task import TaskConfiguration
+from chorister.device.attempts import Attempts, State
+from chorister.device.database import transaction
+from chorister.device.journal import Journal
+from chorister.device.outbox import Outbox, Parcel, wait_after
+from chorister.device.run import Tally
+from chorister.device.steps import Hook, Step, pass_by
+from chorister.device.transport import Transport
+from chorister.errors import Unreachable, UploadFailed
+from chorister.policy import Policy
+
+__all__ = ["Courier"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Courier:
+    """Sends, postpones and drops; each with its audit entry in one transaction."""
+
+    policy: Policy
+    connection: apsw.Connection
+    attempts: Attempts
+    outbox: Outbox
+    journal: Journal
+    clock: Clock
+    transport: Transport
+    hook: Hook = pass_by
+    randbelow: Callable[[int], int] = secrets.randbelow
+
+    def send_due(self, tally: Tally) -> None:
+        """Send what is due; what no leader takes any more is dropped."""
+        now = self.clock.now()
+        for parcel in self.outbox.expired(now):
+            self.drop(parcel.recipe, State.QUEUED, "its answer period is over", tally)
+        for parcel in self.outbox.due(now):
+            if self._still_trusted(parcel):
+                self._upload_one(parcel, tally)
+            else:
+                why = "the policy no longer trusts this pair of aggregators"
+                self.drop(parcel.recipe, State.QUEUED, why, tally)
+
+    def _still_trusted(self, parcel: Parcel) -> bool:
+        task = TaskConfiguration.decode(parcel.configuration)
+        pair = (task.leader_aggregator_endpoint, task.helper_aggregator_endpoint)
+        return any((p.leader.url, p.helper.url) == pair for p in self.policy.aggregators)
+
+    def _upload_one(self, parcel: Parcel, tally: Tally) -> None:
+        """Step (4): the same bytes each time, whatever was answered the last time."""
+        request = upload(parcel.configuration, parcel.report)
+        self.hook(Step.UPLOADING)
+        try:
+            answer = self.transport.post(
+                request.url, headers=request.headers, body=request.body, limit=MAX_ANSWER
+            )
+            self.hook(Step.ANSWERED)
+            check_answer(
+                parcel.report_id,
+                status=answer.status,
+                content_type=answer.content_type,
+                body=answer.body,
+            )
+        except (UploadFailed, Unreachable) as error:
+            self._not_taken(parcel, error, tally)
+        else:
+            with transaction(self.connection):
+                self.outbox.remove(parcel.recipe)
+                self.attempts.move(parcel.recipe, State.QUEUED, State.SENT)
+                self.journal.uploaded(self.attempts.question(parcel.recipe), parcel.tries + 1)
+            tally.uploaded += 1
+        self.hook(Step.NOTED)
+
+    def _not_taken(self, parcel: Parcel, error: UploadFailed | Unreachable, tally: Tally) -> None:
+        if isinstance(error, UploadFailed) and error.final:
+            self.drop(parcel.recipe, State.QUEUED, str(error), tally)
+            return
+        now = self.clock.now()
+        wait = wait_after(parcel.tries + 1, left=parcel.closes - now, randbelow=self.randbelow)
+        with transaction(self.connection):
+            self.outbox.postpone(parcel, until=now + wait)
+        tally.postponed += 1
+
+    def drop(self, recipe: bytes, state: State, why: str, tally: Tally) -> None:
+        """A charged recipe whose report will never be sent."""
+        with transaction(self.connection):
+            self.outbox.remove(recipe)
+            self.attempts.move(recipe, state, State.DROPPED)
+            self.journal.dropped(self.attempts.question(recipe), why)
+        tally.dropped += 1
+
+    def withdraw(self, tally: Tally) -> None:
+        """Without consent nothing leaves any more, what was ready to leave included."""
+        why = "the person opted out"
+        for attempt in self.attempts.unfinished():
+            self.drop(attempt.recipe, State.CHARGED, why, tally)
+        for parcel in self.outbox.all():
+            self.drop(parcel.recipe, State.QUEUED, why, tally)
