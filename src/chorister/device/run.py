@@ -35,9 +35,11 @@ class Tally:
 
     @classmethod
     def empty(cls) -> Tally:
+        """Nothing yet."""
         return cls([], [], [], [])
 
     def run(self, *, silent: str | None = None) -> Run:
+        """All of it, for the caller of the device."""
         return Run(
             silent=silent,
             problems=tuple(self.problems),

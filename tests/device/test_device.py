@@ -1,0 +1,239 @@
+"""The facade: what a host app sees of a device, alone and a thousand times in one process."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import resource
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import chorister.device
+from chorister.clock import SettableClock
+from chorister.device import Device, GivenKey, HeadKeyring, Run, Timing
+from chorister.device.keys import SecretKey
+from chorister.device.loop import keep_running
+from chorister.device.steps import Step
+from chorister.errors import DeviceBusy, InvalidInput, StoreError
+from chorister.recipe import SignedRecipe
+from tests.device.home import Home, at_home, the_sandbox
+from tests.device.world import DAY, NOW, REGISTRY, Network, a_policy, a_recipe, an_entry
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with at_home(tmp_path) as home:
+        yield home
+
+
+def test_the_public_names_are_these() -> None:
+    assert chorister.device.__all__ == [
+        *("Device", "GivenKey", "HTTPTransport", "HeadFile", "HeadKeyring", "KeyFile"),
+        *("KeyringKey", "Run", "Sandbox", "Status", "Timing", "Transport"),
+    ]
+    for name in chorister.device.__all__:
+        assert getattr(chorister.device, name).__doc__
+    assert set(chorister.device.__all__) <= set(dir(chorister.device))
+    with pytest.raises(AttributeError, match="no attribute"):
+        _ = chorister.device.Nothing
+
+
+def test_a_closed_device_opens_again_when_it_is_needed(home: Home) -> None:
+    home.device.close()
+    home.device.close()
+    assert home.device.donate("keyboard", {"ngram": "x", "perplexity": 1.0})
+    assert "keyboard" in repr(home.device)
+
+
+def test_a_device_that_was_never_made_is_not_made_by_looking(tmp_path: Path) -> None:
+    device = Device(tmp_path / "none", a_policy(), GivenKey(bytes(32)), registry=REGISTRY)
+    with pytest.raises(StoreError, match="device init"):
+        device.status()
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_registry_without_tls_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="https"):
+        Device(tmp_path, a_policy(), GivenKey(bytes(32)), registry="http://registry.example/")
+
+
+def test_explain_names_every_check_and_charges_nothing(home: Home) -> None:
+    home.ask()
+    checks = home.device.explain(a_recipe("one"))
+    assert all(check.passed for check in checks)
+    assert {"query-class", "ledger", "amplification"} <= {check.name for check in checks}
+    home.ask(a_recipe("one"))
+    after = {c.name: c for c in home.device.explain(a_recipe("two", {"study": "other"}))}
+    assert not after["ledger"].passed
+    assert "budget" in after["ledger"].why
+    again = {c.name: c for c in home.device.explain(a_recipe("one"))}
+    assert "at most once" in again["ledger"].why
+    stranger = {c.name: c for c in home.device.explain(_signed("stranger"))}
+    assert not stranger["author"].passed
+    bad = {c.name: c for c in home.device.explain(a_recipe("x", {"query": "DROP TABLE keyboard"}))}
+    assert not bad["query-class"].passed
+    unknown = home.device.explain(a_recipe("x", {"analysis": "none"}))
+    assert [check.name for check in unknown] == ["analysis"]
+    assert home.charges() == 1
+
+
+def _signed(author: str) -> SignedRecipe:
+    return SignedRecipe.parse(an_entry(a_recipe("x"), author).jws)
+
+
+def test_status_tells_what_is_left(home: Home) -> None:
+    home.ask(a_recipe("one"))
+    status = home.device.status()
+    left = {each.limit: each.remaining for each in status.budgets}
+    assert str(left["device"].epsilon) == "0.8"
+    assert status.checkpoint_time == NOW
+    assert status.silent is None
+    assert status.as_json()["outbox"]
+    assert [each.recipe for each in status.outbox] == ["one"]
+
+
+def test_two_threads_run_one_device_one_after_the_other(home: Home) -> None:
+    home.network.log.publish([a_recipe("one")])
+    runs: list[Run] = []
+    threads = [
+        threading.Thread(target=lambda: runs.append(home.device.run_once())) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [run.answered for run in runs].count(("one",)) == 1
+    assert home.charges() == 1
+
+
+def test_a_second_object_finds_the_device_busy(home: Home) -> None:
+    other = home.build()
+    found: list[str] = []
+
+    def hook(step: Step) -> None:
+        if step is Step.QUERIED:
+            with pytest.raises(DeviceBusy) as caught:
+                other.run_once()
+            found.append(str(caught.value))
+
+    home.restart(hook=hook)
+    home.ask(a_recipe("one"))
+    assert len(found) == 1
+    assert other.donate("keyboard", {"ngram": "x", "perplexity": 1.0})
+    other.close()
+
+
+def test_a_head_in_the_keyring_is_opened_with_the_device_s_key(tmp_path: Path) -> None:
+    head = HeadKeyring("phone").open(SecretKey(bytes(32)), tmp_path)
+    assert head.kind == "keyring"
+
+
+# --- Running on ---
+
+
+def test_polls_and_uploads_happen_at_the_times_drawn(home: Home) -> None:
+    timing = Timing(query=5, slack=5, spread=600, poll=3600)
+    home.restart(timing=timing)
+    home.network.log.publish([a_recipe("one")])
+    polls: list[int] = []
+    home.network.requested = lambda: polls.append(home.clock.now())
+
+    def sleep(seconds: float) -> None:
+        assert 0 < seconds <= 60
+        home.clock.advance(int(seconds))
+        home.network.log.publish([a_recipe("one")], time=home.clock.now())
+
+    uploaded_at = None
+    for run in keep_running(home.device, timing=timing, clock=home.clock, sleep=sleep):
+        if run.answered:
+            (waiting,) = home.device.status().outbox
+        if run.uploaded:
+            uploaded_at = home.clock.now()
+        if home.clock.now() > NOW + 20_000:
+            break
+    assert uploaded_at == waiting.next_try
+    gaps = [b - a for a, b in itertools.pairwise(polls) if b - a > 60]
+    assert all(gap <= 5400 for gap in gaps)
+
+
+def test_a_paused_device_keeps_running_without_spinning(home: Home) -> None:
+    home.ask(a_recipe("one"))
+    home.device.pause()
+    slept = 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal slept
+        slept += 1
+        home.clock.advance(int(seconds))
+
+    for run in keep_running(home.device, clock=home.clock, sleep=sleep):
+        assert run.silent == "paused"
+        if home.clock.now() > NOW + 7200:
+            break
+    assert slept >= 100
+    assert not home.network.posts
+
+
+# --- A fleet ---
+
+
+@pytest.fixture
+def memory_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: a thousand devices sync their disks often."""
+    place = Path("/dev/shm")  # noqa: S108
+    if not os.access(place, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        yield Path(folder)
+
+
+def test_a_thousand_devices_fit_into_one_process(memory_folder: Path) -> None:
+    """Each with databases, a key and data of its own; they share the sandbox and the network.
+
+    Closed devices hold no file and little memory, so that no limit on open files is in the way.
+    """
+    policy, network, clock = a_policy(), Network(), SettableClock(NOW - DAY)
+    network.log.publish([], time=clock.now())
+    before = _memory()
+    devices = []
+    for i in range(1000):
+        device = Device(
+            memory_folder / str(i),
+            policy,
+            GivenKey(i.to_bytes(32)),
+            registry=REGISTRY,
+            create=True,
+            clock=clock,
+            transport=network,
+            sandbox=the_sandbox(),
+        )
+        device.opt_in()
+        assert device.donate("keyboard", {"ngram": "hello world you", "perplexity": 1.0})
+        device.close()
+        devices.append(device)
+    assert (_memory() - before) / len(devices) < 50_000
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    at_work = devices[::40]
+    for device in at_work:
+        device.run_once()  # the ledger is made, and grows old enough to answer
+        device.close()
+    clock.set(NOW)
+    network.log.publish([a_recipe("one")])
+    for device in at_work:
+        assert device.run_once().answered == ("one",)
+    for device in at_work:  # all of them open at once
+        assert len(device.status().outbox) == 1
+        device.verify()
+        device.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
+
+
+def _memory() -> int:
+    """Bytes that this process holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()

@@ -1,0 +1,182 @@
+"""A hypothesis state machine: donations, recipes, crashes, clocks, lost answers, policy updates.
+
+The model is what left: every report that the leader saw, and every charge in the ledger. Whatever
+the order of events, no recipe has two reports, nothing left that was not charged, the query never
+ran twice for a charge, no limit is exceeded, and the logs verify.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from chorister._native import scan_reports
+from chorister.device.entries import Charged
+from chorister.device.steps import Step
+from chorister.errors import Unreachable
+from chorister.recipe import Recipe
+from tests.device.home import Home, the_sandbox
+from tests.device.world import DAY, NOW, a_generous_policy, a_recipe
+from tests.keyboard import RECIPE
+
+LIMIT = Decimal("1")
+
+
+class Killed(BaseException):
+    """The process ended here; what was not committed is gone."""
+
+
+def policy(limit: Decimal) -> Any:
+    return a_generous_policy({"device/epsilon": limit, "device/period": "180d"})
+
+
+class CountingSandbox:
+    """The real one; it counts how often each query runs."""
+
+    def __init__(self, queries: Counter[str]) -> None:
+        self._queries = queries
+
+    def run(self, query: str, *arguments: Any, **options: Any) -> Any:
+        self._queries[query] += 1
+        return the_sandbox().run(query, *arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(the_sandbox(), name)
+
+
+class DeviceMachine(RuleBasedStateMachine):
+    """One device, its person, its host app, and a world that fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.home = Home(Path(self.folder.name), policy(LIMIT))
+        self.largest = LIMIT
+        self.recipes: list[Recipe] = []
+        self.kill_at: Step | None = None
+        self.queries: Counter[str] = Counter()
+        self._restart()
+
+    def teardown(self) -> None:
+        self.home.device.close()
+        self.folder.cleanup()
+
+    def _restart(self) -> None:
+        self.kill_at = None
+        self.home.restart(hook=self._hook, sandbox=CountingSandbox(self.queries))
+
+    def _hook(self, step: Step) -> None:
+        if step is self.kill_at:
+            raise Killed
+
+    def _run(self, *, upload: bool) -> None:
+        device = self.home.device
+        try:
+            if upload:
+                device.upload_due()
+            else:
+                self.home.network.log.publish(self.recipes, time=self.home.clock.now())
+                device.run_once()
+        except Killed:
+            self._restart()
+        self.kill_at = None
+
+    @rule(words=st.sampled_from(["hello world you", "how are you", "nothing"]))
+    def donate(self, words: str) -> None:
+        self.home.device.donate("keyboard", {"ngram": words, "perplexity": 1.0})
+
+    @precondition(lambda self: len(self.recipes) < 12)
+    @rule(coin=st.sampled_from(["1", "1", "0.5"]), once=st.booleans())
+    def ask(self, coin: str, once: bool) -> None:
+        changes = {
+            "participation/probability": coin,
+            "participation/once_per_study": once,
+            "study": f"study-{len(self.recipes) % 3}",
+            "query": f"{RECIPE.query} LIMIT {1000 + len(self.recipes)}",
+            "window": {"opens": NOW - DAY, "closes": NOW + 12 * DAY, "ends": NOW + 13 * DAY},
+        }
+        self.recipes.append(a_recipe(f"r{len(self.recipes)}", changes))
+        self._run(upload=False)
+
+    @rule()
+    def poll(self) -> None:
+        self._run(upload=False)
+
+    @rule(step=st.sampled_from(Step))
+    def crash(self, step: Step) -> None:
+        self.kill_at = step
+        self._run(upload=False)
+
+    @rule(step=st.sampled_from([Step.UPLOADING, Step.ANSWERED, Step.NOTED]))
+    def crash_while_uploading(self, step: Step) -> None:
+        self.home.clock.advance(3600)
+        self.kill_at = step
+        self._run(upload=True)
+
+    @rule()
+    def restart(self) -> None:
+        self._restart()
+
+    @rule(seconds=st.integers(1, DAY))
+    def wait(self, seconds: int) -> None:
+        self.home.clock.advance(seconds)
+        self._run(upload=True)
+
+    @rule(seconds=st.integers(-30 * DAY, 30 * DAY))
+    def lie_about_the_time(self, seconds: int) -> None:
+        now = self.home.clock.now()
+        self.home.clock.set(now + seconds)
+        self.home.device.run_once()
+        self.home.clock.set(now)
+
+    @rule(count=st.integers(1, 3))
+    def lose_answers(self, count: int) -> None:
+        self.home.network.answers.extend([Unreachable("the answer was lost")] * count)
+
+    @rule(limit=st.sampled_from(["0.5", "1", "2"]))
+    def update_the_policy(self, limit: str) -> None:
+        self.home.policy = policy(Decimal(limit))
+        self.largest = max(self.largest, Decimal(limit))
+        self._restart()
+
+    @rule()
+    def change_consent(self) -> None:
+        self.home.device.opt_out(purge=False)
+        self.home.device.run_once()
+        self.home.device.opt_in()
+
+    @invariant()
+    def no_recipe_has_two_reports(self) -> None:
+        bodies: dict[str, set[bytes]] = {}
+        for url, _, body in self.home.network.posts:
+            bodies.setdefault(url, set()).add(body)
+        assert all(len(each) == 1 for each in bodies.values())
+        identifiers = {scan_reports(body).ids for each in bodies.values() for body in each}
+        assert len(identifiers) == len(bodies)
+
+    @invariant()
+    def what_left_was_charged_and_fits(self) -> None:
+        entries = self.home.device._opened().ledger.entries()
+        charged = [entry.charge for entry in entries if isinstance(entry, Charged)]
+        assert len({charge.recipe for charge in charged}) == len(charged)
+        assert len(self.home.network.reports) <= len(charged)
+        assert sum((charge.privacy.epsilon for charge in charged), Decimal(0)) <= self.largest
+
+    @invariant()
+    def no_query_ran_twice(self) -> None:
+        assert all(count == 1 for count in self.queries.values())
+
+    @invariant()
+    def the_logs_verify(self) -> None:
+        self.home.device.verify()
+
+
+TestDevice = DeviceMachine.TestCase
+TestDevice.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)

@@ -1,0 +1,131 @@
+"""The outbox and the decisions: states move forward, bytes never change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from chorister.device.attempts import Attempt, Attempts, State
+from chorister.device.audit import Question
+from chorister.device.database import open_database, transaction
+from chorister.device.keys import SecretKey
+from chorister.device.outbox import Outbox, Parcel
+from chorister.errors import InternalError, StoreError
+from chorister.recipe import SignedRecipe
+from tests.device.world import NOW, a_policy, a_recipe, an_entry
+
+SIGNED = SignedRecipe.parse(an_entry(a_recipe("one", {"arms": []})).jws)
+QUESTION = Question.of(SIGNED, a_policy())
+ATTEMPT = Attempt(
+    recipe=SIGNED.digest,
+    question=QUESTION,
+    jws=SIGNED.jws,
+    upload_at=NOW + 60,
+    arm=None,
+    groups={"user.locale": "de_DE"},
+    report_id=bytes(16),
+    leader_config=b"leader",
+    helper_config=b"helper",
+)
+PARCEL = Parcel(
+    recipe=SIGNED.digest,
+    report_id=bytes(16),
+    configuration=b"task",
+    report=b"sealed",
+    closes=NOW + 1000,
+    next_try=NOW + 60,
+)
+
+
+@pytest.fixture
+def connection(tmp_path: Path) -> Iterator[apsw.Connection]:
+    opened = open_database(tmp_path / "ledger.db", SecretKey(bytes(32)))
+    yield opened
+    opened.close()
+
+
+def test_a_report_waits_for_its_time_and_for_no_longer_than_its_window(
+    connection: apsw.Connection,
+) -> None:
+    outbox = Outbox(connection)
+    assert outbox.next_time() is None
+    outbox.put(PARCEL)
+    assert outbox.next_time() == NOW + 60
+    assert outbox.due(NOW + 59) == []
+    assert outbox.due(NOW + 60) == outbox.all() == [PARCEL]
+    assert outbox.expired(NOW + 999) == []
+    assert outbox.expired(NOW + 1000) == [PARCEL]
+    assert outbox.due(NOW + 1000) == []
+    outbox.postpone(PARCEL, until=NOW + 500)
+    (later,) = outbox.due(NOW + 500)
+    assert (later.tries, later.report) == (1, PARCEL.report)
+    outbox.remove(PARCEL.recipe)
+    assert outbox.all() == []
+
+
+def test_there_is_one_report_a_recipe(connection: apsw.Connection) -> None:
+    outbox = Outbox(connection)
+    outbox.put(PARCEL)
+    with pytest.raises(StoreError), transaction(connection):
+        outbox.put(PARCEL)
+    assert outbox.all() == [PARCEL]
+
+
+def test_there_is_one_attempt_a_recipe_and_it_moves_forward(connection: apsw.Connection) -> None:
+    attempts = Attempts(connection)
+    attempts.begin(SIGNED.recipe, ATTEMPT, now=NOW)
+    assert attempts.unfinished() == [ATTEMPT]
+    with pytest.raises(StoreError), transaction(connection):
+        attempts.begin(SIGNED.recipe, ATTEMPT, now=NOW)
+    with pytest.raises(InternalError, match="not queued any more"):
+        attempts.move(SIGNED.digest, State.QUEUED, State.SENT)
+    attempts.move(SIGNED.digest, State.CHARGED, State.QUEUED)
+    assert attempts.unfinished() == []
+    with pytest.raises(InternalError, match="not charged any more"):
+        attempts.move(SIGNED.digest, State.CHARGED, State.QUEUED)
+    attempts.move(SIGNED.digest, State.QUEUED, State.SENT)
+    assert attempts.state(SIGNED.digest) is State.SENT
+    assert attempts.question(SIGNED.digest) == QUESTION
+    # What the report was made from is gone, keys and group included.
+    row = connection.execute(
+        "SELECT jws, leader_config, helper_config, groups FROM attempts"
+    ).fetchone()
+    assert row == (None, None, None, None)
+
+
+def test_coins_are_forgotten_with_their_windows_and_charges_never(
+    connection: apsw.Connection,
+) -> None:
+    attempts = Attempts(connection)
+    attempts.begin(SIGNED.recipe, ATTEMPT, now=NOW)
+    other = a_recipe("two")
+    attempts.decline(other, QUESTION, now=NOW)
+    attempts.forget(before=other.window.closes)
+    assert attempts.state(other.digest) is State.DECLINED
+    attempts.forget(before=other.window.closes + 1)
+    assert attempts.state(other.digest) is None
+    assert attempts.counts() == {State.CHARGED: 1}
+
+
+def test_nobody_asks_about_what_was_never_decided(connection: apsw.Connection) -> None:
+    with pytest.raises(InternalError, match="nothing was decided"):
+        Attempts(connection).question(bytes(32))
+
+
+def test_files_of_the_log_are_kept_while_they_are_listed(connection: apsw.Connection) -> None:
+    attempts = Attempts(connection)
+    attempts.keep_bodies({"entry/1": b"one", "entry/2": b"two"})
+    attempts.keep_bodies({"entry/2": b"two", "entry/3": b"three"})
+    assert [attempts.body(f"entry/{i}") for i in (1, 2, 3)] == [None, b"two", b"three"]
+
+
+def test_refusals_are_news_once(connection: apsw.Connection) -> None:
+    attempts = Attempts(connection)
+    assert attempts.refuse(b"r", "cohort", "too small")
+    assert not attempts.refuse(b"r", "cohort", "too small")
+    assert attempts.refuse(b"r", "budget", "spent")
+    attempts.keep_refusals([b"other"])
+    assert attempts.refuse(b"r", "budget", "spent")
