@@ -75,7 +75,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         "bins",
     ),
     "a lower min_cohort": ({"privacy/min_cohort": 10}, "cohort"),
-    "a min_cohort beyond the policy's": ({"privacy/min_cohort": 2**32}, "cohort"),
+    "a min_cohort beyond the policy's": ({"privacy/min_cohort": 10**9}, "cohort"),
     "a min_cohort too small for its epsilon": ({"privacy/epsilon": "0.01"}, "amplification"),
     "a larger eps0 than a field allows": ({"privacy/local_epsilon": "2.1"}, "field-budgets"),
     "a larger eps0 than the analysis allows": ({"privacy/local_epsilon": "8.1"}, "local-epsilon"),

@@ -25,13 +25,13 @@ def test_an_upload_lies_after_all_deadlines_and_inside_the_window(before: int, n
         with pytest.raises(QueryRefused, match="too soon"):
             TIMING.draw_upload(RECIPE, now=now, before=before)
         return
-    for ticket in (lambda n: 0, lambda n: n - 1):
+    for ticket in (lambda _: 0, lambda n: n - 1):
         drawn = TIMING.draw_upload(RECIPE, now=now, before=before, randbelow=ticket)
         assert earliest <= drawn <= min(earliest + 3600, RECIPE.window.closes - 1)
 
 
 def test_polls_are_spread_around_their_interval() -> None:
-    assert TIMING.next_poll(NOW, randbelow=lambda n: 0) == NOW + 1801
+    assert TIMING.next_poll(NOW, randbelow=lambda _: 0) == NOW + 1801
     assert TIMING.next_poll(NOW, randbelow=lambda n: n - 1) == NOW + 1800 + 3600
 
 
@@ -46,8 +46,8 @@ def test_a_coin_is_exact(probability: Decimal) -> None:
     sides = probability.as_integer_ratio()[1]
     winners = int(probability * sides)
     assert winners == probability * sides
-    assert flip(probability, randbelow=lambda n: winners - 1)
-    assert winners == sides or not flip(probability, randbelow=lambda n: winners)
+    assert flip(probability, randbelow=lambda _: winners - 1)
+    assert winners == sides or not flip(probability, randbelow=lambda _: winners)
 
 
 def test_a_fair_coin_is_fair() -> None:
@@ -59,7 +59,7 @@ def test_a_fair_coin_is_fair() -> None:
 @given(st.integers(1, 1000), st.integers(1, 10**7))
 def test_waits_double_are_jittered_and_end_with_the_window(tries: int, left: int) -> None:
     shortest, longest = (
-        wait_after(tries, left=left, randbelow=ticket) for ticket in (lambda n: 0, lambda n: n - 1)
+        wait_after(tries, left=left, randbelow=ticket) for ticket in (lambda _: 0, lambda n: n - 1)
     )
     assert shortest >= 1
     assert longest <= max(left, 1)

@@ -103,7 +103,7 @@ def donate(
     events = list(_events(file))
     with open_device(folder) as device:
         if table in device.policy.profiles:
-            kept = all([device.set_profile(table, event) for event in events])
+            kept = all(device.set_profile(table, event) for event in events)
         else:
             kept = device.donate_many(table, events)
     if not kept:
