@@ -28,13 +28,17 @@ ID = bytes(range(16))
 def sealed(task: Task, index: int = 5) -> tuple[bytes, bytes]:
     bits = RECIPE.randomizer.randomize(index)
     report = seal_report(
-        task, bits, report_id=ID, leader_config=LEADER.config, helper_config=HELPER.config
+        task.configuration,
+        bits,
+        report_id=ID,
+        leader_config=LEADER.config,
+        helper_config=HELPER.config,
     )
     return bits, report
 
 
 def aggregate(task: Task, reports: bytes) -> tuple[list[int], bytes]:
-    binding, key = task_binding(task), secrets.token_bytes(32)
+    binding, key = task_binding(task.configuration), secrets.token_bytes(32)
     job = binding.leader_initialize(key, [LEADER], reports)
     answers, helped = binding.helper_initialize(key, [HELPER], job.verify_inits)
     led = job.finish(answers)

@@ -27,6 +27,7 @@ ATTEMPT = Attempt(
     arm=None,
     groups={"user.locale": "de_DE"},
     report_id=bytes(16),
+    configuration=b"task",
     leader_config=b"leader",
     helper_config=b"helper",
 )
@@ -91,9 +92,9 @@ def test_there_is_one_attempt_a_recipe_and_it_moves_forward(connection: apsw.Con
     assert attempts.question(SIGNED.digest) == QUESTION
     # What the report was made from is gone, keys and group included.
     row = connection.execute(
-        "SELECT jws, leader_config, helper_config, groups FROM attempts"
+        "SELECT jws, leader_config, helper_config, groups, configuration FROM attempts"
     ).fetchone()
-    assert row == (None, None, None, None)
+    assert row == (None,) * 5
 
 
 def test_coins_are_forgotten_with_their_windows_and_charges_never(

@@ -190,7 +190,7 @@ class Network:
 def bits_of(policy: Policy, recipe: Recipe, report: bytes) -> tuple[Task, list[int]]:
     """What both aggregators find in a report together: its task and its bits."""
     for task in task_configurations(policy, recipe):
-        binding, verify_key = task_binding(task), secrets.token_bytes(32)
+        binding, verify_key = task_binding(task.configuration), secrets.token_bytes(32)
         job = binding.leader_initialize(verify_key, [LEADER_KEYS], report)
         if any(job.errors):
             continue

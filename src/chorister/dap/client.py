@@ -29,7 +29,7 @@ from chorister.dap.draft import (
     Problem,
     ReportError,
 )
-from chorister.dap.task import Task, TaskConfiguration, task_id
+from chorister.dap.task import TaskConfiguration, task_id
 from chorister.errors import DecodeError, UploadFailed
 
 __all__ = [
@@ -69,7 +69,7 @@ def check_hpke_config(config: bytes) -> None:
 
 
 def seal_report(
-    task: Task,
+    task: TaskConfiguration,
     measurement: bytes,
     *,
     report_id: bytes,
@@ -80,7 +80,7 @@ def seal_report(
 
     Its time is the one bucket of the task, the same for every device.
     """
-    interval = task.configuration.task_interval
+    interval = task.task_interval
     if interval is None:
         raise DecodeError("a task without task_interval is none of Chorister's")
     (report,) = task_binding(task).seal_reports(

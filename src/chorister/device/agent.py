@@ -19,6 +19,7 @@ from collections.abc import Callable
 import apsw
 
 from chorister.dap.client import check_hpke_config, new_report_id
+from chorister.dap.task import task_configuration
 from chorister.device.attempts import Attempt, Attempts, State
 from chorister.device.audit import AuditLog, Question
 from chorister.device.budget import Charge
@@ -30,7 +31,7 @@ from chorister.device.journal import Journal
 from chorister.device.ledger import Ledger
 from chorister.device.outbox import Outbox, Parcel
 from chorister.device.poll import Listed, Poll, poll
-from chorister.device.report import OOV_BIN, Outcome, choose_bin, make_report
+from chorister.device.report import OOV_BIN, Outcome, choose_bin, make_report, prepare
 from chorister.device.run import Run, Tally
 from chorister.device.sandbox import Sandbox
 from chorister.device.steps import Hook, Step, pass_by
@@ -214,6 +215,7 @@ class Agent:
             raise QueryRefused(check="keys", why="no accepted checkpoint lists this pair's keys")
         for config in (listed.leader_config, listed.helper_config):
             _check_key(config)
+        prepare(recipe)
         charge, question = Charge.of(recipe), Question.of(listed.signed, self._policy)
         groups = {
             field: self._policy.group_value(field, self._store.profile(field))
@@ -227,6 +229,8 @@ class Agent:
                 self.attempts.decline(recipe, question, now=now)
                 self._journal.declined(question, recipe)
                 return None
+            arm = recipe.draw_arm(randbelow=self._randbelow)
+            task = task_configuration(self._policy, recipe, groups, arm)
             attempt = Attempt(
                 recipe=recipe.digest,
                 question=question,
@@ -234,9 +238,10 @@ class Agent:
                 upload_at=self._timing.draw_upload(
                     recipe, now=now, before=before, randbelow=self._randbelow
                 ),
-                arm=recipe.draw_arm(randbelow=self._randbelow),
+                arm=arm,
                 groups=groups,
                 report_id=new_report_id(),
+                configuration=task.configuration.encode(),
                 leader_config=listed.leader_config,
                 helper_config=listed.helper_config,
             )
@@ -297,9 +302,9 @@ class Agent:
         self, recipe: Recipe, attempt: Attempt, bin_: int, outcome: Outcome, tally: Tally
     ) -> None:
         try:
-            report = make_report(self._policy, recipe, attempt, bin_, self._hook)
+            report = make_report(recipe, attempt, bin_, self._hook)
         except ChoristerError as error:
-            # A policy update took away its group or arm, say. It must not be tried for ever.
+            # Nothing known leads here; but what failed once must not be tried for ever.
             self._courier.drop(
                 attempt.recipe, State.CHARGED, f"no report can be made: {error}", tally
             )
@@ -307,7 +312,7 @@ class Agent:
         parcel = Parcel(
             recipe=attempt.recipe,
             report_id=attempt.report_id,
-            configuration=report.configuration,
+            configuration=attempt.configuration,
             report=report.sealed,
             closes=recipe.window.closes,
             next_try=attempt.upload_at,

@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import apsw
 
@@ -43,6 +43,7 @@ _SCHEMA: Final = (
         arm TEXT,
         groups TEXT,                      -- JSON, field -> value
         report_id BLOB,
+        configuration BLOB,               -- the task's
         -- What a report is made from; emptied once it is sealed.
         jws BLOB, leader_config BLOB, helper_config BLOB
     ) STRICT, WITHOUT ROWID;
@@ -80,6 +81,7 @@ class Attempt:
     arm: str | None
     groups: dict[str, str]
     report_id: bytes
+    configuration: bytes  # the task's, of this group and arm
     leader_config: bytes  # from the cosigned log
     helper_config: bytes
 
@@ -110,8 +112,8 @@ class Attempts:
         """Mark the attempt. A second one for the same recipe breaks the primary key."""
         self._connection.execute(
             "INSERT INTO attempts (recipe, question, closes, decided, state, upload_at, arm,"
-            " groups, report_id, jws, leader_config, helper_config)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " groups, report_id, configuration, jws, leader_config, helper_config)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(recipe.digest, attempt.question.canonical(), recipe.window.closes, now),
                 *(
@@ -121,7 +123,8 @@ class Attempts:
                     json.dumps(attempt.groups),
                     attempt.report_id,
                 ),
-                *(attempt.jws, attempt.leader_config, attempt.helper_config),
+                *(attempt.configuration, attempt.jws),
+                *(attempt.leader_config, attempt.helper_config),
             ),
         )
 
@@ -137,31 +140,18 @@ class Attempts:
     def unfinished(self) -> list[Attempt]:
         """Charged, and no report in the outbox: there was a crash, or it is being made now."""
         rows = self._connection.execute(
-            "SELECT recipe, question, jws, upload_at, arm, groups, report_id, leader_config,"
-            " helper_config FROM attempts WHERE state = ? ORDER BY upload_at",
+            "SELECT recipe, question, jws, upload_at, arm, groups, report_id, configuration,"
+            " leader_config, helper_config FROM attempts WHERE state = ? ORDER BY upload_at",
             (State.CHARGED,),
         )
-        return [
-            Attempt(
-                recipe=recipe,
-                question=_question(question),
-                jws=jws,
-                upload_at=upload_at,
-                arm=arm,
-                groups=json.loads(groups),
-                report_id=report_id,
-                leader_config=leader,
-                helper_config=helper,
-            )
-            for recipe, question, jws, upload_at, arm, groups, report_id, leader, helper in rows
-        ]
+        return [_attempt(row) for row in rows]
 
     def move(self, recipe: bytes, old: State, new: State) -> None:
         """Go on to the next state, or raise: then another process was there first."""
-        emptied = ", jws = NULL, leader_config = NULL, helper_config = NULL, groups = NULL"
+        # No state leads back to `charged`: what the report was made from is not needed any more.
         self._connection.execute(
-            f"UPDATE attempts SET state = ?{emptied if new is not State.CHARGED else ''}"  # noqa: S608
-            " WHERE recipe = ? AND state = ?",
+            "UPDATE attempts SET state = ?, jws = NULL, leader_config = NULL, helper_config = NULL,"
+            " configuration = NULL, groups = NULL WHERE recipe = ? AND state = ?",
             (new, recipe, old),
         )
         if self._connection.changes() != 1:
@@ -233,6 +223,22 @@ class Attempts:
         """How many recipes are in which state."""
         rows = self._connection.execute("SELECT state, count(*) FROM attempts GROUP BY state")
         return {State(state): int(count) for state, count in rows}
+
+
+def _attempt(row: tuple[Any, ...]) -> Attempt:
+    recipe, question, jws, upload_at, arm, groups, report_id, configuration, leader, helper = row
+    return Attempt(
+        recipe=recipe,
+        question=_question(question),
+        jws=jws,
+        upload_at=upload_at,
+        arm=arm,
+        groups=json.loads(groups),
+        report_id=report_id,
+        configuration=configuration,
+        leader_config=leader,
+        helper_config=helper,
+    )
 
 
 def _question(data: bytes) -> Question:

@@ -13,13 +13,12 @@ from enum import StrEnum
 from typing import Final
 
 from chorister.dap.client import seal_report
-from chorister.dap.task import task_configuration
+from chorister.dap.task import TaskConfiguration
 from chorister.device.attempts import Attempt
 from chorister.device.steps import Hook, Step
-from chorister.policy import Policy
 from chorister.recipe import Recipe
 
-__all__ = ["OOV_BIN", "Outcome", "Report", "choose_bin", "make_report"]
+__all__ = ["OOV_BIN", "Outcome", "Report", "choose_bin", "make_report", "prepare"]
 
 OOV_BIN: Final = 0
 """OOV in every feature: what a device reports that has no data, or whose query failed."""
@@ -37,7 +36,6 @@ class Outcome(StrEnum):
 class Report:
     """A report, with what the audit log keeps of it."""
 
-    configuration: bytes  # the task's
     bits: bytes  # after the noise, a byte a bit
     sealed: bytes
 
@@ -53,17 +51,26 @@ def choose_bin(
     return recipe.encoding.select(bins, recipe.selection, randbelow=randbelow)
 
 
-def make_report(policy: Policy, recipe: Recipe, attempt: Attempt, bin_: int, hook: Hook) -> Report:
+def prepare(recipe: Recipe) -> None:
+    """Build what encoding and noise need, on no data at all.
+
+    Before the charge: what can fail without data fails then, and the less is left to do after it,
+    the less a crash can cost.
+    """
+    choose_bin(recipe, dict.fromkeys(recipe.encoding.columns, ()))
+    _ = recipe.randomizer.max_weight
+
+
+def make_report(recipe: Recipe, attempt: Attempt, bin_: int, hook: Hook) -> Report:
     """Draw the noise, shard and seal: once for every charge."""
-    task = task_configuration(policy, recipe, attempt.groups, attempt.arm)
     bits = recipe.randomizer.randomize(bin_, bounded=recipe.privacy.report == "bounded")
     hook(Step.RANDOMIZED)
     sealed = seal_report(
-        task,
+        TaskConfiguration.decode(attempt.configuration),
         bits,
         report_id=attempt.report_id,
         leader_config=attempt.leader_config,
         helper_config=attempt.helper_config,
     )
     hook(Step.SEALED)
-    return Report(configuration=task.configuration.encode(), bits=bits, sealed=sealed)
+    return Report(bits=bits, sealed=sealed)

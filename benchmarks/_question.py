@@ -1,0 +1,117 @@
+"""A world for one question: keys, a policy, a log that lists one recipe, and no network."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from chorister._native import HPKEKeypair
+from chorister.canonical import b64url_encode
+from chorister.device.transport import Answer
+from chorister.errors import Unreachable
+from chorister.policy import Policy
+from chorister.recipe import Recipe, Window, sign
+from chorister.transparency.checkpoint import Checkpoint
+from chorister.transparency.entries import Entry, HPKEConfigEntry, RecipeEntry
+from chorister.transparency.listing import CurrentList
+from chorister.transparency.sources import entry_path, list_path
+from chorister.transparency.tree import root_hash
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "keyboard"
+REGISTRY = "https://registry.example/log/"
+NOW = 1_794_787_200
+DAY = 86_400
+
+
+class Question:
+    """As the transport of a device: the files of a log that asks for 1,000 bins."""
+
+    def __init__(self) -> None:
+        self.keys = {
+            name: Ed25519PrivateKey.generate() for name in ("log", "leader", "helper", "author")
+        }
+        self.leader, self.helper = HPKEKeypair.generate(1), HPKEKeypair.generate(2)
+        self.policy = self._policy()
+        self.files: dict[str, bytes] = {}
+
+    def _public(self, name: str) -> str:
+        return b64url_encode(self.keys[name].public_key().public_bytes_raw())
+
+    def _policy(self) -> Policy:
+        """The keyboard's, with these keys and room for many answers."""
+        tree: dict[str, Any] = tomllib.loads(
+            (EXAMPLE / "policy.toml").read_text(), parse_float=Decimal
+        )
+        (analysis,) = tree["analyses"].values()
+        analysis["author_keys"] = [self._public("author")]
+        tree["log"]["keys"] = [self._public("log")]
+        for side in ("leader", "helper"):
+            tree["aggregators"][0][side]["cosigning_keys"] = [self._public(side)]
+        tree["device"]["min_ledger_age"] = "1s"
+        for budget in (tree["device"], analysis["budget"], *analysis["fields"].values()):
+            budget |= {"epsilon": 100, "delta": Decimal("0.09"), "reports": 10_000}
+        return Policy.model_validate(tree)
+
+    def recipe(self, name: str) -> Recipe:
+        """8 cells of age times 125 of words: 1,000 bins."""
+        draft = Recipe.draft((EXAMPLE / "recipe.json").read_bytes())
+        tree = draft.model_dump(mode="json", exclude_none=True)
+        tree["id"] = tree["study"] = name
+        tree["participation"] = {"probability": "1", "once_per_study": False}
+        tree["features"][1]["prefixes"] = ["see you"]
+        tree["features"][1]["vocabulary"] = sorted(f"word{i}" for i in range(122))
+        recipe = Recipe.model_validate(tree)
+        window = Window(opens=NOW - DAY, closes=NOW + 6 * DAY, ends=NOW + 7 * DAY)
+        return recipe.model_copy(update={"window": window})
+
+    def ask(self, *recipes: Recipe, time: int = NOW) -> None:
+        """A cosigned checkpoint that lists these recipes and both keys."""
+        urls = {
+            "leader": self.policy.aggregators[0].leader.url,
+            "helper": self.policy.aggregators[0].helper.url,
+        }
+        configs = [
+            HPKEConfigEntry(
+                aggregator=urls[side], not_before=0, not_after=NOW * 2, config=keys.config
+            ).signed(self.keys[side])
+            for side, keys in (("leader", self.leader), ("helper", self.helper))
+        ]
+        author = self.keys["author"]
+        asked = [
+            RecipeEntry(author_key=author.public_key().public_bytes_raw(), jws=sign(recipe, author))
+            for recipe in recipes
+        ]
+        listing = CurrentList.of(
+            hpke_configs=[(entry.aggregator, entry.address) for entry in configs],
+            recipes=[(r.analysis, e.address) for r, e in zip(recipes, asked, strict=True)],
+        )
+        entries: list[Entry] = [*configs, *asked]
+        checkpoint = Checkpoint(
+            origin="registry.example/log",
+            size=len(entries),
+            root=root_hash([entry.address for entry in entries]),
+            time=time,
+            list_digest=listing.digest,
+        )
+        signed = checkpoint.sign(self.keys["log"])
+        for side, url in urls.items():
+            signed = signed.with_cosigner(
+                checkpoint.cosign(name=url, key=self.keys[side], time=time)
+            )
+        self.files = {"checkpoint": signed.encode(), list_path(listing.digest): listing.encode()}
+        self.files |= {entry_path(entry.address): entry.encode() for entry in entries}
+
+    def get(self, url: str, *, limit: int) -> Answer:
+        data = self.files[url.removeprefix(REGISTRY)]
+        if len(data) > limit:
+            raise Unreachable(f"{url} is too long")
+        return Answer(status=200, content_type="", body=data)
+
+    def post(self, url: str, *, headers: Mapping[str, str], body: bytes, limit: int) -> Answer:
+        del headers, body, limit
+        raise Unreachable(f"nothing is sent to {url} here")
