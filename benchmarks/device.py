@@ -240,7 +240,7 @@ def size_formula(recipe: Recipe) -> int:
     elements = recipe.encoding.size + recipe.randomizer.max_weight.bit_length()
     chunk = optimal_chunk_length(elements)
     calls = -(-elements // chunk)
-    proof = 2 * chunk + 2 * (2 ** calls.bit_length() - 1) + 1
+    proof = 2 * chunk + 2 * ((1 << calls.bit_length()) - 1) + 1
     return 16 * (elements + proof) + 32 + 26 + 68 + 64 + 2 * 61
 
 
