@@ -193,7 +193,8 @@ def reporting(turns: int) -> dict[str, float]:
         clock.set(NOW)
         answer = whole = native = float("inf")
         seal = bare_seal(question)
-        for turn in range(turns + 1):
+        # A report is the work of three processes: it takes more turns to find a quiet moment.
+        for turn in range(4 * turns + 1):
             native = min(native, best(3, {"native": seal})["native"])
             question.ask(question.recipe(f"turn-{turn}"))
             if device.run_once().answered and turn:  # the first one warms up

@@ -11,6 +11,7 @@ import pytest
 from chorister.dap.draft import PROBLEM, UPLOAD_ERRORS, ReportError
 from chorister.device.attempts import State
 from chorister.device.audit import Event
+from chorister.device.steps import Step
 from chorister.device.transport import Answer
 from chorister.errors import Unreachable
 from tests.device.home import Home, at_home
@@ -92,6 +93,28 @@ def test_without_consent_nothing_runs_and_what_waits_is_dropped(home: Home) -> N
     assert not home.network.gets
     assert not home.network.posts
     assert home.events()[-1] is Event.DROPPED
+
+
+@pytest.mark.parametrize("step", [Step.CHARGED, Step.QUEUED, Step.UPLOADING])
+def test_consent_withdrawn_in_the_middle_of_a_run(step: Step, tmp_path: Path) -> None:
+    """From that moment on no query runs and no further report leaves."""
+    with at_home(tmp_path, a_generous_policy()) as home:
+        seen: list[Step] = []
+
+        def hook(at: Step) -> None:
+            seen.append(at)
+            if at is step:
+                home.device.opt_out()
+
+        home.restart(hook=hook)
+        home.ask(*(a_recipe(f"r{i}", {"study": f"s{i}"}) for i in range(3)))
+        home.deliver()
+        after = seen[seen.index(step) + 1 :]
+        assert Step.QUERIED not in after or step is Step.UPLOADING
+        assert len(home.network.posts) == (1 if step is Step.UPLOADING else 0)
+        home.device.run_once()
+        assert home.device.status().outbox == ()
+        assert home.device._opened().attempts.unfinished() == []
 
 
 def test_a_paused_device_does_nothing_until_it_goes_on(home: Home) -> None:

@@ -179,4 +179,4 @@ class DeviceMachine(RuleBasedStateMachine):
 
 
 TestDevice = DeviceMachine.TestCase
-TestDevice.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestDevice.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)

@@ -97,6 +97,7 @@ class Agent:
             journal=self._journal,
             clock=clock,
             transport=transport,
+            consent=lambda: store.consent.opted_in,
             hook=hook,
             randbelow=randbelow,
         )
@@ -129,6 +130,8 @@ class Agent:
         self._finish_interrupted(tally)
         self._courier.send_due(tally)
         for recipe, attempt in self._decide(found, tally):
+            if not self._store.consent.opted_in:
+                break  # withdrawn meanwhile: the next run drops what was charged
             self._answer(recipe, attempt, tally)
         return tally.run()
 

@@ -39,6 +39,7 @@ class Courier:
     journal: Journal
     clock: Clock
     transport: Transport
+    consent: Callable[[], bool]  # asked before each report: it may be withdrawn meanwhile
     hook: Hook = pass_by
     randbelow: Callable[[int], int] = secrets.randbelow
 
@@ -48,6 +49,8 @@ class Courier:
         for parcel in self.outbox.expired(now):
             self.drop(parcel.recipe, State.QUEUED, "its answer period is over", tally)
         for parcel in self.outbox.due(now):
+            if not self.consent():
+                return
             if self._still_trusted(parcel):
                 self._upload_one(parcel, tally)
             else:
