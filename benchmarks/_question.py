@@ -92,7 +92,7 @@ class Question:
         )
         entries: list[Entry] = [*configs, *asked]
         checkpoint = Checkpoint(
-            origin="registry.example/log",
+            origin=self.policy.log.origin,
             size=len(entries),
             root=root_hash([entry.address for entry in entries]),
             time=time,

@@ -96,6 +96,23 @@ def test_a_rewound_checkpoint(home: Home) -> None:
     assert silent(home) == "LogRewound"
 
 
+def test_a_log_that_shrank(home: Home) -> None:
+    home.ask(RECIPE, a_recipe("two", {"privacy/min_cohort": 10}))
+    charged = home.charges()
+    home.network.log.publish_raw({}, time=NOW + 60, size=2)
+    home.clock.set(NOW + 60)
+    run = home.device.run_once()
+    assert run.problems
+    assert home.charges() == charged
+    assert home.last(Event.SILENT).check == "LogRewound"
+
+
+def test_another_log_of_the_same_registry(home: Home) -> None:
+    """Signed with the right keys, under another log's name."""
+    home.network.log.publish([RECIPE], origin="registry.example/other")
+    assert silent(home) is not None
+
+
 # --- The list and its bodies ---
 
 

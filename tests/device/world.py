@@ -87,6 +87,7 @@ class Log:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.leader = LEADER
+        self.size = 0
         self.hpke = [hpke_entry(LEADER, LEADER_KEYS.config), hpke_entry(HELPER, HELPER_KEYS.config)]
 
     def rename_leader(self, url: str) -> None:
@@ -102,13 +103,21 @@ class Log:
         log: Ed25519PrivateKey | None = None,
         cosigners: Mapping[str, str] | None = None,
         cosigned_at: int | None = None,
+        origin: str = ORIGIN,
     ) -> None:
         """A checkpoint whose current list holds these recipes."""
         named: dict[str, list[RecipeEntry]] = {}
         for each in recipes:
             entry = each if isinstance(each, RecipeEntry) else an_entry(each)
             named.setdefault(_analysis(entry), []).append(entry)
-        self.publish_raw(named, time=time, log=log, cosigners=cosigners, cosigned_at=cosigned_at)
+        self.publish_raw(
+            named,
+            time=time,
+            log=log,
+            cosigners=cosigners,
+            cosigned_at=cosigned_at,
+            origin=origin,
+        )
 
     def publish_raw(
         self,
@@ -118,6 +127,8 @@ class Log:
         log: Ed25519PrivateKey | None = None,
         cosigners: Mapping[str, str] | None = None,
         cosigned_at: int | None = None,
+        size: int | None = None,
+        origin: str = ORIGIN,
     ) -> None:
         """The same with any entries, under any analysis' name."""
         listing = CurrentList.of(
@@ -125,9 +136,10 @@ class Log:
             recipes=[(name, entry.address) for name, each in named.items() for entry in each],
         )
         every: list[Entry] = [*self.hpke, *(entry for each in named.values() for entry in each)]
+        self.size = max(self.size, len(every)) if size is None else size
         checkpoint = Checkpoint(
-            origin=ORIGIN,
-            size=len(every),
+            origin=origin,
+            size=self.size,
             root=root_hash([entry.address for entry in every]),
             time=time,
             list_digest=listing.digest,

@@ -83,6 +83,8 @@ class Agent:
         self._clock = clock
         self._sandbox = sandbox
         self._source = LogSource(transport, registry)
+        # A size counts for the log of that name only: a policy update may name another.
+        self._log_size = f"size of {policy.log.origin}"
         self._timing = timing or Timing()
         self._hook = hook
         self._randbelow = randbelow
@@ -161,11 +163,13 @@ class Agent:
             policy=self._policy,
             clock=self._clock,
             not_before=self._newest_checkpoint(),
+            not_smaller=self.attempts.recall(self._log_size),
             kept=self.attempts.body,
         )
         with transaction(self._connection):
-            if found.checkpoint_time is not None:
-                self._clock.accept_checkpoint(found.checkpoint_time)
+            if found.checkpoint is not None:
+                self._clock.accept_checkpoint(found.checkpoint.time)
+                self.attempts.remember(self._log_size, found.checkpoint.size)
             if not found.problems:
                 self.attempts.keep_bodies(found.files)
                 digests = [listed.signed.digest for listed in found.listed]

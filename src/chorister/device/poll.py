@@ -14,6 +14,7 @@ from chorister.clock import Clock
 from chorister.errors import ChoristerError, DecodeError, LogError
 from chorister.policy import AggregatorPair, Policy
 from chorister.recipe import SignedRecipe
+from chorister.transparency.checkpoint import Checkpoint
 from chorister.transparency.entries import RecipeEntry, open_recipe
 from chorister.transparency.reader import Current, read_current
 from chorister.transparency.sources import CHECKPOINT, Source
@@ -44,7 +45,7 @@ class Unreadable:
 class Poll:
     """What was found, for all pairs of the policy."""
 
-    checkpoint_time: int | None  # None if no pair's checkpoint was accepted
+    checkpoint: Checkpoint | None  # the newest accepted; None if no pair's was
     listed: tuple[Listed, ...]
     unreadable: tuple[Unreadable, ...]
     problems: tuple[
@@ -55,7 +56,7 @@ class Poll:
     @classmethod
     def nothing(cls) -> Poll:
         """As if the log had not been asked."""
-        return cls(checkpoint_time=None, listed=(), unreadable=(), problems=(), files={})
+        return cls(checkpoint=None, listed=(), unreadable=(), problems=(), files={})
 
 
 class _KeptFiles:
@@ -83,6 +84,7 @@ def poll(
     policy: Policy,
     clock: Clock,
     not_before: int,
+    not_smaller: int,
     kept: Callable[[str], bytes | None],
 ) -> Poll:
     """Read and check everything that is open to this policy's analyses."""
@@ -100,6 +102,7 @@ def poll(
                 clock=clock,
                 analyses=analyses,
                 not_before=not_before,
+                not_smaller=not_smaller,
             )
         except (LogError, DecodeError) as error:
             problems.append((pair.name, error))
@@ -114,10 +117,10 @@ def poll(
             unreadable[entry.address] = Unreadable(address=entry.address, error=error)
         else:
             listed[signed.digest] = _with_keys(signed, currents)
-    times = [current.checkpoint.time for _, current in currents]
+    accepted = [current.checkpoint for _, current in currents]
     files.files.pop(CHECKPOINT, None)
     return Poll(
-        checkpoint_time=max(times, default=None),
+        checkpoint=max(accepted, key=lambda each: each.time, default=None),
         listed=tuple(listed.values()),
         unreadable=tuple(unreadable.values()),
         problems=tuple(problems),
