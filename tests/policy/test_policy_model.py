@@ -323,3 +323,11 @@ def test_the_dictionaries_of_a_policy_are_frozen() -> None:
     for copied in (copy.deepcopy(POLICY), pickle.loads(pickle.dumps(POLICY))):  # noqa: S301
         assert copied == POLICY
         assert copied.digest == POLICY.digest
+
+
+def test_keys_nested_without_end_are_refused_at_once() -> None:
+    """tomllib takes the square of a dotted key's depth: 100,000 levels would be minutes."""
+    with pytest.raises(PolicyError, match="more than 200 dots"):
+        Policy.load(b".".join([b"a"] * 100_000) + b" = 1")
+    with pytest.raises(PolicyError, match="at most 1000000"):
+        Policy.load(b"#" * 1_000_001)

@@ -177,3 +177,13 @@ def test_fuzz(header: bytes, payload: bytes, signature: bytes) -> None:
 
 def test_different_recipes_have_different_digests() -> None:
     assert recipe_with(id="another").digest != RECIPE.digest
+
+
+def test_recipes_of_many_candidates_can_be_signed() -> None:
+    """20,000 candidates are half a megabyte: more than a JOSE library takes by itself."""
+    column = {"kind": "categories", "column": "ngram"}
+    many = [f"a candidate phrase {i:06d}" for i in range(20_000)]
+    large = recipe_with(features=[column | {"values": many}])
+    assert len(large.canonical()) > 400_000
+    signed = SignedRecipe.open(sign(large, AUTHOR), KEYS)
+    assert signed.recipe == large

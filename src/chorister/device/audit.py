@@ -43,6 +43,7 @@ from chorister.errors import DecodeError, InvalidInput, LedgerTampered
 from chorister.policy import Policy
 from chorister.policy.values import URL, FieldRef, Identifier, Name
 from chorister.recipe import SignedRecipe
+from chorister.unicode14 import separate_unassigned
 
 __all__ = ["AuditEntry", "AuditLog", "Event", "Question", "Record", "Sent", "pack_bits"]
 
@@ -59,7 +60,7 @@ def _words(value: object, info: ValidationInfo) -> str:
         raise ValueError("a reason is a text, and not empty")
     if info.context is not WIRE:
         value = value.encode("utf-8", "replace").decode("utf-8")[:_MAX_TEXT]
-        value = unicodedata.normalize("NFC", value)[:_MAX_TEXT]
+        value = unicodedata.normalize("NFC", separate_unassigned(value))[:_MAX_TEXT]
     if len(value) > _MAX_TEXT:
         raise ValueError(f"a reason has at most {_MAX_TEXT} characters")
     return value

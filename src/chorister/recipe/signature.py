@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from joserfc import jws
 from joserfc.errors import JoseError
 from joserfc.jwk import OKPKey
+from joserfc.jws import JWSRegistry
 
 from chorister.canonical import b64url_decode, b64url_encode, dumps, key_id
 from chorister.errors import DecodeError, InvalidInput, RecipeError, SignatureInvalid
@@ -28,6 +29,12 @@ TYPE: Final = "chorister-recipe+jws"
 # The order of Ed25519's group: a signature whose S is not below it is a re-spelling of another.
 _ORDER: Final = 2**252 + 27742317777372353535851937790883648493
 _MAX_JWS: Final = MAX_BYTES * 4 // 3 + 1024
+
+
+class _Registry(JWSRegistry):
+    """The library's own limit is 128,000 bytes, less than a list of prefixes needs."""
+
+    max_payload_length = _MAX_JWS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,9 +99,8 @@ def sign(recipe: Recipe, private_key: Ed25519PrivateKey) -> bytes:
     payload = recipe.canonical()
     if len(payload) > MAX_BYTES:
         raise InvalidInput(f"a recipe has at most {MAX_BYTES} bytes, this one {len(payload)}")
-    return jws.serialize_compact(_header(key_id(raw)), payload, key, algorithms=[ALGORITHM]).encode(
-        "ascii"
-    )
+    registry = _Registry(algorithms=[ALGORITHM])
+    return jws.serialize_compact(_header(key_id(raw)), payload, key, registry=registry).encode()
 
 
 def verify(signed: SignedRecipe, public_keys: Iterable[str]) -> None:
@@ -108,7 +114,7 @@ def _verify(data: bytes, author: str, public_keys: Iterable[str]) -> None:
             continue
         key = OKPKey.import_key({"kty": "OKP", "crv": "Ed25519", "x": public_key})
         try:
-            jws.deserialize_compact(data, key, algorithms=[ALGORITHM])
+            jws.deserialize_compact(data, key, registry=_Registry(algorithms=[ALGORITHM]))
         except (JoseError, ValueError):
             raise SignatureInvalid("does not match the recipe", field="signature") from None
         return
