@@ -159,7 +159,7 @@ def show(length: int, figures: dict[str, Any]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one flat object as the last line")
-    parser.add_argument("--turns", type=int, default=7, help="turns a side, best one counts")
+    parser.add_argument("--turns", type=int, default=9, help="turns a side, best one counts")
     options = parser.parse_args()
 
     plain_loop = build_plain_loop()
