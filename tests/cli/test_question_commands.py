@@ -55,7 +55,7 @@ def test_policy_check_as_json() -> None:
     assert found["cost"]["device"]["local_total"] == "32"
     fields = found["cost"]["analyses"][ANALYSIS]["fields"]
     assert fields["user.age"]["local_total"] == "2"
-    assert len(found["remarks"]) == 2
+    assert len(found["remarks"]) == 3
 
 
 def test_policy_check_fails_on_contradictions(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_the_example_has_remarks_but_no_contradiction() -> None:
     found = findings(POLICY)
     assert {finding.kind for finding in found} == {"remark"}
     assert {finding.field.rpartition(".fields.")[2] for finding in found} == {
+        "device.min_ledger_age",
         "keyboard.ngram.epsilon",
         "keyboard.perplexity.epsilon",
     }

@@ -61,6 +61,11 @@ def _device(policy: Policy) -> Iterator[Finding]:
     if policy.device.period is not None and policy.device.min_ledger_age > policy.device.period:
         why = "a new device is silent for longer than its budget takes to renew"
         yield _remark("device.min_ledger_age", why)
+    longest = max(analysis.window.longest for analysis in policy.analyses.values())
+    if policy.device.min_ledger_age < longest + policy.checkpoint_max_age:
+        why = "a device whose ledger was deleted may answer a recipe again that is still open; "
+        why += f"{duration_text(longest + policy.checkpoint_max_age)} would exclude it"
+        yield _remark("device.min_ledger_age", why)
     for pair in policy.aggregators:
         if pair.one_operator:
             why = "one operator runs both aggregators: there is no protection against it"

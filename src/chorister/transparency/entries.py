@@ -22,6 +22,7 @@ to say (`authority`). The leaf hash of an entry is the address of its body.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import ClassVar, Final, Self
@@ -99,7 +100,7 @@ def open_recipe(entry: RecipeEntry) -> SignedRecipe:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Statement:
+class _Statement(ABC):
     """An entry whose signature is its last field."""
 
     TYPE: ClassVar[int]
@@ -110,8 +111,9 @@ class _Statement:
         _require(len(self.signer) == _KEY, "a signer's key has 32 bytes")
         _require(len(self.signature) == _SIGNATURE, "a signature has 64 bytes")
 
+    @abstractmethod
     def _body(self) -> bytes:
-        raise NotImplementedError
+        """What is said, between the prefix and the signer's key."""
 
     def _unsigned(self) -> bytes:
         return _prefix(self.TYPE) + self._body() + self.signer

@@ -11,10 +11,12 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use crate::error::Error;
 use crate::hpke::{HpkeConfig, HpkeKeypair};
+use crate::job;
 use crate::prio3::{Engine, Kind, VerifyKey};
-use crate::sampling::{OneHotLaw, SystemWords, binomials};
-use crate::wire::{Ciphertext, Header, Reader, read_reports, read_verify_inits};
-use crate::{job, parallel};
+use crate::wire::{Ciphertext, Reader};
+
+mod columns;
+mod sampling;
 
 mod raised {
     pyo3::import_exception!(chorister.errors, DecodeError);
@@ -408,51 +410,6 @@ impl Aggregated {
     }
 }
 
-/// What the headers of a batch say, as columns.
-#[pyclass(frozen, get_all, module = "chorister._native")]
-struct Headers {
-    count: usize,
-    ids: Py<PyBytes>,
-    times: Py<PyBytes>,
-    extensions: Py<PyBytes>,
-    config_ids: Py<PyBytes>,
-    ends: Py<PyBytes>,
-}
-
-impl Headers {
-    fn new(py: Python<'_>, rows: &[(Header<'_>, u8, usize)]) -> Self {
-        let bytes = |column: Vec<u8>| PyBytes::new(py, &column).unbind();
-        Self {
-            count: rows.len(),
-            ids: bytes(rows.iter().flat_map(|(header, ..)| *header.id).collect()),
-            times: native_bytes(py, rows.iter().map(|(header, ..)| header.time)).unbind(),
-            extensions: bytes(
-                rows.iter().map(|(header, ..)| u8::from(header.has_extensions)).collect(),
-            ),
-            config_ids: bytes(rows.iter().map(|(_, config_id, _)| *config_id).collect()),
-            ends: native_bytes(py, rows.iter().map(|(_, _, end)| *end as u64)).unbind(),
-        }
-    }
-}
-
-#[pyfunction]
-fn scan_reports(py: Python<'_>, reports: &[u8]) -> PyResult<Headers> {
-    let rows = unlocked(py, || {
-        let reports = read_reports(reports)?;
-        Ok(reports.iter().map(|r| (r.header, r.leader.config_id, r.end)).collect::<Vec<_>>())
-    })?;
-    Ok(Headers::new(py, &rows))
-}
-
-#[pyfunction]
-fn scan_verify_inits(py: Python<'_>, verify_inits: &[u8]) -> PyResult<Headers> {
-    let rows = unlocked(py, || {
-        let inits = read_verify_inits(verify_inits)?;
-        Ok(inits.iter().map(|i| (i.header, i.ciphertext.config_id, i.end)).collect::<Vec<_>>())
-    })?;
-    Ok(Headers::new(py, &rows))
-}
-
 #[pyfunction]
 fn hpke_seal<'py>(
     py: Python<'py>,
@@ -469,68 +426,12 @@ fn hpke_seal<'py>(
     Ok(PyBytes::new(py, &ciphertext))
 }
 
-/// Bits that one call draws at most, a byte each: an allocation that fails would end the process.
-const MAX_BITS: usize = 1 << 30;
-
-#[pyfunction]
-#[pyo3(signature = (indices, length, *, q_threshold, h_threshold, max_weight, threads=0))]
-fn randomize_one_hot<'py>(
-    py: Python<'py>,
-    indices: &Bound<'py, PyAny>,
-    length: usize,
-    q_threshold: u64,
-    h_threshold: u64,
-    max_weight: usize,
-    threads: usize,
-) -> PyResult<Bound<'py, PyBytes>> {
-    let indices = values(py, indices)?;
-    let bits = unlocked(py, || {
-        let law = OneHotLaw { length, q_threshold, h_threshold, max_weight };
-        law.check()?;
-        if indices.len().saturating_mul(length) > MAX_BITS {
-            return Err(Error::InvalidInput(format!(
-                "{} reports of length {length} at once are too many: ask for at most {} at a time",
-                indices.len(),
-                MAX_BITS / length
-            )));
-        }
-        let (reports, _) = parallel::fold(threads, indices.len(), SystemWords::new, |i, words| {
-            let index = indices.get(i).and_then(|index| usize::try_from(*index).ok());
-            let mut bits = Vec::with_capacity(length);
-            law.draw(index.unwrap_or(usize::MAX), words, &mut bits).map(|()| bits)
-        })?;
-        Ok(reports.into_iter().collect::<Result<Vec<_>, _>>()?.concat())
-    })?;
-    Ok(PyBytes::new(py, &bits))
-}
-
-#[pyfunction]
-#[pyo3(signature = (count, trials, *, threshold, threads=0))]
-fn sample_binomials<'py>(
-    py: Python<'py>,
-    count: usize,
-    trials: u64,
-    threshold: u64,
-    threads: usize,
-) -> PyResult<Bound<'py, PyBytes>> {
-    let draws = unlocked(py, || {
-        if count > crate::prio3::MAX_ELEMENTS || trials > u64::from(u32::MAX) {
-            return Err(Error::InvalidInput(format!(
-                "at most {} draws of at most {} trials, got {count} of {trials}",
-                crate::prio3::MAX_ELEMENTS,
-                u32::MAX
-            )));
-        }
-        binomials(count, trials, threshold, threads)
-    })?;
-    Ok(native_bytes(py, draws.into_iter()))
-}
-
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::{
-        Aggregated, Headers, LeaderJob, Prio3, PyKeypair, TaskBinding, hpke_seal,
-        randomize_one_hot, sample_binomials, scan_reports, scan_verify_inits,
-    };
+    use super::columns::{Headers, scan_reports, scan_verify_inits};
+    #[pymodule_export]
+    use super::sampling::{randomize_one_hot, sample_binomials};
+    #[pymodule_export]
+    use super::{Aggregated, LeaderJob, Prio3, PyKeypair, TaskBinding, hpke_seal};
 }
