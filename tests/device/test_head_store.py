@@ -11,13 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from keyring.backend import KeyringBackend
-from keyring.backends import fail
+from keyring.backends import fail, null
 from keyring.errors import KeyringLocked
 
 from chorister.device.head_store import FileHeadStore, HeadStore, KeyringHeadStore
 from chorister.device.keys import SecretKey
+from chorister.device.ledger import Ledger
 from chorister.errors import HeadUnavailable
-from tests.device.ledgers import KEY, Place
+from tests.device.ledgers import KEY, START, Place, policy
 
 
 class MemoryKeyring(KeyringBackend):
@@ -28,6 +29,7 @@ class MemoryKeyring(KeyringBackend):
     def __init__(self) -> None:
         self.kept: dict[tuple[str, str], str] = {}
         self.locked = False
+        self.forgetful = False
 
     def get_password(self, service: str, username: str) -> str | None:
         self._unlocked()
@@ -35,7 +37,8 @@ class MemoryKeyring(KeyringBackend):
 
     def set_password(self, service: str, username: str, password: str) -> None:
         self._unlocked()
-        self.kept[service, username] = password
+        if not self.forgetful:
+            self.kept[service, username] = password
 
     def delete_password(self, service: str, username: str) -> None:
         del self.kept[service, username]
@@ -130,6 +133,47 @@ def test_a_system_without_a_keyring(backend: MemoryKeyring) -> None:
     keyring.set_keyring(fail.Keyring())  # type: ignore[no-untyped-call]
     with pytest.raises(HeadUnavailable):
         KeyringHeadStore("test", key=KEY).load()
+
+
+@pytest.mark.parametrize("priority", [-1, 0.5])
+def test_a_keyring_that_keeps_plain_text_or_nothing_is_refused(
+    backend: MemoryKeyring, monkeypatch: pytest.MonkeyPatch, priority: float
+) -> None:
+    store = KeyringHeadStore("test", key=KEY)
+    monkeypatch.setattr(MemoryKeyring, "priority", priority)
+    with pytest.raises(HeadUnavailable, match="in a file"):
+        store.load()
+    with pytest.raises(HeadUnavailable, match="in a file"):
+        store.save(b"entry")
+    assert not backend.kept
+    keyring.set_keyring(null.Keyring())  # type: ignore[no-untyped-call]
+    with pytest.raises(HeadUnavailable, match="in a file"):
+        store.load()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_keyring_that_forgets_ends_in_silence(
+    place: Place, backend: MemoryKeyring, before: bool
+) -> None:
+    """Not in a ledger that restarts without end."""
+    alone = Ledger(place.connect(), policy(), None)
+    alone.settle(START)
+    entries = alone.entries()
+    store = KeyringHeadStore("test", key=KEY)
+    if before:
+        store.save(entries[0].canonical())
+    backend.forgetful = True
+    ledger = place.ledger(policy(), store)
+    with pytest.raises(HeadUnavailable, match="does not keep"):
+        ledger.settle(START + 1)
+    assert ledger.entries() == entries
+
+
+def test_a_file_that_forgets_is_noticed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.head().save(b"first")
+    monkeypatch.setattr(FileHeadStore, "_write", lambda self, sealed: None)
+    with pytest.raises(HeadUnavailable, match="does not keep"):
+        place.head().save(b"second")
 
 
 def test_never_in_the_stores_folder(place: Place) -> None:

@@ -15,7 +15,7 @@ import secrets
 import stat
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -24,6 +24,9 @@ from chorister.canonical import b64url_decode, b64url_encode
 from chorister.device.entries import MAX_BYTES
 from chorister.device.keys import SecretKey
 from chorister.errors import DecodeError, HeadUnavailable
+
+if TYPE_CHECKING:
+    from keyring.backend import KeyringBackend
 
 __all__ = ["FileHeadStore", "HeadStore", "KeyringHeadStore"]
 
@@ -57,9 +60,15 @@ class HeadStore(ABC):
             ) from None
 
     def save(self, entry: bytes) -> None:
-        """Keep this entry instead; when this returns, it is durable."""
+        """Keep this entry instead; when this returns, it is durable and was read back."""
         nonce = secrets.token_bytes(_NONCE)
-        self._write(_MAGIC + nonce + self._cipher.encrypt(nonce, entry, _MAGIC))
+        sealed = _MAGIC + nonce + self._cipher.encrypt(nonce, entry, _MAGIC)
+        self._write(sealed)
+        # A place that forgets would look like a head that was taken away, again and again.
+        if self._read() != sealed:
+            raise HeadUnavailable(
+                f"{self} does not keep the ledger's head that is written there: keep it elsewhere"
+            )
 
     @abstractmethod
     def _read(self) -> bytes | None: ...
@@ -150,12 +159,10 @@ class KeyringHeadStore(HeadStore):
         self.service = service
 
     def _read(self) -> bytes | None:
-        # Looking for keyrings takes long, and most devices never do.
-        import keyring
         from keyring.errors import KeyringError
 
         try:
-            found = keyring.get_password(self.service, self.name)
+            found = self._backend().get_password(self.service, self.name)
             return None if found is None else b64url_decode(found)
         except (KeyringError, RuntimeError, OSError) as error:
             raise self._unavailable(error) from None
@@ -166,13 +173,25 @@ class KeyringHeadStore(HeadStore):
             ) from None
 
     def _write(self, sealed: bytes) -> None:
-        import keyring
         from keyring.errors import KeyringError
 
         try:
-            keyring.set_password(self.service, self.name, b64url_encode(sealed))
+            self._backend().set_password(self.service, self.name, b64url_encode(sealed))
         except (KeyringError, RuntimeError, OSError) as error:
             raise self._unavailable(error) from None
+
+    def _backend(self) -> KeyringBackend:
+        # Looking for keyrings takes long, and most devices never do.
+        import keyring
+
+        backend = keyring.get_keyring()
+        # Below 1 are the ones that store nothing, or in a file that backups reach.
+        if backend.priority < 1:
+            raise HeadUnavailable(
+                f"this system's keyring ({backend.name}) can't keep the ledger's head: keep it in "
+                "a file"
+            )
+        return backend
 
     def _unavailable(self, error: Exception) -> HeadUnavailable:
         return HeadUnavailable(
