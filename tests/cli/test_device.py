@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,3 +150,38 @@ def test_mistakes_are_explained(device: Command, tmp_path: Path) -> None:
     assert "elsewhere" in said
     (tmp_path / "device" / "device.json").write_text("{}")
     assert "device.json" in device("status", code=2)
+
+
+def test_everything_in_the_folder_is_its_owner_s_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "policy.toml").write_text(dumps(a_policy().model_dump(exclude_none=True)))
+    folder = tmp_path / "device"
+    folder.mkdir()
+    folder.chmod(0o755)
+    (folder / "policy.toml").write_text("left from an init that was interrupted")
+    (folder / "policy.toml").chmod(0o644)
+    init = (
+        *("init", "--policy", str(tmp_path / "policy.toml"), "--registry", "http://localhost/"),
+        *("--key-file", str(tmp_path / "key"), "--proxy", "http://me:secret@localhost:1"),
+    )
+    with monkeypatch.context() as another:
+        another.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+        assert "another user" in Command(tmp_path)(*init, code=2)
+    before = os.umask(0o022)
+    try:
+        Command(tmp_path)(*init)
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert {"device.json", "policy.toml", "events.db", "ledger.db"} <= modes.keys()
+    assert set(modes.values()) == {0o600}
+
+
+def test_a_folder_that_can_t_be_made_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(dumps(a_policy().model_dump(exclude_none=True)))
+    init = ("init", "--policy", str(tmp_path / "policy.toml"), "--registry", "http://localhost/")
+    (tmp_path / "device").write_text("a file")
+    said = Command(tmp_path)(*init, "--key-file", str(tmp_path / "key"), code=2)
+    assert "can't be the device's folder" in said

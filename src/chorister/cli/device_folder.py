@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -52,7 +53,7 @@ _Place = Annotated[InFile | InKeyring, Field(discriminator="kind")]
 
 
 class DeviceSettings(Model):
-    """`device.json`. None of it is secret, and none of it is trusted with privacy."""
+    """`device.json`, for its owner alone: a proxy's URL may hold a password."""
 
     registry: str
     key: _Place
@@ -68,11 +69,11 @@ def create_device(folder: Path, policy: Path, settings: DeviceSettings) -> Devic
     if data is None:
         raise InvalidInput(f"there is no policy at {policy}")
     Policy.load(data)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (folder / POLICY).write_bytes(data)
+    _make_folder(folder)
+    _write(folder / POLICY, data)
     device = _device(folder, settings, create=True)
     # Last: a folder without settings is one that was never finished.
-    (folder / SETTINGS).write_bytes(settings.canonical() + b"\n")
+    _write(folder / SETTINGS, settings.canonical() + b"\n")
     return device
 
 
@@ -88,6 +89,27 @@ def open_device(folder: Path) -> Device:
         field, message = culprit(error)
         raise InvalidInput(f"{folder / SETTINGS}: {field or 'it'}: {message}") from None
     return _device(folder, settings)
+
+
+def _make_folder(folder: Path) -> None:
+    """For its owner alone, even if it was there before."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.geteuid():
+            raise InvalidInput(f"{folder} belongs to another user: choose a folder of your own")
+        folder.chmod(0o700)
+    except OSError as error:
+        raise InvalidInput(f"{folder} can't be the device's folder: {error.strerror}") from None
+
+
+def _write(path: Path, data: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+            os.fchmod(file.fileno(), 0o600)  # it may be left from an init that was interrupted
+            file.write(data)
+    except OSError as error:
+        raise InvalidInput(f"{path} can't be written: {error.strerror}") from None
 
 
 def _device(folder: Path, settings: DeviceSettings, *, create: bool = False) -> Device:
