@@ -171,7 +171,7 @@ def test_a_keyring_that_forgets_ends_in_silence(
 
 def test_a_file_that_forgets_is_noticed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.head().save(b"first")
-    monkeypatch.setattr(FileHeadStore, "_write", lambda self, sealed: None)
+    monkeypatch.setattr(FileHeadStore, "_write", lambda *_: None)
     with pytest.raises(HeadUnavailable, match="does not keep"):
         place.head().save(b"second")
 
