@@ -7,7 +7,7 @@ import os
 import resource
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +15,24 @@ import pytest
 import chorister.device
 from chorister.clock import SettableClock
 from chorister.device import Device, GivenKey, HeadKeyring, Run, Timing
+from chorister.device.chain import Chain
 from chorister.device.keys import SecretKey
 from chorister.device.loop import keep_running
+from chorister.device.status import Status
 from chorister.device.steps import Step
-from chorister.errors import DeviceBusy, InvalidInput, StoreError
+from chorister.errors import DeviceBusy, InvalidInput, LedgerError, StoreError
 from chorister.recipe import SignedRecipe
 from tests.device.home import Home, at_home, the_sandbox
-from tests.device.world import DAY, NOW, REGISTRY, Network, a_policy, a_recipe, an_entry
+from tests.device.world import (
+    DAY,
+    NOW,
+    REGISTRY,
+    Network,
+    a_generous_policy,
+    a_policy,
+    a_recipe,
+    an_entry,
+)
 
 
 @pytest.fixture
@@ -108,6 +119,52 @@ def test_two_threads_run_one_device_one_after_the_other(home: Home) -> None:
         thread.join()
     assert [run.answered for run in runs].count(("one",)) == 1
     assert home.charges() == 1
+
+
+@pytest.mark.parametrize("look", ["verify", "status", "explain"])
+def test_looking_beside_a_run_finds_nothing_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    home = Home(tmp_path, a_generous_policy())
+    home.donate()
+    home.ask(a_recipe("one"))
+    home.restart()
+    looks: dict[str, Callable[[], object]] = {
+        "verify": home.device.verify,
+        "status": home.device.status,
+        "explain": lambda: home.device.explain(a_recipe("three")),
+    }
+    looking, has_run = threading.Event(), threading.Event()
+    found: list[object] = []
+    extend = Chain.extend
+
+    def slowly(chain: Chain, sequence: object, data: object) -> None:
+        if threading.current_thread() is looker:
+            looking.set()
+            has_run.wait(0.1)
+        extend(chain, sequence, data)
+
+    def watch() -> None:
+        try:
+            found.append(looks[look]())
+        except LedgerError as error:
+            found.append(error)
+
+    looker = threading.Thread(target=watch)
+    monkeypatch.setattr(Chain, "extend", slowly)
+    looker.start()
+    assert looking.wait(10)
+    run = home.ask(a_recipe("two"))
+    has_run.set()
+    looker.join()
+    assert (run.silent, run.answered) == (None, ("two",))
+    (seen,) = found
+    assert not isinstance(seen, LedgerError)
+    home.device.close()
+    if isinstance(seen, Status):
+        assert seen.silent is None
+    if isinstance(seen, list):
+        assert {each.name: each.why for each in seen}["ledger"] == "every budget has room for it"
 
 
 def test_a_second_object_finds_the_device_busy(home: Home) -> None:

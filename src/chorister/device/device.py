@@ -210,29 +210,31 @@ class Device:
 
     def status(self) -> Status:
         """Consent, budgets, what waits, and what protects this device."""
-        opened = self._opened()
-        return read_status(
-            policy=self.policy,
-            registry=self.registry,
-            store=opened.store,
-            ledger=opened.ledger,
-            clock=opened.clock,
-            attempts=opened.attempts,
-            outbox=opened.outbox,
-            head=opened.head,
-            weaknesses=self._started().weaknesses(),
-            paused=self.paused,
-        )
+        with self._mutex:  # of the ledger's chain there is one: a run must not read it meanwhile
+            opened = self._opened()
+            return read_status(
+                policy=self.policy,
+                registry=self.registry,
+                store=opened.store,
+                ledger=opened.ledger,
+                clock=opened.clock,
+                attempts=opened.attempts,
+                outbox=opened.outbox,
+                head=opened.head,
+                weaknesses=self._started().weaknesses(),
+                paused=self.paused,
+            )
 
     def explain(self, recipe: Recipe | SignedRecipe) -> list[Check]:
         """Every rule with its outcome, budgets included: would this device answer now, and why."""
-        opened = self._opened()
-        body = recipe.recipe if isinstance(recipe, SignedRecipe) else recipe
-        found = check(recipe, self.policy, now=opened.clock.now())
-        if body.analysis in self.policy.analyses:
-            found.append(self._explain_query(body))
-            found.append(self._explain_ledger(opened, body))
-        return found
+        with self._mutex:
+            opened = self._opened()
+            body = recipe.recipe if isinstance(recipe, SignedRecipe) else recipe
+            found = check(recipe, self.policy, now=opened.clock.now())
+            if body.analysis in self.policy.analyses:
+                found.append(self._explain_query(body))
+                found.append(self._explain_ledger(opened, body))
+            return found
 
     @property
     def audit(self) -> AuditLog:
@@ -241,9 +243,10 @@ class Device:
 
     def verify(self) -> None:
         """Read ledger and audit log from their first entries; raises `LedgerTampered`."""
-        opened = self._opened()
-        opened.ledger.verify()
-        opened.audit.verify()
+        with self._mutex:
+            opened = self._opened()
+            opened.ledger.verify()
+            opened.audit.verify()
 
     # --- Inside ---
 

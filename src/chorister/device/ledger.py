@@ -213,8 +213,7 @@ class Ledger:
 
     def verify(self) -> None:
         """Read everything again; `LedgerTampered` names the first entry that is not as written."""
-        self._chain = Chain()
-        self._read()
+        self._extend(Chain())
 
     # --- storage ---------------------------------------------------------------------------------
 
@@ -232,13 +231,16 @@ class Ledger:
             row = self._row(last.sequence)
             if row != last.canonical():  # what was appended has been rolled back
                 chain = self._chain = Chain()
+        self._extend(chain)
+        return chain
+
+    def _extend(self, chain: Chain) -> None:
         rows = self._connection.execute(
             "SELECT sequence, entry FROM ledger WHERE sequence >= ? ORDER BY sequence",
             (len(chain.entries),),
         )
         for sequence, data in rows:
             chain.extend(sequence, data)
-        return chain
 
     def _row(self, sequence: int) -> object:
         row = self._connection.execute(
