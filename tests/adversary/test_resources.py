@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,6 +84,25 @@ def test_many_large_texts_at_once(victim: Victim) -> None:
         "SELECT printf('%.*c', 1000000, ngram) AS x FROM keyboard a, keyboard b, keyboard c",
         deadline=5,
     )
+
+
+@pytest.mark.parametrize("wide", [250, 3])
+def test_many_small_texts_do_not_fill_the_device(wide: int, victim: Victim) -> None:
+    """Two bytes each on the wire are fifty in Python: it is the device that would run out."""
+    columns = ", ".join(f"substr(a.ngram, 1 + {i} % 5, 2) AS c{i}" for i in range(wide))
+    tables = "keyboard a, keyboard b, keyboard c, keyboard d, keyboard e"
+    tracemalloc.start()
+    try:
+        with pytest.raises(SandboxFailed):
+            victim.sandbox.run(
+                f"SELECT {columns} FROM {tables} LIMIT 700000",
+                victim.snapshot(),
+                functions=["substr"],
+                deadline=20,
+            )
+        assert tracemalloc.get_traced_memory()[1] < 200e6
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("operator", ["LIKE '%" + "a" * 190 + "b'", "GLOB '*" + "a" * 190 + "b'"])

@@ -7,6 +7,7 @@ import math
 import socket
 import threading
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chorister.device.sandbox.wire import (
+    MAX_CELLS,
+    ROWS_PER_BLOCK,
     Job,
     Result,
     decode_job,
@@ -121,11 +124,38 @@ def test_a_changed_block_is_a_block_or_a_typed_error(data: st.DataObject) -> Non
         ("t", b"\0" * 1_000_000),
         ("q", bytes(16)),
         ("m", b"[1,2]"),
+        ("m", b"[[],[],[]]"),
+        ("m", b"[[[]]]"),
+        ("m", b'[{"a":1}]'),
+        ("m", b'["a'),
     ],
 )
 def test_a_hostile_column_is_refused(kind: str, body: bytes) -> None:
     with pytest.raises(DecodeError):
         Result(b'["a"]').add(json.dumps([1, [kind, len(body)]]).encode(), body)
+
+
+def test_a_hostile_column_is_counted_before_it_takes_memory() -> None:
+    body = b"[" + b"[]," * 1_000_000 + b"[]]"
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError):
+            Result(b'["a"]').add(json.dumps([1, ["m", len(body)]]).encode(), body)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(body)
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_answer_has_a_most_of_values_and_columns() -> None:
+    head, body = encode_block([(1,) * 200] * ROWS_PER_BLOCK)
+    result = Result(encode_names(["x"] * 200))
+    for _ in range(MAX_CELLS // (200 * ROWS_PER_BLOCK)):
+        result.add(head, body)
+    with pytest.raises(DecodeError):
+        result.add(head, body)
+    for names in ([], ["x"] * 257):
+        with pytest.raises(DecodeError, match="columns"):
+            Result(encode_names(names))
 
 
 def test_a_job_survives() -> None:

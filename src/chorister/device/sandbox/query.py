@@ -17,6 +17,8 @@ import apsw.ext
 from chorister.device.sandbox.functions import TABLE_FUNCTIONS, register
 from chorister.device.sandbox.wire import (
     LAST,
+    MAX_ANSWER_BYTES,
+    MAX_CELLS,
     ROWS_PER_BLOCK,
     Job,
     decode_job,
@@ -79,17 +81,22 @@ def answer(job: Job, image: bytes | bytearray) -> Iterator[tuple[bytes, bytes]]:
     connection.exec_trace = before
     rows = connection.execute(job.query)
     yield encode_names(names), b""
-    for block in _blocks(rows):
-        yield encode_block(block)
+    room = MAX_ANSWER_BYTES
+    for block in _blocks(rows, min(MAX_ROWS, MAX_CELLS // len(names))):
+        head, body = encode_block(block)
+        room -= len(head) + len(body)
+        if room < 0:
+            raise MemoryError("too long an answer")
+        yield head, body
     yield LAST, b""
 
 
-def _blocks(rows: Iterator[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+def _blocks(rows: Iterator[tuple[Any, ...]], most: int) -> Iterator[list[tuple[Any, ...]]]:
     """Some rows at a time: their memory is used again for the next."""
     count = 0
     while block := list(islice(rows, ROWS_PER_BLOCK)):
         count += len(block)
-        if count > MAX_ROWS:
+        if count > most:
             raise MemoryError("too many rows")
         yield block
 

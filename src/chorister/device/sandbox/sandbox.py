@@ -134,8 +134,10 @@ class Sandbox:
                 head, size = receive_frame(peer, max_body=room, until=until)
                 if head == LAST:
                     return Answer(names=result.names, values=tuple(result.columns))
+                room -= len(head) + size
+                if room < 0:
+                    raise DecodeError("the sandbox's answer is too long")
                 result.add(head, receive(peer, size, until))
-                room -= size
 
     def compile(
         self, query: str, snapshot: Snapshot, *, functions: Collection[str]

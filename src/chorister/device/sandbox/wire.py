@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import socket
 import struct
 import time
@@ -23,6 +24,7 @@ __all__ = [
     "LAST",
     "MAX_ANSWER_BYTES",
     "MAX_BODY_BYTES",
+    "MAX_CELLS",
     "ROWS_PER_BLOCK",
     "Job",
     "Result",
@@ -41,8 +43,13 @@ Value: TypeAlias = int | float | str | None
 MAX_HEAD_BYTES: Final = 1_000_000
 MAX_BODY_BYTES: Final = 2**30
 MAX_ANSWER_BYTES: Final = 2**25
+"""Of all blocks of an answer, heads included."""
+MAX_CELLS: Final = 2_000_000
+"""Of an answer: a text of two bytes on the wire is one of fifty, and a pointer to it, in Python."""
+MAX_COLUMNS: Final = 256
 _LENGTHS: Final = struct.Struct("!IQ")
 _TYPES: Final = frozenset({int, float, str, type(None)})
+_JSON_TEXT: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
 
 
 # --- frames --------------------------------------------------------------------------------------
@@ -158,8 +165,11 @@ class Result:
         names = _loads(head)
         if not isinstance(names, list) or not all(type(name) is str for name in names):
             raise DecodeError("the sandbox's names are texts")
+        if not 1 <= len(names) <= MAX_COLUMNS:
+            raise DecodeError(f"an answer of the sandbox's has 1 to {MAX_COLUMNS} columns")
         self.names = tuple(names)
         self.columns: list[list[Value]] = [[] for _ in names]
+        self._cells = MAX_CELLS
 
     def add(self, head: bytes, body: bytes | bytearray) -> None:
         """One more block of rows."""
@@ -168,6 +178,9 @@ class Result:
             rows, *layout = _loads(head)
             if type(rows) is not int or not 1 <= rows <= ROWS_PER_BLOCK:
                 raise DecodeError(f"a block of the sandbox's has 1 to {ROWS_PER_BLOCK} rows")
+            self._cells -= rows * len(self.columns)
+            if self._cells < 0:
+                raise DecodeError(f"the sandbox's answer has more than {MAX_CELLS} values")
             for column, (kind, size) in zip(self.columns, layout, strict=True):
                 if type(size) is not int or not 0 <= size <= len(view):
                     raise DecodeError("the sandbox's columns are not as long as it says")
@@ -201,6 +214,9 @@ def _unpack(kind: str, data: memoryview, rows: int) -> list[Value]:
         if text.count("\0") != rows - 1:
             raise DecodeError("the sandbox's columns differ in length")
         return list[Value](text.split("\0"))
+    bare = _JSON_TEXT.sub(b"", data)
+    if bare.count(b",") != rows - 1 or bare.count(b"[") != 1 or b"{" in bare or b'"' in bare:
+        raise DecodeError("the sandbox's columns differ in length, or hold more than values")
     column = _loads(bytes(data))
     if kind != _MIXED or not isinstance(column, list) or not _TYPES.issuperset(map(type, column)):
         raise DecodeError("the sandbox's values are numbers, text and NULL")
