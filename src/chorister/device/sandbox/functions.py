@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import apsw
 
 from chorister.device.sandbox.words import split_words
 
-__all__ = ["MAX_N", "PURE_FUNCTIONS", "TABLE_FUNCTIONS", "known_functions", "register"]
+__all__ = ["MAX_N", "PURE_FUNCTIONS", "TABLE_FUNCTIONS", "bar", "known_functions", "register"]
 
 MAX_N: Final = 16
 """The longest n-gram."""
@@ -62,6 +62,9 @@ TABLE_FUNCTIONS: Final = {
 }
 
 
+_ON_DEMAND: Final = ("carray", "json_each", "json_tree", "jsonb_each", "jsonb_tree")
+
+
 def known_functions() -> frozenset[str]:
     """All that a policy may usefully list."""
     return PURE_FUNCTIONS | TABLE_FUNCTIONS.keys()
@@ -77,6 +80,31 @@ def register(connection: apsw.Connection, name: str) -> None:
         eponymous_only=True,
         read_only=True,
     )
+
+
+def bar(connection: apsw.Connection) -> None:
+    """Take away all table-valued functions, also those that SQLite would add when they are named.
+
+    Under their names it then finds these modules, which let no statement compile.
+    """
+    connection.drop_modules(None)
+    pragmas = [f"pragma_{row[0]}" for row in connection.execute("PRAGMA pragma_list")]
+    for name in (*_ON_DEMAND, *pragmas):
+        connection.create_module(
+            name,
+            _Barred(name),  # type: ignore[arg-type]  # its protocol names every method
+            eponymous=True,
+            eponymous_only=True,
+            read_only=True,
+        )
+
+
+class _Barred:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def Connect(self, *_: object) -> NoReturn:  # noqa: N802
+        raise ValueError(f"access to {self._name} is prohibited")
 
 
 class _Module:
