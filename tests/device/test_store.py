@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,44 @@ def test_a_snapshot_of_anything_else_is_refused(
 ) -> None:
     with pytest.raises(InvalidInput, match="snapshot names fields"):
         store.snapshot(fields)
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "why"),
+    [
+        ("MAX_SNAPSHOT_ROWS", 99, "at most 99 events"),
+        ("MAX_SNAPSHOT_BYTES", 100_000, "at most 100000 bytes"),
+        ("SNAPSHOT_SECONDS", -1.0, "interrupted"),
+    ],
+)
+def test_a_snapshot_has_a_most_that_is_found_before_it_is_made(
+    limit: str, value: float, why: str, store: EventStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.donate_many("keyboard", [event("x" * 1000)] * 100)
+    wanted = len(rows(store.snapshot({"keyboard": ["ngram"]}), "keyboard"))
+    with monkeypatch.context() as patch:
+        patch.setattr("chorister.device.store._STEPS_PER_CHECK", 1)
+        patch.setattr(f"chorister.device.store.{limit}", value)
+        tracemalloc.start()
+        try:
+            with pytest.raises(StoreError, match=why):
+                store.snapshot({"keyboard": ["ngram"]})
+            assert tracemalloc.get_traced_memory()[1] < 100_000
+        finally:
+            tracemalloc.stop()
+    # The store is as it was: no handler, no attached database.
+    assert len(rows(store.snapshot({"keyboard": ["ngram"]}), "keyboard")) == wanted == 100
+    assert store.donate("keyboard", event())
+
+
+def test_a_snapshot_is_not_larger_than_it_was_estimated(
+    store: EventStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.donate_many("keyboard", [event("ä" * 50)] * 2000)
+    image = store.snapshot({"keyboard": ["ngram", "perplexity"]}).image
+    monkeypatch.setattr("chorister.device.store.MAX_SNAPSHOT_BYTES", int(len(image) * 0.9))
+    with pytest.raises(StoreError, match="bytes"):
+        store.snapshot({"keyboard": ["ngram", "perplexity"]})
 
 
 def test_a_snapshot_creates_nothing(store: EventStore) -> None:

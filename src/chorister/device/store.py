@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +35,14 @@ _STEPS: Final = (
     " since INTEGER NOT NULL) STRICT;"
     "INSERT INTO consent VALUES (1, 0, 0)",
 )
+MAX_SNAPSHOT_ROWS: Final = 1_000_000
+MAX_SNAPSHOT_BYTES: Final = 2**26
+"""Of the named fields: what a snapshot takes of the device's memory is about twice that."""
+SNAPSHOT_SECONDS: Final = 4.0
+"""Then reading stops: encoding, noise and sealing need the rest of what `Timing.slack` leaves."""
+_STEPS_PER_CHECK: Final = 10_000
+_ROW_BYTES: Final = 12
+_FIELD_BYTES: Final = 9
 _CACHE_KIB: Final = 65_536  # so that fetching rows in random order decrypts each page once
 
 
@@ -193,6 +202,7 @@ class EventStore:
         """The named fields of the named tables, as a database of their own, after `expire`.
 
         Rows are in a random order, drawn by the operating system. Nothing else is in the image.
+        Raises `StoreError` if that would take too much memory, found before it is taken, or time.
         """
         tables = {name: self._named(name, columns) for name, columns in fields.items()}
         self.expire()
@@ -200,7 +210,8 @@ class EventStore:
             # Encrypted databases want a key for everything that they attach; this one has none.
             self._connection.execute("ATTACH DATABASE ':memory:' AS snapshot KEY ''")
             try:
-                with self._reading():
+                with self._reading(), self._by(time.monotonic() + SNAPSHOT_SECONDS):
+                    self._check_size(tables)
                     _create_tables(self._connection, "snapshot", tables)
                     for name, columns in tables.items():
                         self._copy(self.schema.tables[name], columns)
@@ -218,6 +229,26 @@ class EventStore:
                 f"{', '.join(unknown) or 'none'}"
             )
         return {column: table.fields[column] for column in columns}
+
+    def _check_size(self, tables: Mapping[str, Mapping[str, FieldType]]) -> None:
+        rows = size = 0
+        for name, columns in tables.items():
+            source = f"main.{quoted(self.schema.tables[name].table)}"
+            found = self._range("id", source)
+            if found is None:
+                continue
+            # Of ids, which are at least as many: all of them are drawn.
+            rows += found[1] - found[0] + 1
+            if rows > MAX_SNAPSHOT_ROWS:
+                raise StoreError(f"a query reads at most {MAX_SNAPSHOT_ROWS} events")
+            texts = [quoted(f"field_{c}") for c, kind in columns.items() if kind == "text"]
+            lengths = "".join(f" + ifnull(octet_length({text}), 0)" for text in texts)
+            row = _ROW_BYTES + _FIELD_BYTES * len(columns)
+            # SQLite knows the lengths without the texts.
+            for (total,) in self._connection.execute(f"SELECT sum({row}{lengths}) FROM {source}"):
+                size += total if isinstance(total, int) else 0
+            if size > MAX_SNAPSHOT_BYTES:
+                raise StoreError(f"a query reads at most {MAX_SNAPSHOT_BYTES} bytes")
 
     def _copy(self, table: TableSchema, columns: Iterable[str]) -> None:
         source, target = quoted(table.table), f"snapshot.{quoted(table.name)}"
@@ -248,6 +279,15 @@ class EventStore:
                     yield
             except apsw.Error as error:
                 raise StoreError(f"the store can't be read: {error}") from None
+
+    @contextmanager
+    def _by(self, until: float) -> Iterator[None]:
+        """Statements fail at the time `until` of the monotonic clock."""
+        self._connection.set_progress_handler(lambda: time.monotonic() > until, _STEPS_PER_CHECK)
+        try:
+            yield
+        finally:
+            self._connection.set_progress_handler(None)
 
     def _keep(self, insert: str, row: tuple[Value, ...]) -> bool:
         with self._lock:
