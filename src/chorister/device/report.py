@@ -16,12 +16,21 @@ from chorister.dap.client import seal_report
 from chorister.dap.task import TaskConfiguration
 from chorister.device.attempts import Attempt
 from chorister.device.steps import Hook, Step
+from chorister.errors import InvalidInput
 from chorister.recipe import Recipe
 
 __all__ = ["OOV_BIN", "Outcome", "Report", "choose_bin", "make_report", "prepare"]
 
 OOV_BIN: Final = 0
 """OOV in every feature: what a device reports that has no data, or whose query failed."""
+
+
+MAX_ENCODED: Final = 8_000_000
+"""Characters, in all columns that the features read; one of a text beyond ASCII counts as four.
+
+Encoding has no deadline of its own, so what it gets is bounded: normalising takes most of its time.
+"""
+_EXPANDING: Final = {"\ufdfa": 64, "\ufdfb": 28}  # NFKC makes 18 and 8 characters of one
 
 
 class Outcome(StrEnum):
@@ -47,8 +56,19 @@ def choose_bin(
     randbelow: Callable[[int], int] = secrets.randbelow,
 ) -> int:
     """The one bin that a device reports, of the rows that its query returned."""
+    room = MAX_ENCODED
+    for name in recipe.encoding.columns:
+        room -= sum(_weight(value) for value in columns.get(name, ()) if isinstance(value, str))
+    if room < 0:
+        raise InvalidInput("the query's result is too long to be encoded in time")
     bins = recipe.encoding.find(columns)
     return recipe.encoding.select(bins, recipe.selection, randbelow=randbelow)
+
+
+def _weight(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    return 4 * len(text) + sum(more * text.count(char) for char, more in _EXPANDING.items())
 
 
 def prepare(recipe: Recipe) -> None:
