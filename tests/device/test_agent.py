@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,9 +86,9 @@ def test_without_consent_nothing_runs_and_what_waits_is_dropped(home: Home) -> N
     home.ask(a_recipe("one"))
     assert len(home.device.status().outbox) == 1
     home.device.opt_out()
+    assert home.device.status().outbox == ()
     home.network.gets.clear()
-    run = home.device.run_once()
-    assert (run.silent, run.dropped) == ("the person has not opted in", 1)
+    assert home.device.run_once().silent == "the person has not opted in"
     home.clock.advance(DAY)
     home.device.run_once()
     assert not home.network.gets
@@ -115,6 +116,62 @@ def test_consent_withdrawn_in_the_middle_of_a_run(step: Step, tmp_path: Path) ->
         home.device.run_once()
         assert home.device.status().outbox == ()
         assert home.device._opened().attempts.unfinished() == []
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "crash between the databases"])
+@pytest.mark.parametrize("state", [State.QUEUED, State.CHARGED])
+def test_a_report_of_an_earlier_consent_never_leaves(home: Home, state: State, whole: bool) -> None:
+    """All within one second, so that no time tells the two consents apart."""
+
+    def hook(step: Step) -> None:
+        if step is Step.CHARGED and state is State.CHARGED:
+            raise KeyboardInterrupt
+
+    home.donate()
+    home.restart(hook=hook)
+    with contextlib.suppress(KeyboardInterrupt):
+        home.ask(a_recipe("one"))
+    assert home.device.status().recipes == {state: 1}
+    if whole:
+        home.device.opt_out()
+    else:  # the process ends when the events' database has it, and the ledger's not yet
+        home.device._opened().store.opt_out(purge=True)
+    home.restart()
+    home.device.opt_in()
+    home.device.opt_in()
+    assert home.device.status().recipes == {State.DROPPED: 1}
+    home.device.run_once()
+    home.deliver()
+    home.clock.advance(DAY)
+    home.device.run_once()
+    assert not home.network.posts
+    assert home.events().count(Event.DROPPED) == 1
+
+
+@pytest.mark.parametrize("step", [Step.RECIPE_ARRIVED, Step.CHARGED, Step.QUERIED])
+def test_consent_withdrawn_and_given_again_in_the_middle_of_a_run(home: Home, step: Step) -> None:
+    other = home.build()
+
+    def hook(at: Step) -> None:
+        if at is step:
+            other.opt_out()
+            other.opt_in()
+
+    home.donate()
+    home.restart(hook=hook)
+    run = home.ask(a_recipe("one"))
+    other.close()
+    home.deliver()
+    late = step is not Step.RECIPE_ARRIVED
+    assert run.answered == (() if late else ("one",))
+    assert len(home.network.posts) == (0 if late else 1)
+
+
+def test_consenting_once_more_drops_nothing(home: Home) -> None:
+    home.ask(a_recipe("one"))
+    home.device.opt_in()
+    home.deliver()
+    assert len(home.network.posts) == 1
 
 
 def test_a_paused_device_does_nothing_until_it_goes_on(home: Home) -> None:

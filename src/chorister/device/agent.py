@@ -57,6 +57,10 @@ _LEDGER = b"ledger"
 """Stands for the ledger where refusals are remembered by recipe."""
 
 
+class _StoppedError(Exception):
+    """The person said stop, just before a charge."""
+
+
 class Agent:
     """One device at work. Everything it uses is passed in; one process at a time may use it."""
 
@@ -99,7 +103,7 @@ class Agent:
             journal=self._journal,
             clock=clock,
             transport=transport,
-            consent=lambda: store.consent.opted_in,
+            consent=self._may_go_on,
             hook=hook,
             randbelow=randbelow,
         )
@@ -132,10 +136,15 @@ class Agent:
         self._finish_interrupted(tally)
         self._courier.send_due(tally)
         for recipe, attempt in self._decide(found, tally):
-            if not self._store.consent.opted_in:
+            if not self._may_go_on():
                 break  # withdrawn meanwhile: the next run drops what was charged
-            self._answer(recipe, attempt, tally)
+            if self.attempts.state(attempt.recipe) is State.CHARGED:
+                self._answer(recipe, attempt, tally)
         return tally.run()
+
+    def _may_go_on(self) -> bool:
+        """Asked before each step, for another process may change it at any time."""
+        return self._store.consent.opted_in
 
     def _settle(self) -> None:
         """Bring the ledger into step with its head and the policy, or raise."""
@@ -201,8 +210,12 @@ class Agent:
             if self.attempts.state(listed.signed.digest) is not None:
                 continue
             self._hook(Step.RECIPE_ARRIVED)
+            if not self._may_go_on():
+                break
             try:
                 attempt = self._charge(listed, before=len(charged))
+            except _StoppedError:
+                break
             except (QueryRefused, BudgetExceeded, LedgerError) as error:
                 self._refuse(listed.signed, error)
                 tally.refused.append(recipe.id)
@@ -229,6 +242,8 @@ class Agent:
             for field in recipe.group_by
         }
         with transaction(self._connection):
+            if not self._may_go_on():
+                raise _StoppedError
             now, decided = self._clock.now(), self._clock.decision_time()
             self._check_study(recipe)
             self._ledger.check(charge, decided)
@@ -325,6 +340,8 @@ class Agent:
             next_try=attempt.upload_at,
         )
         with transaction(self._connection):
+            if self.attempts.state(attempt.recipe) is not State.CHARGED:
+                return  # consent was withdrawn meanwhile, and perhaps given again
             self.attempts.move(attempt.recipe, State.CHARGED, State.QUEUED)
             self.outbox.put(parcel)
             self._journal.reported(recipe, attempt, report, outcome)

@@ -25,7 +25,7 @@ from chorister.device.transport import Transport
 from chorister.errors import Unreachable, UploadFailed
 from chorister.policy import Policy
 
-__all__ = ["Courier"]
+__all__ = ["Courier", "withdraw"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +51,8 @@ class Courier:
         for parcel in self.outbox.due(now):
             if not self.consent():
                 return
+            if self.attempts.state(parcel.recipe) is not State.QUEUED:
+                continue  # consent was withdrawn meanwhile, and perhaps given again
             if self._still_trusted(parcel):
                 self._upload_one(parcel, tally)
             else:
@@ -82,7 +84,8 @@ class Courier:
         else:
             with transaction(self.connection):
                 self.outbox.remove(parcel.recipe)
-                self.attempts.move(parcel.recipe, State.QUEUED, State.SENT)
+                if self.attempts.state(parcel.recipe) is State.QUEUED:  # else withdrawn meanwhile
+                    self.attempts.move(parcel.recipe, State.QUEUED, State.SENT)
                 self.journal.uploaded(self.attempts.question(parcel.recipe), parcel.tries + 1)
             tally.uploaded += 1
         self.hook(Step.NOTED)
@@ -100,6 +103,8 @@ class Courier:
     def drop(self, recipe: bytes, state: State, why: str, tally: Tally) -> None:
         """A charged recipe whose report will never be sent."""
         with transaction(self.connection):
+            if self.attempts.state(recipe) is not state:
+                return  # consent was withdrawn meanwhile
             self.outbox.remove(recipe)
             self.attempts.move(recipe, state, State.DROPPED)
             self.journal.dropped(self.attempts.question(recipe), why)
@@ -107,8 +112,16 @@ class Courier:
 
     def withdraw(self, tally: Tally) -> None:
         """Without consent nothing leaves any more, what was ready to leave included."""
-        why = "the person opted out"
-        for attempt in self.attempts.unfinished():
-            self.drop(attempt.recipe, State.CHARGED, why, tally)
-        for parcel in self.outbox.all():
-            self.drop(parcel.recipe, State.QUEUED, why, tally)
+        with transaction(self.connection):
+            tally.dropped += withdraw(self.attempts, self.outbox, self.journal)
+
+
+def withdraw(attempts: Attempts, outbox: Outbox, journal: Journal) -> int:
+    """Drop every report that has not left, inside the caller's transaction; how many they were."""
+    waiting = [(attempt.recipe, State.CHARGED) for attempt in attempts.unfinished()]
+    waiting += [(parcel.recipe, State.QUEUED) for parcel in outbox.all()]
+    for recipe, state in waiting:
+        outbox.remove(recipe)
+        attempts.move(recipe, state, State.DROPPED)
+        journal.dropped(attempts.question(recipe), "the person opted out")
+    return len(waiting)

@@ -19,6 +19,7 @@ from chorister.device.agent import Agent
 from chorister.device.attempts import Attempts
 from chorister.device.audit import AuditLog, Event
 from chorister.device.budget import Charge
+from chorister.device.courier import withdraw
 from chorister.device.database import open_database, transaction
 from chorister.device.device_clock import DeviceClock
 from chorister.device.head_store import FileHeadStore, HeadStore, KeyringHeadStore
@@ -153,14 +154,29 @@ class Device:
 
     def opt_in(self) -> None:
         """The person takes part: donations are kept, and recipes may run."""
-        self._opened().store.opt_in()
-        self._tell(Event.OPTED_IN, "donations are kept, and recipes may run")
+        with self._mutex:
+            opened = self._opened()
+            journal = Journal(opened.audit, opened.clock)
+            if not opened.store.consent.opted_in:
+                # What was made under an earlier consent never leaves under this one, even if the
+                # process ended in the middle of `opt_out`. Nothing is charged until the next line.
+                with transaction(opened.connection):
+                    withdraw(opened.attempts, opened.outbox, journal)
+            opened.store.opt_in()
+            self._tell(Event.OPTED_IN, "donations are kept, and recipes may run")
 
     def opt_out(self, *, purge: bool = True) -> None:
         """The person no longer takes part: nothing runs, nothing waiting is sent any more."""
         self._opened().store.opt_out(purge=purge)
         kept = "all events were deleted" if purge else "events are kept until their retention ends"
-        self._tell(Event.OPTED_OUT, f"no recipe runs and nothing is sent any more; {kept}")
+        with self._mutex:
+            opened = self._opened()
+            journal = Journal(opened.audit, opened.clock)
+            with transaction(opened.connection):
+                journal.told(
+                    Event.OPTED_OUT, f"no recipe runs and nothing is sent any more; {kept}"
+                )
+                withdraw(opened.attempts, opened.outbox, journal)
 
     def donate(self, stream: str, event: Mapping[str, object]) -> bool:
         """Keep one event; False if the person has not opted in."""
