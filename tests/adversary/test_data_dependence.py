@@ -9,14 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chorister.device import Timing
 from chorister.device.audit import Event
+from chorister.device.courier import Courier
+from chorister.device.loop import keep_running
 from chorister.device.steps import Step
-from tests.device.home import Home, at_home
-from tests.device.world import NOW, a_recipe, bits_of
+from tests.device.home import Home, at_home, the_sandbox
+from tests.device.world import NOW, a_generous_policy, a_recipe, bits_of
 
 TIMING = Timing(query=1, slack=5, spread=600, poll=600)
 MANY = "keyboard AS a, keyboard AS b, keyboard AS c, keyboard AS d, keyboard AS e"
@@ -93,3 +96,95 @@ def test_the_network_is_asked_before_data_is_touched(home: Home) -> None:
     assert order[0] == "request"
     assert order[-1] == Step.QUERIED
     assert order.count(Step.QUERIED) == 1
+
+
+class SlowSandbox:
+    """The real one, on whose clock compiling and running take as long as the test says."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.compiling = self.running = 0
+        self.began: list[int] = []
+
+    def compile(self, *arguments: Any, **options: Any) -> Any:
+        self.home.clock.advance(self.compiling)
+        return the_sandbox().compile(*arguments, **options)
+
+    def run(self, *arguments: Any, **options: Any) -> Any:
+        self.began.append(self.home.clock.now())
+        self.home.clock.advance(self.running)
+        return the_sandbox().run(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(the_sandbox(), name)
+
+
+SLOW = Timing(query=20, slack=10, spread=600, poll=60)
+
+
+def _requests(folder: Path, running: int) -> list[int]:
+    """When a device polls and uploads, with every draw the same."""
+    folder.mkdir()
+    with at_home(folder, a_generous_policy()) as home:
+        home.donate()
+        sandbox = SlowSandbox(home)
+        patch = pytest.MonkeyPatch()
+        patch.setattr("chorister.device.agent.Timing.draw_upload", _draw_soon)
+        home.restart(sandbox=sandbox, timing=SLOW)
+        home.ask(a_recipe("old"))
+        (waiting,) = home.device.status().outbox
+        home.clock.set(waiting.next_try - 3)
+        sandbox.running = running
+        found: list[int] = []
+        home.network.requested = lambda: found.append(home.clock.now() - NOW)
+        patch.setattr("chorister.device.courier.Courier.make_way", _make_way_soon)
+        recipes = [a_recipe("old"), *(a_recipe(f"r{i}", {"study": f"s{i}"}) for i in range(4))]
+        home.network.log.publish(recipes, time=home.clock.now())
+
+        def sleep(seconds: float) -> None:
+            home.clock.advance(int(seconds))
+            home.network.log.publish(recipes, time=home.clock.now())
+
+        loop = keep_running(
+            home.device, timing=SLOW, clock=home.clock, sleep=sleep, randbelow=lambda _: 0
+        )
+        while len(home.network.posts) < 5:
+            next(loop)
+        patch.undo()
+        assert len(sandbox.began) == 5
+        return found
+
+
+_draw = Timing.draw_upload
+
+
+def _draw_soon(self: Timing, recipe: Any, **options: Any) -> int:
+    return _draw(self, recipe, **{**options, "randbelow": lambda _: 0})
+
+
+def _make_way_soon(self: Any, busy_until: int, spread: int, tally: Any) -> None:
+    _make_way(self, busy_until, 1, tally)
+
+
+_make_way = Courier.make_way
+
+
+def test_no_request_of_any_kind_tells_how_long_queries_took(tmp_path: Path) -> None:
+    """Neither a report that waits already, nor one of the same run, nor the next poll."""
+    times = [_requests(tmp_path / str(running), running) for running in (0, 7, 20)]
+    assert times[0] == times[1] == times[2]
+
+
+def test_upload_times_count_from_the_first_query_on(tmp_path: Path) -> None:
+    """Recipes that are refused late, for their compilation takes long, take nothing from them."""
+    with at_home(tmp_path, a_generous_policy()) as home:
+        sandbox = SlowSandbox(home)
+        sandbox.compiling = 9
+        home.restart(sandbox=sandbox, timing=SLOW)
+        bad = "SELECT nothing AS age, 1 AS ngram FROM keyboard LIMIT"
+        refused = [a_recipe(f"bad{i}", {"query": f"{bad} {i}"}) for i in range(70)]
+        run = home.ask(a_recipe("one"), *refused, a_recipe("two"))
+        assert len(run.refused) == 70
+        assert len(sandbox.began) == 2
+        first = min(each.next_try for each in home.device.status().outbox)
+        assert first >= sandbox.began[0] + 2 * (SLOW.query + SLOW.slack)

@@ -1,20 +1,22 @@
 """The agent: from the public log to an uploaded report, one step after the other.
 
     poll      fetch and verify what is open                                    network
+    check     for each recipe: its rules, its query, its budgets; or refuse it
     upload    send what is due                                                 network
-    decide    for each recipe: refuse it, decline it, or (1) charge it         one transaction each
+    decide    for each that passed: decline it, or (1) charge it               one transaction each
     answer    for each charged one: (2) query, encode, randomize, shard, seal;
               (3) audit entry and sealed report                                one transaction
 
 The network comes first and data last, so that no request is ever sent later because a query took
-longer. All recipes are charged, and their upload times drawn, before the first query runs, for the
-same reason. What a crash leaves charged is finished at the next start as OOV, without a query.
+longer. For the same reason all recipes are charged, and their upload times drawn, before the first
+query runs; and nothing is sent, old reports and polls included, before the last query's deadline. What a crash leaves charged is finished at the next start as OOV, without a query.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import apsw
 
@@ -55,6 +57,17 @@ __all__ = ["Agent"]
 
 _LEDGER = b"ledger"
 """Stands for the ledger where refusals are remembered by recipe."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ready:
+    """A recipe that passed every check, and may be charged."""
+
+    listed: Listed
+    charge: Charge
+    question: Question
+    groups: dict[str, str]
+    configs: tuple[bytes, bytes]  # the leader's and the helper's
 
 
 class _StoppedError(Exception):
@@ -134,8 +147,11 @@ class Agent:
                     self._journal.silent(error)
             return tally.run(silent=str(error))
         self._finish_interrupted(tally)
-        self._courier.send_due(tally)
-        for recipe, attempt in self._decide(found, tally):
+        ready = self._check_all(found, tally)
+        self._courier.send_due(
+            tally, busy_until=self._timing.busy_until(self._clock.now(), len(ready))
+        )
+        for recipe, attempt in self._decide(ready, tally):
             if not self._may_go_on():
                 break  # withdrawn meanwhile: the next run drops what was charged
             if self.attempts.state(attempt.recipe) is State.CHARGED:
@@ -203,8 +219,9 @@ class Agent:
 
     # --- Decide ---
 
-    def _decide(self, found: Poll, tally: Tally) -> list[tuple[Recipe, Attempt]]:
-        charged: list[tuple[Recipe, Attempt]] = []
+    def _check_all(self, found: Poll, tally: Tally) -> list[_Ready]:
+        """What may be charged; all that takes time is done here, before upload times are drawn."""
+        ready: list[_Ready] = []
         for listed in found.listed:
             recipe = listed.signed.recipe
             if self.attempts.state(listed.signed.digest) is not None:
@@ -213,21 +230,38 @@ class Agent:
             if not self._may_go_on():
                 break
             try:
-                attempt = self._charge(listed, before=len(charged))
+                ready.append(self._check(listed))
+            except (QueryRefused, BudgetExceeded, LedgerError) as error:
+                self._refuse(listed.signed, error)
+                tally.refused.append(recipe.id)
+        return ready
+
+    def _decide(self, ready: list[_Ready], tally: Tally) -> list[tuple[Recipe, Attempt]]:
+        """Charge, in a tight loop; every time counts from its beginning."""
+        charged: list[tuple[Recipe, Attempt]] = []
+        now = self._clock.now()
+        for each in ready:
+            recipe = each.listed.signed.recipe
+            try:
+                attempt = self._charge(each, now=now, queries=len(ready))
             except _StoppedError:
                 break
             except (QueryRefused, BudgetExceeded, LedgerError) as error:
-                self._refuse(listed.signed, error)
+                self._refuse(each.listed.signed, error)
                 tally.refused.append(recipe.id)
             else:
                 if attempt is None:
                     tally.declined.append(recipe.id)
                 else:
                     charged.append((recipe, attempt))
+        if charged:
+            # By the number that was checked, as for the times drawn, not by what coins said.
+            tally.busy_until = self._timing.busy_until(now, len(ready))
+            self._courier.make_way(tally.busy_until, self._timing.spread, tally)
         return charged
 
-    def _charge(self, listed: Listed, *, before: int) -> Attempt | None:
-        """Step (1): check everything, then commit the charge; None if the coin says no."""
+    def _check(self, listed: Listed) -> _Ready:
+        """Everything that can be said without a decision; raises the reason to refuse."""
         recipe = listed.signed.recipe
         verify_recipe(listed.signed, self._policy, now=self._clock.now())
         verify_query(self._policy, recipe, self._sandbox)
@@ -236,15 +270,31 @@ class Agent:
         for config in (listed.leader_config, listed.helper_config):
             _check_key(config)
         prepare(recipe)
-        charge, question = Charge.of(recipe), Question.of(listed.signed, self._policy)
+        charge = Charge.of(recipe)
+        # Decided on for good inside the charge's transaction; here, so that what has no room
+        # delays nobody.
+        self._check_study(recipe)
+        self._ledger.check(charge, self._clock.decision_time())
         groups = {
             field: self._policy.group_value(field, self._store.profile(field))
             for field in recipe.group_by
         }
+        return _Ready(
+            listed=listed,
+            charge=charge,
+            question=Question.of(listed.signed, self._policy),
+            groups=groups,
+            configs=(listed.leader_config, listed.helper_config),
+        )
+
+    def _charge(self, ready: _Ready, *, now: int, queries: int) -> Attempt | None:
+        """Step (1): check the budgets and commit the charge; None if the coin says no."""
+        signed, charge, question = ready.listed.signed, ready.charge, ready.question
+        recipe, groups = signed.recipe, ready.groups
         with transaction(self._connection):
             if not self._may_go_on():
                 raise _StoppedError
-            now, decided = self._clock.now(), self._clock.decision_time()
+            decided = self._clock.decision_time()
             self._check_study(recipe)
             self._ledger.check(charge, decided)
             if not flip(recipe.participation.probability, randbelow=self._randbelow):
@@ -256,16 +306,16 @@ class Agent:
             attempt = Attempt(
                 recipe=recipe.digest,
                 question=question,
-                jws=listed.signed.jws,
+                jws=signed.jws,
                 upload_at=self._timing.draw_upload(
-                    recipe, now=now, before=before, randbelow=self._randbelow
+                    recipe, now=now, before=queries - 1, randbelow=self._randbelow
                 ),
                 arm=arm,
                 groups=groups,
                 report_id=new_report_id(),
                 configuration=task.configuration.encode(),
-                leader_config=listed.leader_config,
-                helper_config=listed.helper_config,
+                leader_config=ready.configs[0],
+                helper_config=ready.configs[1],
             )
             self.attempts.begin(recipe, attempt, now=now)
             self._journal.charged(question, charge, attempt.upload_at)

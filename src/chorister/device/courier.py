@@ -43,12 +43,12 @@ class Courier:
     hook: Hook = pass_by
     randbelow: Callable[[int], int] = secrets.randbelow
 
-    def send_due(self, tally: Tally) -> None:
-        """Send what is due; what no leader takes any more is dropped."""
+    def send_due(self, tally: Tally, *, busy_until: int = 0) -> None:
+        """Send what is due, or has no time left afterwards; what no leader takes is dropped."""
         now = self.clock.now()
         for parcel in self.outbox.expired(now):
             self.drop(parcel.recipe, State.QUEUED, "its answer period is over", tally)
-        for parcel in self.outbox.due(now):
+        for parcel in self.outbox.due(now, closing=busy_until + 1):
             if not self.consent():
                 return
             if self.attempts.state(parcel.recipe) is not State.QUEUED:
@@ -58,6 +58,21 @@ class Courier:
             else:
                 why = "the policy no longer trusts this pair of aggregators"
                 self.drop(parcel.recipe, State.QUEUED, why, tally)
+
+    def make_way(self, busy_until: int, spread: int, tally: Tally) -> None:
+        """Nothing falls due while queries run: it would wait for them, and tell how long they took.
+
+        What would is sent at a random time afterwards, which depends on their number alone.
+        """
+        for parcel in self.outbox.due(busy_until):
+            room = min(spread, parcel.closes - 1 - busy_until)
+            if room > 0:
+                with transaction(self.connection):
+                    until = busy_until + 1 + self.randbelow(room)
+                    self.outbox.delay(parcel, until=until)
+        for parcel in self.outbox.expired(busy_until + 1):
+            why = "its answer period ends before it could be tried again"
+            self.drop(parcel.recipe, State.QUEUED, why, tally)
 
     def _still_trusted(self, parcel: Parcel) -> bool:
         task = TaskConfiguration.decode(parcel.configuration)

@@ -28,8 +28,8 @@ def keep_running(
 ) -> Iterator[Run]:
     """Run for ever; yields what each run did.
 
-    The next poll's time is drawn before the run, an upload's before its query: neither shows how
-    long a query took.
+    The next poll's time is drawn before the run, an upload's before its query, and neither lies
+    before the deadline of the run's last query: so neither shows how long a query took.
     """
     timing, clock = timing or Timing(), clock or SystemClock()
     next_poll = clock.now()
@@ -38,7 +38,10 @@ def keep_running(
         upload_at = device.next_upload()
         if now >= next_poll:
             next_poll = timing.next_poll(now, randbelow=randbelow)
-            yield _patiently(device.run_once)
+            run = _patiently(device.run_once)
+            if run.busy_until is not None and next_poll <= run.busy_until:
+                next_poll = timing.next_poll(run.busy_until, randbelow=randbelow)
+            yield run
         elif upload_at is not None and now >= upload_at:
             yield _patiently(device.upload_due)
             if device.next_upload() == upload_at:

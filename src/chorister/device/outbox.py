@@ -79,9 +79,12 @@ class Outbox:
             ),
         )
 
-    def due(self, now: int) -> list[Parcel]:
-        """What is to be sent now, in the order of its time."""
-        return self._select("WHERE next_try <= ? AND closes > ? ORDER BY next_try", (now, now))
+    def due(self, now: int, *, closing: int = 0) -> list[Parcel]:
+        """What is to be sent now, in the order of its time; what closes by `closing` is."""
+        return self._select(
+            "WHERE (next_try <= ? OR closes <= ?) AND closes > ? ORDER BY next_try",
+            (now, closing, now),
+        )
 
     def expired(self, now: int) -> list[Parcel]:
         """What no leader takes any more."""
@@ -101,6 +104,12 @@ class Outbox:
         self._connection.execute(
             "UPDATE outbox SET next_try = ?, tries = tries + 1 WHERE recipe = ?",
             (until, parcel.recipe),
+        )
+
+    def delay(self, parcel: Parcel, *, until: int) -> None:
+        """Send it later; it was not tried."""
+        self._connection.execute(
+            "UPDATE outbox SET next_try = ? WHERE recipe = ?", (until, parcel.recipe)
         )
 
     def remove(self, recipe: bytes) -> None:

@@ -19,6 +19,7 @@ class Run:
     uploaded: int = 0
     postponed: int = 0
     dropped: int = 0
+    busy_until: int | None = None  # by their deadlines its queries are over then; none ran if None
 
 
 @dataclass(slots=True)
@@ -32,6 +33,7 @@ class Tally:
     uploaded: int = 0
     postponed: int = 0
     dropped: int = 0
+    busy_until: int | None = None
 
     @classmethod
     def empty(cls) -> Tally:
@@ -49,4 +51,5 @@ class Tally:
             uploaded=self.uploaded,
             postponed=self.postponed,
             dropped=self.dropped,
+            busy_until=self.busy_until,
         )

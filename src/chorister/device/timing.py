@@ -30,6 +30,10 @@ class Timing:
         if min(self.query, self.slack, self.spread, self.poll) < 1:
             raise InvalidInput("every time is at least one second")
 
+    def busy_until(self, now: int, queries: int) -> int:
+        """When so many queries, begun now, are over: by their deadlines, whatever they find."""
+        return now + queries * (self.query + self.slack)
+
     def draw_upload(
         self,
         recipe: Recipe,
@@ -40,10 +44,10 @@ class Timing:
     ) -> int:
         """When a report will be uploaded, drawn before its query runs.
 
-        It lies after the query's deadline, and after those of the `before` queries that run first:
-        so the moment tells nothing of how long any of them took.
+        It lies after the query's deadline, and after those of the `before` other queries of the
+        same run: so the moment tells nothing of how long any of them took.
         """
-        earliest = now + (before + 1) * (self.query + self.slack)
+        earliest = self.busy_until(now, before + 1)
         latest = min(earliest + self.spread, recipe.window.closes - 1)
         if latest < earliest:
             raise QueryRefused(check="time", why="its answer period ends too soon for an upload")
