@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -197,6 +198,37 @@ def test_the_coin_is_flipped_once_and_remembered(home: Home) -> None:
     assert home.events().count(Event.NOT_DRAWN) == 1
     assert home.device.status().recipes == {State.DECLINED: 1}
     assert not home.device.status().outbox
+
+
+def test_a_jump_of_the_clock_flips_no_coin_again(home: Home, monkeypatch: Any) -> None:
+    flips: list[object] = []
+
+    def tails(probability: object, **_: object) -> bool:
+        flips.append(probability)
+        return False
+
+    monkeypatch.setattr("chorister.device.agent.flip", tails)
+    recipe = a_recipe("one", {"participation/probability": "0.5"})
+    assert home.ask(recipe).declined == ("one",)
+    now = home.clock.now()
+    for jump in (400 * DAY, 7 * DAY, -400 * DAY):
+        home.clock.set(now + jump)
+        home.device.run_once()
+        home.clock.set(now)
+        home.device.run_once()
+    assert len(flips) == 1
+    # With its window closed by the cosigners' time as well, it is forgotten.
+    home.clock.set(recipe.window.closes + 1)
+    home.ask()
+    assert home.device.status().recipes == {}
+
+
+def test_no_coin_is_flipped_for_a_recipe_that_ends_too_soon(home: Home, monkeypatch: Any) -> None:
+    monkeypatch.setattr("chorister.device.agent.flip", lambda *_, **__: pytest.fail("flipped"))
+    recipe = a_recipe("one")
+    home.clock.set(recipe.window.closes - 3)
+    assert home.ask(recipe).refused == ("one",)
+    assert home.last(Event.REFUSED).check == "time"
 
 
 def test_the_arm_is_drawn_by_the_device_and_kept(home: Home) -> None:

@@ -195,12 +195,13 @@ class Agent:
             if found.checkpoint is not None:
                 self._clock.accept_checkpoint(found.checkpoint.time)
                 self.attempts.remember(self._log_size, found.checkpoint.size)
+                # By the cosigners' time: after a jump of the clock a coin would be flipped again.
+                self.attempts.forget(before=self._clock.decision_time())
             if not found.problems:
                 self.attempts.keep_bodies(found.files)
                 digests = [listed.signed.digest for listed in found.listed]
                 addresses = [each.address for each in found.unreadable]
                 self.attempts.keep_refusals([_LEDGER, *digests, *addresses])
-            self.attempts.forget(before=self._clock.now())
             for pair, error in found.problems:
                 tally.problems.append(f"{pair}: {error}")
                 if self.attempts.refuse(pair.encode(), type(error).__name__, str(error)):
@@ -297,6 +298,10 @@ class Agent:
             decided = self._clock.decision_time()
             self._check_study(recipe)
             self._ledger.check(charge, decided)
+            # Before the coin, for it may refuse: a coin is flipped once, and then it counts.
+            upload_at = self._timing.draw_upload(
+                recipe, now=now, before=queries - 1, randbelow=self._randbelow
+            )
             if not flip(recipe.participation.probability, randbelow=self._randbelow):
                 self.attempts.decline(recipe, question, now=now)
                 self._journal.declined(question, recipe)
@@ -307,9 +312,7 @@ class Agent:
                 recipe=recipe.digest,
                 question=question,
                 jws=signed.jws,
-                upload_at=self._timing.draw_upload(
-                    recipe, now=now, before=queries - 1, randbelow=self._randbelow
-                ),
+                upload_at=upload_at,
                 arm=arm,
                 groups=groups,
                 report_id=new_report_id(),
