@@ -13,9 +13,11 @@ import pytest
 from chorister.dap.draft import PROBLEM, UPLOAD_ERRORS, ReportError
 from chorister.device.attempts import State
 from chorister.device.audit import Event
+from chorister.device.report import Report, make_report
 from chorister.device.steps import Step
 from chorister.device.transport import Answer
 from chorister.errors import Unreachable
+from chorister.recipe import Recipe
 from tests.device.home import Home, at_home
 from tests.device.world import (
     DAY,
@@ -251,6 +253,30 @@ def test_a_study_is_answered_once_where_it_says_so(tmp_path: Path) -> None:
         assert home.events().count(Event.CHARGED) == 2
         refused = [r.entry for r in home.device.audit.records() if r.entry.event is Event.REFUSED]
         assert [entry.check for entry in refused] == ["participation"] * 2
+
+
+@pytest.mark.parametrize("interrupted", [False, True], ids=["at once", "after a crash"])
+def test_a_report_that_can_t_be_made_stops_no_other(
+    tmp_path: Path, monkeypatch: Any, interrupted: bool
+) -> None:
+    def fail_for_one(recipe: Recipe, *rest: Any) -> Report:
+        if recipe.id == "one":
+            raise ValueError("an error of a kind that nobody thought of")
+        return make_report(recipe, *rest)
+
+    def hook(step: Step) -> None:
+        if step is Step.QUERIED and interrupted:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("chorister.device.agent.make_report", fail_for_one)
+    with at_home(tmp_path, a_generous_policy()) as home:
+        home.restart(hook=hook)
+        with contextlib.suppress(KeyboardInterrupt):
+            home.ask(a_recipe("one"), a_recipe("two"))
+        home.restart()
+        home.device.run_once()
+        assert home.device.status().recipes == {State.DROPPED: 1, State.QUEUED: 1}
+        assert "ValueError" in home.last(Event.DROPPED).why
 
 
 # --- The outbox ---

@@ -378,11 +378,10 @@ class Agent:
     ) -> None:
         try:
             report = make_report(recipe, attempt, bin_, self._hook)
-        except ChoristerError as error:
+        except Exception as error:  # noqa: BLE001 (whatever it is, the next start would meet it again)
             # Nothing known leads here; but what failed once must not be tried for ever.
-            self._courier.drop(
-                attempt.recipe, State.CHARGED, f"no report can be made: {error}", tally
-            )
+            why = f"no report can be made: {type(error).__name__}, {error}"
+            self._courier.drop(attempt.recipe, State.CHARGED, why[:1000], tally)
             return
         parcel = Parcel(
             recipe=attempt.recipe,
