@@ -192,6 +192,28 @@ def test_a_paused_device_does_nothing_until_it_goes_on(home: Home) -> None:
     assert home.device.run_once().uploaded == 1
 
 
+@pytest.mark.parametrize("step", [Step.RECIPE_ARRIVED, Step.CHARGED, Step.QUEUED, Step.UPLOADING])
+def test_a_pause_by_another_process_in_the_middle_of_a_run(step: Step, tmp_path: Path) -> None:
+    """From that moment on nothing is charged, queried or sent."""
+    with at_home(tmp_path, a_generous_policy()) as home:
+        other = home.build()
+        after: list[Step] = []
+
+        def hook(at: Step) -> None:
+            if other.paused:
+                after.append(at)
+            elif at is step:
+                other.pause()
+
+        home.restart(hook=hook)
+        home.ask(*(a_recipe(f"r{i}", {"study": f"s{i}"}) for i in range(3)))
+        home.deliver()
+        other.close()
+        assert not {Step.CHARGED, Step.QUERIED, Step.UPLOADING} & set(after)
+        assert len(home.network.posts) == (1 if step is Step.UPLOADING else 0)
+        assert home.charges() == {Step.RECIPE_ARRIVED: 0, Step.CHARGED: 1}.get(step, 3)
+
+
 def test_the_coin_is_flipped_once_and_remembered(home: Home) -> None:
     recipe = a_recipe("one", {"participation/probability": "0.000000000000000000000001"})
     for _ in range(3):

@@ -153,14 +153,14 @@ class Agent:
         )
         for recipe, attempt in self._decide(ready, tally):
             if not self._may_go_on():
-                break  # withdrawn meanwhile: the next run drops what was charged
+                break  # the next run drops what was charged, or reports OOV after a pause
             if self.attempts.state(attempt.recipe) is State.CHARGED:
                 self._answer(recipe, attempt, tally)
         return tally.run()
 
     def _may_go_on(self) -> bool:
         """Asked before each step, for another process may change it at any time."""
-        return self._store.consent.opted_in
+        return self._store.consent.opted_in and not self.attempts.paused
 
     def _settle(self) -> None:
         """Bring the ledger into step with its head and the policy, or raise."""

@@ -29,6 +29,7 @@ from chorister.recipe import Recipe
 
 __all__ = ["Attempt", "Attempts", "State"]
 
+_PAUSED: Final = "paused"
 _MAX_QUESTION: Final = 1_000_000
 
 _SCHEMA: Final = (
@@ -218,6 +219,15 @@ class Attempts:
             " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
             (name, value),
         )
+
+    @property
+    def paused(self) -> bool:
+        """Whether the device is paused, by whichever process."""
+        return self.recall(_PAUSED) != 0
+
+    def pause(self, *, paused: bool) -> None:
+        """Remember it."""
+        self.remember(_PAUSED, int(paused))
 
     def counts(self) -> dict[State, int]:
         """How many recipes are in which state."""

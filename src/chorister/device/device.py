@@ -44,7 +44,6 @@ __all__ = ["Device", "HeadFile", "HeadKeyring"]
 EVENTS: Final = "events.db"
 LEDGER: Final = "ledger.db"
 LOCK: Final = "lock"
-_PAUSED: Final = "paused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +219,7 @@ class Device:
     @property
     def paused(self) -> bool:
         """Whether the device is paused."""
-        return bool(self._opened().attempts.recall(_PAUSED))
+        return self._opened().attempts.paused
 
     # --- Looking ---
 
@@ -300,7 +299,7 @@ class Device:
         with self._mutex:
             opened = self._opened()
             with transaction(opened.connection):
-                opened.attempts.remember(_PAUSED, int(event is Event.PAUSED))
+                opened.attempts.pause(paused=event is Event.PAUSED)
                 Journal(opened.audit, opened.clock).told(event, why)
 
     def _tell(self, event: Event, why: str) -> None:
