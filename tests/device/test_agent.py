@@ -214,6 +214,23 @@ def test_a_pause_by_another_process_in_the_middle_of_a_run(step: Step, tmp_path:
         assert home.charges() == {Step.RECIPE_ARRIVED: 0, Step.CHARGED: 1}.get(step, 3)
 
 
+@pytest.mark.parametrize("how", ["opted in", "opted out", "paused", "no network", "upload"])
+def test_every_run_deletes_what_is_older_than_its_retention(home: Home, how: str) -> None:
+    home.donate()
+    if how == "opted out":
+        home.device.opt_out(purge=False)
+    if how == "paused":
+        home.device.pause()
+    home.network.down = how == "no network"
+    for days, kept in ((1, True), (4000, False)):
+        home.clock.advance(days * DAY)
+        home.network.log.publish([], time=home.clock.now())
+        _ = home.device.upload_due() if how == "upload" else home.device.run_once()
+        connection = home.device._opened().store._connection
+        rows = connection.execute("SELECT count(*) FROM stream_keyboard").fetchall()
+        assert rows == [(int(kept),)]
+
+
 def test_the_coin_is_flipped_once_and_remembered(home: Home) -> None:
     recipe = a_recipe("one", {"participation/probability": "0.000000000000000000000001"})
     for _ in range(3):

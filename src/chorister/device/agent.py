@@ -132,6 +132,12 @@ class Agent:
         return self._run(lambda _: Poll.nothing())
 
     def _run(self, look: Callable[[Tally], Poll]) -> Run:
+        run = self._go(look)
+        # Whether a query ran or not, and last: how long it takes depends on data.
+        self._store.expire()
+        return run
+
+    def _go(self, look: Callable[[Tally], Poll]) -> Run:
         tally = Tally.empty()
         if not self._store.consent.opted_in:
             self._courier.withdraw(tally)

@@ -269,6 +269,7 @@ class Device:
         with self._mutex:
             opened = self._opened()
             if self.paused:
+                opened.store.expire()  # a pause is no reason to keep anything for longer
                 return Run(silent="paused")
             with lock.held(self.folder / LOCK):
                 agent = Agent(
