@@ -321,7 +321,7 @@ def test_a_report_that_can_t_be_made_stops_no_other(
 # --- The outbox ---
 
 
-LATER = [
+LATER: list[Answer | Exception] = [
     Answer(status=500, content_type="", body=b""),
     Answer(status=302, content_type="", body=b""),
     Answer(
@@ -348,6 +348,36 @@ def test_a_resend_is_byte_identical(home: Home, answer: Answer | Exception) -> N
     assert len(set(map(repr, home.network.posts))) == 1
     assert home.events()[-1] is Event.UPLOADED
     assert "try 6" in home.why()
+
+
+def test_a_postponement_is_told_once_for_each_reason(home: Home) -> None:
+    recipe = a_recipe("one")
+    home.ask(recipe)
+    home.network.answers.extend(each for each in (LATER[0], LATER[1], LATER[3]) for _ in range(3))
+    for _ in range(9):
+        home.deliver()
+        home.ask(recipe)
+    assert home.events().count(Event.POSTPONED) == 3
+    assert "no network" in home.last(Event.POSTPONED).why
+    home.deliver()
+    assert home.events()[-1] is Event.UPLOADED
+
+
+def test_a_ledger_s_silence_is_told_again_when_it_comes_back(home: Home) -> None:
+    head = home.folder / "elsewhere" / "head"
+    good = head.read_bytes()
+    told = []
+    for _ in range(2):
+        before = home.events().count(Event.SILENT)
+        head.write_bytes(b"x" * 100)
+        for _ in range(3):
+            assert home.device.run_once().silent
+        told.append(home.events().count(Event.SILENT) - before)
+        head.write_bytes(good)
+        home.clock.advance(DAY)
+        assert home.ask().silent is None
+        good = head.read_bytes()
+    assert told == [1, 1]
 
 
 def test_outdated_config_drops_the_report_and_makes_no_other(home: Home) -> None:

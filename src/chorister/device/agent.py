@@ -9,7 +9,8 @@
 
 The network comes first and data last, so that no request is ever sent later because a query took
 longer. For the same reason all recipes are charged, and their upload times drawn, before the first
-query runs; and nothing is sent, old reports and polls included, before the last query's deadline. What a crash leaves charged is finished at the next start as OOV, without a query.
+query runs; and nothing is sent, old reports and polls included, before the last query's deadline.
+What a crash leaves charged is finished at the next start as OOV, without a query.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from chorister.device.device_clock import DeviceClock
 from chorister.device.entries import Charged
 from chorister.device.journal import Journal
 from chorister.device.ledger import Ledger
-from chorister.device.outbox import Outbox, Parcel
+from chorister.device.outbox import Outbox, Parcel, reason_key
 from chorister.device.poll import Listed, Poll, poll
 from chorister.device.report import OOV_BIN, Outcome, choose_bin, make_report, prepare
 from chorister.device.run import Run, Tally
@@ -173,6 +174,7 @@ class Agent:
         for entry in self._ledger.settle(self._clock.decision_time()):
             with transaction(self._connection):
                 self._journal.settled(entry)
+        self.attempts.unrefuse(_LEDGER)
 
     def _finish_interrupted(self, tally: Tally) -> None:
         """What a crash left charged becomes OOV: the query may have run, so it never runs again."""
@@ -207,7 +209,8 @@ class Agent:
                 self.attempts.keep_bodies(found.files)
                 digests = [listed.signed.digest for listed in found.listed]
                 addresses = [each.address for each in found.unreadable]
-                self.attempts.keep_refusals([_LEDGER, *digests, *addresses])
+                waiting = [reason_key(parcel.recipe) for parcel in self.outbox.all()]
+                self.attempts.keep_refusals([_LEDGER, *digests, *addresses, *waiting])
             for pair, error in found.problems:
                 tally.problems.append(f"{pair}: {error}")
                 if self.attempts.refuse(pair.encode(), type(error).__name__, str(error)):
@@ -384,7 +387,7 @@ class Agent:
     ) -> None:
         try:
             report = make_report(recipe, attempt, bin_, self._hook)
-        except Exception as error:  # noqa: BLE001 (whatever it is, the next start would meet it again)
+        except Exception as error:  # of whatever kind: the next start would meet it again
             # Nothing known leads here; but what failed once must not be tried for ever.
             why = f"no report can be made: {type(error).__name__}, {error}"
             self._courier.drop(attempt.recipe, State.CHARGED, why[:1000], tally)

@@ -180,6 +180,10 @@ class Attempts:
         )
         return True
 
+    def unrefuse(self, recipe: bytes) -> None:
+        """It is over: said again if it comes back."""
+        self._connection.execute("DELETE FROM refusals WHERE recipe = ?", (recipe,))
+
     def keep_refusals(self, recipes: Iterable[bytes]) -> None:
         """Forget refusals of recipes that are no longer listed."""
         kept = set(recipes)

@@ -89,6 +89,7 @@ class Event(StrEnum):
     CHARGED = "charged"
     REPORTED = "report made"
     UPLOADED = "report sent"
+    POSTPONED = "report postponed"
     DROPPED = "report dropped"
     RECOVERED = "charge recovered"
     SILENT = "silent"

@@ -24,6 +24,7 @@ _WHAT: Final = {
     Event.CHARGED: "A question was accepted, and its cost charged",
     Event.REPORTED: "A report was made, with noise, and sealed",
     Event.UPLOADED: "A report was sent",
+    Event.POSTPONED: "A report will be sent later",
     Event.DROPPED: "A report was thrown away; its cost stays charged",
     Event.RECOVERED: "A charge was recovered after a crash; it was never answered",
     Event.SILENT: "The device kept silent",

@@ -18,7 +18,7 @@ from chorister.dap.task import TaskConfiguration
 from chorister.device.attempts import Attempts, State
 from chorister.device.database import transaction
 from chorister.device.journal import Journal
-from chorister.device.outbox import Outbox, Parcel, wait_after
+from chorister.device.outbox import Outbox, Parcel, reason_key, wait_after
 from chorister.device.run import Tally
 from chorister.device.steps import Hook, Step, pass_by
 from chorister.device.transport import Transport
@@ -113,6 +113,9 @@ class Courier:
         wait = wait_after(parcel.tries + 1, left=parcel.closes - now, randbelow=self.randbelow)
         with transaction(self.connection):
             self.outbox.postpone(parcel, until=now + wait)
+            kind = str(error) if isinstance(error, UploadFailed) else type(error).__name__
+            if self.attempts.refuse(reason_key(parcel.recipe), kind[:1000], str(error)):
+                self.journal.postponed(self.attempts.question(parcel.recipe), error)
         tally.postponed += 1
 
     def drop(self, recipe: bytes, state: State, why: str, tally: Tally) -> None:

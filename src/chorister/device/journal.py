@@ -73,6 +73,11 @@ class Journal:
         times = "at the first try" if tries == 1 else f"at try {tries}, the same bytes each time"
         self._write(Event.UPLOADED, f"the leader took the report {times}", question=question)
 
+    def postponed(self, question: Question, error: ChoristerError) -> None:
+        """A leader that did not take a report yet."""
+        why = f"the same bytes are sent again later, for as long as they may be: {error}"
+        self._write(Event.POSTPONED, why[:20_000], check=type(error).__name__, question=question)
+
     def dropped(self, question: Question, why: str) -> None:
         """A report that will never be sent. What it cost stays spent."""
         self._write(Event.DROPPED, why, question=question)

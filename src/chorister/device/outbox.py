@@ -16,7 +16,7 @@ import apsw
 
 from chorister.device.database import upgrade
 
-__all__ = ["FIRST_WAIT", "LONGEST_WAIT", "Outbox", "Parcel", "wait_after"]
+__all__ = ["FIRST_WAIT", "LONGEST_WAIT", "Outbox", "Parcel", "reason_key", "wait_after"]
 
 FIRST_WAIT: Final = 60
 LONGEST_WAIT: Final = 6 * 3600
@@ -59,6 +59,11 @@ def wait_after(
     longest = min(FIRST_WAIT * 2 ** min(tries - 1, 20), LONGEST_WAIT)
     wait = longest // 2 + 1 + randbelow(longest // 2)
     return wait if wait < left else 1 + randbelow(max(left, 1))
+
+
+def reason_key(recipe: bytes) -> bytes:
+    """Stands for a report where refusals are remembered by recipe."""
+    return b"upload " + recipe
 
 
 class Outbox:
