@@ -19,8 +19,12 @@ from numpy.typing import NDArray
 from rich.progress import Progress
 from rich.table import Table
 
-from chorister._native import HPKEKeypair, Prio3, TaskBinding, sample_binomials
+from chorister._native import HPKEKeypair, sample_binomials
 from chorister.cli import app, console
+from chorister.dap.binding import native_vdaf, task_binding
+from chorister.dap.draft import BatchMode
+from chorister.dap.task import TaskConfiguration
+from chorister.dap.vdaf import Prio3MultihotCountVec
 from chorister.errors import InternalError, InvalidInput
 from chorister.privacy import Crowd, OneHotRandomizer, Setting, delta_before_bound, epsilon
 
@@ -58,15 +62,19 @@ def collect(
     held: NDArray[np.int64], randomizer: OneHotRandomizer, bar: Progress
 ) -> NDArray[np.uint64]:
     """Device -> leader and helper -> sum: one privatized, sealed, verified report a device."""
-    vdaf = Prio3.multihot_count_vec(randomizer.length, randomizer.max_weight)
-    task_id = secrets.token_bytes(32)
-    task = TaskBinding(
-        vdaf,
-        context=b"dap-18" + task_id,
-        aad=task_id,
-        leader_info=b"dap-18 input share\x01\x02",
-        helper_info=b"dap-18 input share\x01\x03",
+    bounded = Prio3MultihotCountVec.bounded(randomizer.length, randomizer.max_weight)
+    configuration = TaskConfiguration(
+        task_info=secrets.token_bytes(32),
+        leader_aggregator_endpoint="https://leader.example/",
+        helper_aggregator_endpoint="https://helper.example/",
+        time_precision=3600,
+        min_batch_size=MIN_COHORT,
+        batch_mode=BatchMode.TIME_INTERVAL,
+        vdaf_type=bounded.TYPE,
+        vdaf_configuration=bounded.encode(),
+        task_interval=None,
     )
+    task, vdaf = task_binding(configuration), native_vdaf(bounded)
     verify_key = secrets.token_bytes(32)
     leader, helper = HPKEKeypair.generate(1), HPKEKeypair.generate(2)
     leader_share, helper_share, count = vdaf.zero(), vdaf.zero(), 0
