@@ -188,3 +188,19 @@ def test_upload_times_count_from_the_first_query_on(tmp_path: Path) -> None:
         assert len(sandbox.began) == 2
         first = min(each.next_try for each in home.device.status().outbox)
         assert first >= sandbox.began[0] + 2 * (SLOW.query + SLOW.slack)
+
+
+def test_nothing_is_deleted_while_a_report_is_due(home: Home, monkeypatch: Any) -> None:
+    """How long that takes depends on data."""
+    home.donate()
+    home.ask(a_recipe("one"))
+    (waiting,) = home.device.status().outbox
+    deleted: list[int] = []
+    monkeypatch.setattr(
+        "chorister.device.store.EventStore.expire", lambda _: deleted.append(home.clock.now())
+    )
+    home.clock.set(waiting.next_try - 1)
+    home.ask(a_recipe("one"))
+    assert not deleted
+    home.deliver()
+    assert deleted == [waiting.next_try]

@@ -166,8 +166,31 @@ def test_retention_is_kept_to_the_second(store: EventStore, clock: SettableClock
     assert store.profile("user.age") == 1
     clock.advance(370 * DAY)
     assert store.profile("user.age") is None
-    assert store.expire() == 2
+    assert kept(store) == []
+    assert store.expire() == 3
     assert store.expire() == 0
+
+
+def test_much_that_expired_is_deleted_bit_by_bit_and_never_seen(
+    store: EventStore, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chorister.device.store._EXPIRE_ROWS", 10)
+    store.donate_many("keyboard", [event("old")] * 25)
+    clock.advance(30 * DAY)
+    monkeypatch.setattr("chorister.device.store.EXPIRE_SECONDS", 0)
+    assert store.expire() == 0
+    assert kept(store) == []
+    monkeypatch.setattr("chorister.device.store.EXPIRE_SECONDS", 60)
+    assert store.expire() == 25
+
+
+def test_a_snapshot_deletes_nothing(store: EventStore, clock: SettableClock) -> None:
+    """How long that takes depends on data, and a snapshot follows a charge."""
+    store.donate("keyboard", event("old"))
+    clock.advance(30 * DAY)
+    changes = store._connection.total_changes()
+    assert kept(store) == []
+    assert store._connection.total_changes() == changes
 
 
 def test_a_query_does_not_wait_for_a_writer(
@@ -187,6 +210,7 @@ def test_an_event_of_a_wrong_future_is_not_kept_for_longer(
     clock.set(NOW + 3000 * DAY)
     store.donate("keyboard", event())
     clock.set(NOW)
+    assert store.expire() == 0
     assert kept(store) == [TYPED]
     clock.advance(30 * DAY)
     assert kept(store) == []
@@ -237,7 +261,7 @@ def test_a_snapshot_of_anything_else_is_refused(
         ("SNAPSHOT_SECONDS", -1.0, "interrupted"),
     ],
 )
-def test_a_snapshot_has_a_most_that_is_found_before_it_is_made(
+def test_a_snapshot_has_a_most_beyond_which_none_is_made(
     limit: str, value: float, why: str, store: EventStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.donate_many("keyboard", [event("x" * 1000)] * 100)
@@ -257,7 +281,7 @@ def test_a_snapshot_has_a_most_that_is_found_before_it_is_made(
     assert store.donate("keyboard", event())
 
 
-def test_a_snapshot_is_not_larger_than_it_was_estimated(
+def test_a_snapshot_is_not_larger_than_its_most(
     store: EventStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.donate_many("keyboard", [event("ä" * 50)] * 2000)

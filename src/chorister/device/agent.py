@@ -15,6 +15,7 @@ What a crash leaves charged is finished at the next start as OOV, without a quer
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from chorister.device.report import OOV_BIN, Outcome, choose_bin, make_report, p
 from chorister.device.run import Run, Tally
 from chorister.device.sandbox import Sandbox
 from chorister.device.steps import Hook, Step, pass_by
-from chorister.device.store import EventStore
+from chorister.device.store import EXPIRE_SECONDS, EventStore
 from chorister.device.timing import Timing, flip
 from chorister.device.transport import LogSource, Transport
 from chorister.device.verifier import permitted_functions, verify_query
@@ -134,8 +135,11 @@ class Agent:
 
     def _run(self, look: Callable[[Tally], Poll]) -> Run:
         run = self._go(look)
-        # Whether a query ran or not, and last: how long it takes depends on data.
-        self._store.expire()
+        # Whether a query ran or not, and last: how long it takes depends on data. So nothing may be
+        # due meanwhile; the run that sends it comes back here.
+        upload_at = self.outbox.next_time()
+        if upload_at is None or upload_at > self._clock.now() + math.ceil(2 * EXPIRE_SECONDS):
+            self._store.expire()
         return run
 
     def _go(self, look: Callable[[Tally], Poll]) -> Run:

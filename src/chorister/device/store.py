@@ -37,12 +37,14 @@ _STEPS: Final = (
 )
 MAX_SNAPSHOT_ROWS: Final = 1_000_000
 MAX_SNAPSHOT_BYTES: Final = 2**26
-"""Of the named fields: what a snapshot takes of the device's memory is about twice that."""
+"""SQLite stops copying there: what a snapshot takes of the device's memory is about twice that."""
 SNAPSHOT_SECONDS: Final = 4.0
 """Then reading stops: encoding, noise and sealing need the rest of what `Timing.slack` leaves."""
+EXPIRE_SECONDS: Final = 1.0
+"""Then deleting stops, and goes on at the next call."""
+_EXPIRE_ROWS: Final = 20_000
 _STEPS_PER_CHECK: Final = 10_000
-_ROW_BYTES: Final = 12
-_FIELD_BYTES: Final = 9
+_PAGE: Final = 4096
 _CACHE_KIB: Final = 65_536  # so that fetching rows in random order decrypts each page once
 
 
@@ -184,37 +186,49 @@ class EventStore:
         self._forget()
 
     def expire(self) -> int:
-        """Delete what is older than its retention; how many rows that were."""
-        now = self._clock.now()
+        """Delete what is older than its retention; how many rows that were.
+
+        What a long absence left is deleted bit by bit, a second at a time: queries do not see it.
+        """
+        now, until = self._clock.now(), time.monotonic() + EXPIRE_SECONDS
         # Looked for without the writer's lock: mostly there is nothing, and apps donate meanwhile.
         with self._reading():
             due = [table for table in self.schema.tables.values() if self._is_due(table, now)]
         if not due:
             return 0
-        with self._writing():
-            deleted = sum(self._expire(table, now) for table in due)
+        deleted = 0
+        for table in due:
+            more = True
+            while more and time.monotonic() < until:
+                with self._writing():
+                    count, more = self._expire(table, now)
+                deleted += count
         self._forget()
         return deleted
 
     # --- what a query sees ------------------------------------------------------------------------
 
     def snapshot(self, fields: Mapping[str, Sequence[str]]) -> Snapshot:
-        """The named fields of the named tables, as a database of their own, after `expire`.
+        """The named fields of the named tables, as a database of their own.
 
+        What is older than its retention is not in it, deleted or not: deleting takes a time of its
+        own, which nothing that follows a charge may depend on.
         Rows are in a random order, drawn by the operating system. Nothing else is in the image.
-        Raises `StoreError` if that would take too much memory, found before it is taken, or time.
+        Raises `StoreError` where the limits of memory and time are reached.
         """
         tables = {name: self._named(name, columns) for name, columns in fields.items()}
-        self.expire()
         with self._lock:
             # Encrypted databases want a key for everything that they attach; this one has none.
             self._connection.execute("ATTACH DATABASE ':memory:' AS snapshot KEY ''")
             try:
+                self._connection.pragma("page_size", _PAGE, schema="snapshot")
+                pages = MAX_SNAPSHOT_BYTES // _PAGE
+                self._connection.pragma("max_page_count", pages, schema="snapshot")
                 with self._reading(), self._by(time.monotonic() + SNAPSHOT_SECONDS):
-                    self._check_size(tables)
                     _create_tables(self._connection, "snapshot", tables)
+                    room = MAX_SNAPSHOT_ROWS
                     for name, columns in tables.items():
-                        self._copy(self.schema.tables[name], columns)
+                        room = self._copy(self.schema.tables[name], columns, room)
                 image = self._connection.serialize("snapshot")
             finally:
                 self._connection.execute("DETACH DATABASE snapshot")
@@ -230,38 +244,24 @@ class EventStore:
             )
         return {column: table.fields[column] for column in columns}
 
-    def _check_size(self, tables: Mapping[str, Mapping[str, FieldType]]) -> None:
-        rows = size = 0
-        for name, columns in tables.items():
-            source = f"main.{quoted(self.schema.tables[name].table)}"
-            found = self._range("id", source)
-            if found is None:
-                continue
-            # Of ids, which are at least as many: all of them are drawn.
-            rows += found[1] - found[0] + 1
-            if rows > MAX_SNAPSHOT_ROWS:
-                raise StoreError(f"a query reads at most {MAX_SNAPSHOT_ROWS} events")
-            texts = [quoted(f"field_{c}") for c, kind in columns.items() if kind == "text"]
-            lengths = "".join(f" + ifnull(octet_length({text}), 0)" for text in texts)
-            row = _ROW_BYTES + _FIELD_BYTES * len(columns)
-            # SQLite knows the lengths without the texts.
-            for (total,) in self._connection.execute(f"SELECT sum({row}{lengths}) FROM {source}"):
-                size += total if isinstance(total, int) else 0
-            if size > MAX_SNAPSHOT_BYTES:
-                raise StoreError(f"a query reads at most {MAX_SNAPSHOT_BYTES} bytes")
-
-    def _copy(self, table: TableSchema, columns: Iterable[str]) -> None:
+    def _copy(self, table: TableSchema, columns: Iterable[str], room: int) -> int:
+        """Copy a table of at most `room` rows; returns how many more there is room for."""
         source, target = quoted(table.table), f"snapshot.{quoted(table.name)}"
         names = ", ".join(quoted(f"field_{column}") for column in columns)
         found = self._range("id", f"main.{source}")
         if found is None:
-            return
+            return room
+        # Of ids, which are at least as many: all of them are drawn.
+        room -= found[1] - found[0] + 1
+        if room < 0:
+            raise StoreError(f"a query reads at most {MAX_SNAPSHOT_ROWS} events")
         # Rows are fetched in the order drawn; an id that has expired fetches nothing.
         self._connection.execute(
             f"INSERT INTO {target} SELECT {names} FROM carray(?) AS drawn"
-            f" CROSS JOIN main.{source} AS event ON event.id = drawn.value",
-            (apsw.carray(_random_order(*found)),),
+            f" CROSS JOIN main.{source} AS event ON event.id = drawn.value AND donated > ?",
+            (apsw.carray(_random_order(*found)), self._clock.now() - table.retention),
         )
+        return room
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -275,8 +275,16 @@ class EventStore:
         """One consistent view of all tables."""
         with self._lock:
             try:
-                with self._connection:
+                self._connection.execute("BEGIN")
+                try:
                     yield
+                    self._connection.execute("COMMIT")
+                finally:
+                    # Not if SQLite has done so itself, as for a full database.
+                    if self._connection.in_transaction:
+                        self._connection.execute("ROLLBACK")
+            except apsw.FullError:
+                raise StoreError(f"a query reads at most {MAX_SNAPSHOT_BYTES} bytes") from None
             except apsw.Error as error:
                 raise StoreError(f"the store can't be read: {error}") from None
 
@@ -322,12 +330,16 @@ class EventStore:
         found = self._range("donated", quoted(table.table))
         return found is not None and (found[0] <= now - table.retention or found[1] > now)
 
-    def _expire(self, table: TableSchema, now: int) -> int:
-        name = quoted(table.table)
+    def _expire(self, table: TableSchema, now: int) -> tuple[int, bool]:
+        """Delete some rows: how many, and whether there may be more."""
+        name, changes = quoted(table.table), self._connection.changes
+        some = f"WHERE id IN (SELECT id FROM {name} WHERE donated {{}} ? LIMIT {_EXPIRE_ROWS})"
         # The clock was wrong then or is wrong now; either way it is not kept for longer.
-        self._connection.execute(f"UPDATE {name} SET donated = ?1 WHERE donated > ?1", (now,))
-        self._connection.execute(f"DELETE FROM {name} WHERE donated <= ?", (now - table.retention,))
-        return self._connection.changes()
+        self._connection.execute(f"UPDATE {name} SET donated = ? {some.format('>')}", (now, now))
+        more = changes() == _EXPIRE_ROWS
+        oldest = now - table.retention
+        self._connection.execute(f"DELETE FROM {name} {some.format('<=')}", (oldest,))
+        return changes(), more or changes() == _EXPIRE_ROWS
 
     def _range(self, column: str, table: str) -> tuple[int, int] | None:
         query = f"SELECT min({column}), max({column}) FROM {table}"
