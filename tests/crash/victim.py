@@ -109,6 +109,8 @@ def live(task: Mapping[str, Any]) -> None:
         sandbox=CountingSandbox(folder),
         hook=hook,
     )
+    if task["act"]:
+        getattr(device, task["act"])()
     device.run_once()
     if task["upload"] and (due := device.next_upload()) is not None:
         clock.set(max(due, clock.now()))

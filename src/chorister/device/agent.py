@@ -30,7 +30,7 @@ from chorister.device.budget import Charge
 from chorister.device.courier import Courier
 from chorister.device.database import transaction
 from chorister.device.device_clock import DeviceClock
-from chorister.device.entries import Charged
+from chorister.device.entries import Charged, Entry
 from chorister.device.journal import Journal
 from chorister.device.ledger import Ledger
 from chorister.device.outbox import Outbox, Parcel, reason_key
@@ -93,6 +93,7 @@ class Agent:
         registry: str,
         timing: Timing | None = None,
         hook: Hook = pass_by,
+        stopping: Callable[[], bool] = lambda: False,
         randbelow: Callable[[int], int] = secrets.randbelow,
     ) -> None:
         self._policy = policy
@@ -106,6 +107,7 @@ class Agent:
         self._log_size = f"size of {policy.log.origin}"
         self._timing = timing or Timing()
         self._hook = hook
+        self._stopping = stopping
         self._randbelow = randbelow
         self.attempts = Attempts(connection)
         self.outbox = Outbox(connection)
@@ -170,14 +172,19 @@ class Agent:
         return tally.run()
 
     def _may_go_on(self) -> bool:
-        """Asked before each step, for another process may change it at any time."""
-        return self._store.consent.opted_in and not self.attempts.paused
+        """Asked before each step, for another process or thread may change it at any time."""
+        if self._stopping() or self.attempts.paused:
+            return False
+        return self._store.consent.opted_in
 
     def _settle(self) -> None:
         """Bring the ledger into step with its head and the policy, or raise."""
-        for entry in self._ledger.settle(self._clock.decision_time()):
-            with transaction(self._connection):
-                self._journal.settled(entry)
+
+        def tell(entry: Entry) -> None:
+            self._journal.settled(entry)
+            self._hook(Step.SETTLE_WRITTEN)
+
+        self._ledger.settle(self._clock.decision_time(), tell)
         self.attempts.unrefuse(_LEDGER)
 
     def _finish_interrupted(self, tally: Tally) -> None:
@@ -222,6 +229,7 @@ class Agent:
             for each in found.unreadable:
                 if self.attempts.refuse(each.address, "unreadable", str(each.error)):
                     self._journal.unreadable(each.address, each.error)
+            self._hook(Step.POLL_WRITTEN)
         return found
 
     def _newest_checkpoint(self) -> int:

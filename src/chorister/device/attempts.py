@@ -224,6 +224,10 @@ class Attempts:
             (name, value),
         )
 
+    def disremember(self, name: str) -> None:
+        """It is 0 again."""
+        self._connection.execute("DELETE FROM memory WHERE name = ?", (name,))
+
     @property
     def paused(self) -> bool:
         """Whether the device is paused, by whichever process."""

@@ -21,6 +21,7 @@ from chorister.device.audit import AuditLog, Event
 from chorister.device.budget import Charge
 from chorister.device.courier import withdraw
 from chorister.device.database import open_database, transaction
+from chorister.device.deeds import tell_deeds
 from chorister.device.device_clock import DeviceClock
 from chorister.device.head_store import FileHeadStore, HeadStore, KeyringHeadStore
 from chorister.device.journal import Journal
@@ -30,7 +31,7 @@ from chorister.device.outbox import Outbox
 from chorister.device.run import Run
 from chorister.device.sandbox import Sandbox
 from chorister.device.status import Status, read_status
-from chorister.device.steps import Hook, pass_by
+from chorister.device.steps import Hook, Step, pass_by
 from chorister.device.store import EventStore
 from chorister.device.timing import Timing
 from chorister.device.transport import HTTPTransport, Transport, check_url
@@ -120,6 +121,7 @@ class Device:
         self._timing = timing or Timing()
         self._hook = hook
         self._mutex = threading.RLock()
+        self._pausing = threading.Event()  # a run in another thread ends at its next step
         self._open: _Opened | None = None
         if create:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -162,20 +164,15 @@ class Device:
                 with transaction(opened.connection):
                     withdraw(opened.attempts, opened.outbox, journal)
             opened.store.opt_in()
-            self._tell(Event.OPTED_IN, "donations are kept, and recipes may run")
+            self._hook(Step.DEED_DONE)
+            self._tell_deeds(opened)
 
     def opt_out(self, *, purge: bool = True) -> None:
         """The person no longer takes part: nothing runs, nothing waiting is sent any more."""
-        self._opened().store.opt_out(purge=purge)
-        kept = "all events were deleted" if purge else "events are kept until their retention ends"
-        with self._mutex:
-            opened = self._opened()
-            journal = Journal(opened.audit, opened.clock)
-            with transaction(opened.connection):
-                journal.told(
-                    Event.OPTED_OUT, f"no recipe runs and nothing is sent any more; {kept}"
-                )
-                withdraw(opened.attempts, opened.outbox, journal)
+        opened = self._opened()
+        opened.store.opt_out(purge=purge)  # at once, even while another thread runs the device
+        self._hook(Step.DEED_DONE)
+        self._tell_deeds(opened)
 
     def donate(self, stream: str, event: Mapping[str, object]) -> bool:
         """Keep one event; False if the person has not opted in."""
@@ -191,8 +188,10 @@ class Device:
 
     def purge(self) -> None:
         """Delete every event and profile. What was spent, and the audit log, stay."""
-        self._opened().store.purge()
-        self._tell(Event.PURGED, "every event and profile; what was spent stays spent")
+        opened = self._opened()
+        opened.store.purge()
+        self._hook(Step.DEED_DONE)
+        self._tell_deeds(opened)
 
     # --- At work ---
 
@@ -210,7 +209,11 @@ class Device:
 
     def pause(self) -> None:
         """Nothing runs until `resume`: no poll, no query, no upload. Donations are kept."""
-        self._set_paused(Event.PAUSED, "no poll, no query, no upload")
+        self._pausing.set()
+        try:
+            self._set_paused(Event.PAUSED, "no poll, no query, no upload")
+        finally:
+            self._pausing.clear()
 
     def resume(self) -> None:
         """Go on after `pause`."""
@@ -268,6 +271,7 @@ class Device:
     def _run(self, task: Callable[[Agent], Run]) -> Run:
         with self._mutex:
             opened = self._opened()
+            self._tell_deeds(opened)
             if self.paused:
                 opened.store.expire()  # a pause is no reason to keep anything for longer
                 return Run(silent="paused")
@@ -284,6 +288,7 @@ class Device:
                     registry=self.registry,
                     timing=self._timing,
                     hook=self._hook,
+                    stopping=self._pausing.is_set,
                 )
                 return task(agent)
 
@@ -303,11 +308,16 @@ class Device:
                 opened.attempts.pause(paused=event is Event.PAUSED)
                 Journal(opened.audit, opened.clock).told(event, why)
 
-    def _tell(self, event: Event, why: str) -> None:
+    def _tell_deeds(self, opened: _Opened) -> None:
         with self._mutex:
-            opened = self._opened()
-            with transaction(opened.connection):
-                Journal(opened.audit, opened.clock).told(event, why)
+            tell_deeds(
+                opened.store,
+                opened.connection,
+                opened.attempts,
+                opened.outbox,
+                Journal(opened.audit, opened.clock),
+                self._hook,
+            )
 
     def _explain_query(self, recipe: Recipe) -> Check:
         try:
@@ -324,6 +334,9 @@ class Device:
         return Check(name="ledger", passed=True, why="every budget has room for it")
 
     def _opened(self, *, create: bool = False) -> _Opened:
+        opened = self._open
+        if opened is not None:
+            return opened  # without the mutex: apps donate, and people opt out, during a run
         with self._mutex:
             if self._open is None:
                 self._open = self._open_all(create=create)

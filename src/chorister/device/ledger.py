@@ -103,9 +103,10 @@ class Ledger:
 
     # --- before deciding -------------------------------------------------------------------------
 
-    def settle(self, now: int) -> tuple[Entry, ...]:
+    def settle(self, now: int, tell: Callable[[Entry], None] = lambda _: None) -> tuple[Entry, ...]:
         """Bring ledger, head and policy into step, each entry in a transaction of its own.
 
+        `tell` is called inside it: what it writes is there if, and only if, the entry is.
         Returns the entries that were added. A `Charged` among them is a crash's: its recipe is
         never to be answered. Raises `LedgerBehind`, `LedgerTampered` or `HeadUnavailable`.
         """
@@ -113,6 +114,8 @@ class Ledger:
         while True:
             with transaction(self._connection):
                 entry = self._step(now)
+                if entry is not None:
+                    tell(entry)
             if entry is None:
                 return tuple(added)
             added.append(entry)

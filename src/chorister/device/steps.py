@@ -15,8 +15,13 @@ __all__ = ["Hook", "Step", "pass_by"]
 
 
 class Step(StrEnum):
-    """In the order of one report's life."""
+    """In the order of one report's life; before it, what is rarer."""
 
+    DEED_DONE = "consent or data changed, not told"
+    DEED_WRITTEN = "what the person said written, not committed"
+    DEED_TOLD = "what the person said in the audit log, not noted as told"
+    SETTLE_WRITTEN = "entry that brings the ledger into step written, not committed"
+    POLL_WRITTEN = "checkpoint and bodies written, not committed"
     RECIPE_ARRIVED = "recipe arrived"
     CHARGE_WRITTEN = "charge written, not committed"
     CHARGED = "charge, coin, upload time and attempt committed"

@@ -7,11 +7,13 @@ the person has opted in, nor after opting out.
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import TracebackType
 from typing import Final, Self
 
@@ -26,7 +28,7 @@ from chorister.device.schema import FieldType, Schema, TableSchema, Value, quote
 from chorister.errors import InvalidInput, StoreError
 from chorister.policy import Policy
 
-__all__ = ["Consent", "EventStore", "Snapshot"]
+__all__ = ["Consent", "Deed", "EventStore", "Snapshot"]
 
 _STEPS: Final = (
     "CREATE TABLE consent ("
@@ -34,6 +36,8 @@ _STEPS: Final = (
     " opted_in INTEGER NOT NULL CHECK (opted_in IN (0, 1)),"
     " since INTEGER NOT NULL) STRICT;"
     "INSERT INTO consent VALUES (1, 0, 0)",
+    "CREATE TABLE deeds ("
+    " id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, deed TEXT NOT NULL) STRICT",
 )
 MAX_SNAPSHOT_ROWS: Final = 1_000_000
 MAX_SNAPSHOT_BYTES: Final = 2**26
@@ -46,6 +50,15 @@ _EXPIRE_ROWS: Final = 20_000
 _STEPS_PER_CHECK: Final = 10_000
 _PAGE: Final = 4096
 _CACHE_KIB: Final = 65_536  # so that fetching rows in random order decrypts each page once
+
+
+class Deed(StrEnum):
+    """What the person said or did."""
+
+    OPTED_IN = "opted in"
+    OPTED_OUT = "opted out"
+    OPTED_OUT_AND_PURGED = "opted out, and data deleted"
+    PURGED = "data deleted"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,11 +182,13 @@ class EventStore:
         """The person takes part: donations are kept, and recipes may run."""
         with self._writing():
             self._set_consent(opted_in=True)
+            self._note(Deed.OPTED_IN)
 
     def opt_out(self, *, purge: bool) -> None:
         """The person no longer takes part: no recipe runs, nothing is kept, `purge` deletes all."""
         with self._writing():
             self._set_consent(opted_in=False)
+            self._note(Deed.OPTED_OUT_AND_PURGED if purge else Deed.OPTED_OUT)
             if purge:
                 self._delete_all()
         if purge:
@@ -182,8 +197,23 @@ class EventStore:
     def purge(self) -> None:
         """Delete every event and profile."""
         with self._writing():
+            self._note(Deed.PURGED)
             self._delete_all()
         self._forget()
+
+    def deeds(self) -> list[tuple[str, Deed]]:
+        """What the person said and the audit log does not tell yet, each under a name of its own.
+
+        Noted in the transaction that does it.
+        """
+        with self._reading():
+            rows = self._connection.execute("SELECT name, deed FROM deeds ORDER BY id").fetchall()
+        return [(str(name), Deed(str(deed))) for name, deed in rows]
+
+    def forget_deed(self, name: str) -> None:
+        """It was told."""
+        with self._writing():
+            self._connection.execute("DELETE FROM deeds WHERE name = ?", (name,))
 
     def expire(self) -> int:
         """Delete what is older than its retention; how many rows that were.
@@ -316,6 +346,11 @@ class EventStore:
             "INSERT INTO consent VALUES (1, ?, ?) ON CONFLICT (only)"
             " DO UPDATE SET opted_in = excluded.opted_in, since = excluded.since",
             (int(opted_in), self._clock.now()),
+        )
+
+    def _note(self, deed: Deed) -> None:
+        self._connection.execute(
+            "INSERT INTO deeds (name, deed) VALUES (?, ?)", (secrets.token_hex(16), deed)
         )
 
     def _delete_all(self) -> None:
