@@ -43,18 +43,11 @@ def home(tmp_path: Path) -> Iterator[Home]:
 @pytest.mark.parametrize("data", [False, True], ids=["without data", "with data"])
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_report_leaves_at_the_time_drawn_before(name: str, data: bool, home: Home) -> None:
-    drawn: list[int] = []
-
-    def hook(step: Step) -> None:
-        if step is Step.CHARGED:
-            (attempt,) = home.device._opened().attempts.unfinished()
-            drawn.append(attempt.upload_at)
-
     if data:
         home.donate()
         events = [{"ngram": f"word {i} " * 20, "perplexity": float(i)} for i in range(200)]
         home.device.donate_many("keyboard", events)
-    home.restart(hook=hook, timing=TIMING)
+    drawn = _note_the_draw(home, timing=TIMING)
     recipe = a_recipe("hostile", {"query": QUERIES[name]})
     before = time.monotonic()
     home.ask(recipe)
@@ -204,3 +197,62 @@ def test_nothing_is_deleted_while_a_report_is_due(home: Home, monkeypatch: Any) 
     assert not deleted
     home.deliver()
     assert deleted == [waiting.next_try]
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [("MAX_SNAPSHOT_ROWS", 100), ("MAX_SNAPSHOT_BYTES", 40_960), ("SNAPSHOT_SECONDS", 0.0)],
+)
+def test_a_store_too_large_for_a_query_reports_at_the_time_drawn_before(
+    limit: str, value: float, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = _note_the_draw(home)
+    home.donate()
+    events = [{"ngram": f"word {i} " * 20, "perplexity": float(i)} for i in range(2000)]
+    home.device.donate_many("keyboard", events)
+    monkeypatch.setattr(f"chorister.device.store.{limit}", value)
+    home.ask(a_recipe("one"))
+    (waiting,) = home.device.status().outbox
+    assert [waiting.next_try] == drawn
+    assert "OOV" in home.last(Event.REPORTED).why
+
+
+class Crash(BaseException):
+    """The process ends, for the data made it."""
+
+
+@pytest.mark.parametrize("where", ["snapshot", "run", "choose_bin"])
+def test_a_device_that_crashes_on_its_data_reports_at_the_time_drawn_before(
+    where: str, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object, **__: object) -> None:
+        raise Crash
+
+    home.donate()
+    drawn = _note_the_draw(home)
+    owner = {"snapshot": "store.EventStore.snapshot", "choose_bin": "agent.choose_bin"}
+    with monkeypatch.context() as patch:
+        patch.setattr(f"chorister.device.{owner.get(where, 'sandbox.Sandbox.run')}", crash)
+        with pytest.raises(Crash):
+            home.ask(a_recipe("one"))
+    home.restart()
+    home.clock.advance(1)
+    home.ask(a_recipe("one"))
+    (waiting,) = home.device.status().outbox
+    assert [waiting.next_try] == drawn
+    assert "interrupted" in home.last(Event.REPORTED).why
+    home.deliver()
+    assert len(home.network.posts) == 1
+
+
+def _note_the_draw(home: Home, **changes: Any) -> list[int]:
+    """What is drawn as the upload time of the next report, when it is charged."""
+    drawn: list[int] = []
+
+    def hook(step: Step) -> None:
+        if step is Step.CHARGED:
+            (attempt,) = home.device._opened().attempts.unfinished()
+            drawn.append(attempt.upload_at)
+
+    home.restart(hook=hook, **changes)
+    return drawn

@@ -73,9 +73,16 @@ def test_redirects_cookies_and_500s(home: Home, leader: Leader, server: Loopback
         Reply(status=503, headers=COOKIE, body=b"later"),
         Reply(status=200, headers={"Content-Type": "text/html"}, body=b"<html>"),
     ]
+    words: list[tuple[Event, str]] = []
     for _ in range(5):
         home.deliver()
+        words.append(last_words(home))
         home.restart()
+    # Each time the audit log tells why the report waits; a cookie is nothing to tell of.
+    assert [event for event, _ in words] == [*[Event.POSTPONED] * 4, Event.UPLOADED]
+    for (_, why), said in zip(words[:4], ["500", "307", "503", "no DAP message"], strict=True):
+        assert said in why
+        assert "42" not in why
     assert len(server.seen) == 5
     assert len({(seen.path, seen.body, str(seen.headers)) for seen in server.seen}) == 1
     assert len({seen.connection for seen in server.seen}) == 5
@@ -115,5 +122,7 @@ def test_a_leader_that_never_takes_it_gets_the_same_bytes_until_the_window_ends(
         if home.clock.now() >= a_recipe("one").window.closes:
             home.device.upload_due()
     assert 10 < len(server.seen) < 60
+    assert home.events().count(Event.POSTPONED) == 1, "the same reason is told once"
+    assert "500" in home.last(Event.POSTPONED).why
     assert len({seen.body for seen in server.seen}) == 1
     assert last_words(home) == (Event.DROPPED, "its answer period is over")

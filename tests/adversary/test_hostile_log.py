@@ -14,6 +14,7 @@ from chorister._native import HPKEKeypair
 from chorister.device.audit import Event
 from chorister.transparency.listing import CurrentList
 from chorister.transparency.sources import list_path
+from chorister.transparency.state import LogState
 from tests.device.home import Home, at_home
 from tests.device.world import (
     DAY,
@@ -26,7 +27,7 @@ from tests.device.world import (
     bits_of,
     hpke_entry,
 )
-from tests.logworld import HELPER, LEADER, key
+from tests.logworld import ANALYSIS, HELPER, LEADER, key, revocation
 
 RECIPE = a_recipe("one")
 
@@ -47,6 +48,12 @@ def silent(home: Home) -> str | None:
     assert home.charges() == 0
     home.device.audit.verify()
     return home.last(Event.SILENT).check
+
+
+def charged(home: Home) -> list[str]:
+    entries = [record.entry for record in home.device.audit.records()]
+    questions = [entry.question for entry in entries if entry.event is Event.CHARGED]
+    return [question.id for question in questions if question is not None]
 
 
 # --- Signatures ---
@@ -152,6 +159,39 @@ def test_a_withdrawn_recipe_served_with_yesterday_s_list(home: Home) -> None:
     run = home.device.run_once()
     assert not run.problems
     assert home.charges() == 0
+
+
+def test_a_recipe_by_a_revoked_author(home: Home) -> None:
+    """A revocation in the log takes all recipes of that key from the list that is cosigned."""
+    state, log = LogState(), home.network.log
+    asked = [an_entry(a_recipe("one")), an_entry(a_recipe("two"), "second author")]
+    for entry in (*log.hpke, *asked):
+        state.append(entry.encode())
+    revoked = state.append(revocation("author", by="second author").encode())
+    assert revoked.index == 4
+    current = dict(state.current(NOW).recipes)
+    left = [entry for entry in asked if entry.address in current[ANALYSIS]]
+    assert left == asked[1:]
+    log.publish(left, time=NOW)
+    home.device.run_once()
+    assert charged(home) == ["two"]
+    # Of the registry alone: both aggregators computed another list, and cosigned that one.
+    log.publish(asked, time=NOW + 1, cosigners={})
+    home.clock.advance(1)
+    assert home.device.run_once().problems
+    assert charged(home) == ["two"]
+
+
+def test_an_author_who_was_revoked_asks_again(home: Home) -> None:
+    """The body was fetched before, and yesterday's list is signed by everybody."""
+    log = home.network.log
+    log.publish([a_recipe("early", {"privacy/min_cohort": 10})], time=NOW)
+    home.device.run_once()
+    home.clock.advance(60)
+    log.publish([], time=NOW + 60)  # the revocation
+    home.device.run_once()
+    log.publish([RECIPE], time=NOW)
+    assert silent(home) == "LogRewound"
 
 
 def test_another_body_under_a_recipe_s_address(home: Home) -> None:

@@ -18,7 +18,7 @@ from chorister.canonical import b64url_encode, dumps, key_id
 from chorister.device.audit import Event
 from chorister.transparency.entries import RecipeEntry
 from tests.device.home import Home, at_home
-from tests.device.world import ANALYSIS, DAY, NOW, a_generous_policy, a_recipe, an_entry
+from tests.device.world import ANALYSIS, DAY, NOW, a_generous_policy, a_policy, a_recipe, an_entry
 from tests.keyboard import changed
 from tests.logworld import OTHER_ANALYSIS, key, public
 
@@ -253,6 +253,25 @@ def test_a_group_value_outside_the_closed_list_is_other(home: Home) -> None:
     sent = home.last(Event.REPORTED).sent
     assert sent is not None
     assert sent.group == {"user.locale": "other"}
+
+
+def test_more_cells_than_allowed_by_the_values_of_groups(tmp_path: Path) -> None:
+    """Each field alone is within `max_cells`; together they make a group a person."""
+    region = {"type": "text", "group_values": ["north", "south"]}
+    changes = {
+        "profiles/user/fields/region": region,
+        f"analyses/{ANALYSIS}/group_by": ["user.locale", "user.region"],
+    }
+    with at_home(tmp_path, a_policy(changes)) as home:
+        home.device.set_profile("user", {"age": 33, "locale": "de_DE", "region": "north"})
+        both = a_recipe("hostile", {"group_by": ["user.locale", "user.region"]})
+        home.ask(both)
+        assert home.charges() == 0
+        told = home.last(Event.REFUSED)
+        assert told.check == "cells"
+        assert "15 parts" in told.why
+        home.ask(a_recipe("one", {"group_by": ["user.region"]}))
+        assert home.charges() == 1
 
 
 def test_a_refusal_is_said_once_not_at_every_poll(home: Home) -> None:

@@ -110,6 +110,28 @@ def test_a_backup_of_two_charges_ago_silences_the_device(tmp_path: Path) -> None
         assert home.last(Event.SILENT).check == "LedgerBehind"
 
 
+def test_a_backup_from_before_a_coin_flips_it_again_and_pays(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coin that said no is in no ledger: the restored device flips it again, for the price."""
+    home.device.close()
+    shutil.copytree(tmp_path / "device", tmp_path / "backup")
+    home.restart()
+    monkeypatch.setattr("chorister.device.agent.flip", lambda *_, **__: False)
+    assert home.ask(a_recipe("one")).declined == ("one",)
+    assert home.ask(a_recipe("one")).declined == ()
+    home.device.close()
+    shutil.rmtree(tmp_path / "device")
+    shutil.copytree(tmp_path / "backup", tmp_path / "device")
+    home.restart()
+    monkeypatch.setattr("chorister.device.agent.flip", lambda *_, **__: True)
+    for _ in range(2):
+        home.ask(a_recipe("one"))
+        home.deliver()
+    assert (home.charges(), len(home.network.posts)) == (1, 1)
+    home.device.verify()
+
+
 def test_a_deleted_ledger_silences_the_device(home: Home, tmp_path: Path) -> None:
     spend(home)
     home.device.close()
