@@ -256,3 +256,15 @@ def _note_the_draw(home: Home, **changes: Any) -> list[int]:
 
     home.restart(hook=hook, **changes)
     return drawn
+
+
+def test_rows_that_are_not_encoded_by_the_deadline_are_oov(home: Home) -> None:
+    home.donate()
+    home.restart(timing=TIMING)
+    events = [{"ngram": f"hello world {i}", "perplexity": 1.0} for i in range(2000)]
+    home.device.donate_many("keyboard", events)
+    query = f"{COLUMNS}, (SELECT 1 FROM keyboard LIMIT 400)"
+    before = time.monotonic()
+    home.ask(a_recipe("one", {"query": query}))
+    assert time.monotonic() - before < 5
+    assert "OOV" in home.last(Event.REPORTED).why

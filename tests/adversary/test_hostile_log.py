@@ -12,6 +12,7 @@ import pytest
 
 from chorister._native import HPKEKeypair
 from chorister.device.audit import Event
+from chorister.transparency.entries import Entry
 from chorister.transparency.listing import CurrentList
 from chorister.transparency.sources import list_path
 from chorister.transparency.state import LogState
@@ -165,7 +166,8 @@ def test_a_recipe_by_a_revoked_author(home: Home) -> None:
     """A revocation in the log takes all recipes of that key from the list that is cosigned."""
     state, log = LogState(), home.network.log
     asked = [an_entry(a_recipe("one")), an_entry(a_recipe("two"), "second author")]
-    for entry in (*log.hpke, *asked):
+    entries: list[Entry] = [*log.hpke, *asked]
+    for entry in entries:
         state.append(entry.encode())
     revoked = state.append(revocation("author", by="second author").encode())
     assert revoked.index == 4

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +59,9 @@ class CountingSandbox:
         self._folder = folder
         self._sandbox = Sandbox()
 
-    def run(
-        self, query: str, snapshot: Snapshot, *, functions: Collection[str], deadline: float
-    ) -> Rows:
+    def run(self, query: str, snapshot: Snapshot, **options: Any) -> Rows:
         append(self._folder / "queries", query)
-        return self._sandbox.run(query, snapshot, functions=functions, deadline=deadline)
+        return self._sandbox.run(query, snapshot, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sandbox, name)

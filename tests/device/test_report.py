@@ -42,3 +42,23 @@ def test_texts_that_normalising_makes_long_are_refused_at_once() -> None:
     with pytest.raises(InvalidInput, match="too long"):
         choose_bin(a_recipe("one"), columns(*["\ufdfa" * 1000] * 2000))
     assert time.monotonic() - start < 1
+
+
+@pytest.mark.parametrize("selection", ["uniform", "first"])
+def test_rows_beyond_the_first_block_count(selection: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "_ROWS_PER_BLOCK", 3)
+    recipe = a_recipe("one", {"selection": selection})
+    texts = ["nothing"] * 7 + ["hello world you"] + ["nothing"] * 2
+    whole = recipe.encoding.find(columns("hello world you"))
+    assert whole[0] > 0
+    assert choose_bin(recipe, columns(*texts)) == whole[0]
+
+
+def test_encoding_ends_at_the_deadline() -> None:
+    many = columns(*["hello world you"] * 200_000)
+    start = time.monotonic()
+    with pytest.raises(InvalidInput, match="in time"):
+        choose_bin(a_recipe("one"), many, until=start + 0.2)
+    assert time.monotonic() - start < 2
+    with pytest.raises(InvalidInput, match="in time"):
+        choose_bin(a_recipe("one"), columns("hello"), until=start)

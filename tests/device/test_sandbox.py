@@ -197,3 +197,25 @@ def test_a_query_ends_at_its_deadline(sandbox: Sandbox) -> None:
     with pytest.raises(SandboxFailed):
         ask(sandbox, ENDLESS, deadline=0.3)
     assert time.monotonic() - start < 5
+
+
+def test_only_the_named_columns_come_back(sandbox: Sandbox) -> None:
+    query = "SELECT b, a, a || a AS c, b + 1 AS a FROM t ORDER BY b LIMIT 2"
+    answer = sandbox.run(query, DATA, functions=(), deadline=20, columns=["c", "a"])
+    assert answer.names == ("c", "a")
+    texts = ["how are you 0", "how are you 1"]
+    assert answer.columns == {"c": [text * 2 for text in texts], "a": texts}
+    with pytest.raises(SandboxFailed):
+        sandbox.run(query, DATA, functions=(), deadline=20, columns=["d"])
+    with pytest.raises(InvalidInput, match="columns"):
+        sandbox.run(query, DATA, functions=(), deadline=20, columns=[])
+
+
+def test_columns_that_nobody_asked_for_take_no_room(sandbox: Sandbox) -> None:
+    """Two hundred columns beside the one that is encoded: none of them is sent or counted."""
+    wide = ", ".join(f"a || a || a AS c{i}" for i in range(200))
+    query = f"SELECT {wide}, t.b FROM t, (SELECT b FROM t LIMIT 100)"  # noqa: S608
+    with pytest.raises(SandboxFailed):
+        ask(sandbox, query)
+    answer = sandbox.run(query, DATA, functions=(), deadline=20, columns=["b"])
+    assert len(answer.rows) == 20_000

@@ -53,7 +53,7 @@ def test_what_sqlite_returns_survives_except_blobs(rows: list[tuple[Any, ...]]) 
     result = Result(encode_names(names))
     for block in (rows[:3], rows[3:]):
         if block:
-            result.add(*encode_block(block))
+            result.add(*encode_block(block, range(len(names))))
     assert result.names == tuple(names)
     columns = result.columns
     wanted = [
@@ -102,7 +102,7 @@ def test_any_json_is_a_block_or_a_typed_error(head: object, body: bytes) -> None
 
 @given(st.data())
 def test_a_changed_block_is_a_block_or_a_typed_error(data: st.DataObject) -> None:
-    head, body = map(bytearray, encode_block([(1, "x", None), (2, "y", 0.5)]))
+    head, body = map(bytearray, encode_block([(1, "x", None), (2, "y", 0.5)], range(3)))
     for part in (head, body):
         place = data.draw(st.integers(0, len(part) - 1))
         part[place] ^= data.draw(st.integers(0, 255))
@@ -147,7 +147,7 @@ def test_a_hostile_column_is_counted_before_it_takes_memory() -> None:
 
 
 def test_an_answer_has_a_most_of_values_and_columns() -> None:
-    head, body = encode_block([(1,) * 200] * ROWS_PER_BLOCK)
+    head, body = encode_block([(1,) * 200] * ROWS_PER_BLOCK, range(200))
     result = Result(encode_names(["x"] * 200))
     for _ in range(MAX_CELLS // (200 * ROWS_PER_BLOCK)):
         result.add(head, body)
@@ -160,7 +160,12 @@ def test_an_answer_has_a_most_of_values_and_columns() -> None:
 
 def test_a_job_survives() -> None:
     job = Job(
-        query="SELECT 'ä'", tables=("t",), functions=("a", "b"), seconds=0.5, compile_only=True
+        query="SELECT 'ä'",
+        tables=("t",),
+        functions=("a", "b"),
+        columns=("a", "ü"),
+        seconds=0.5,
+        compile_only=True,
     )
     assert decode_job(encode_job(job)) == job
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -383,13 +384,15 @@ class Agent:
         analysis = self._policy.analyses[recipe.analysis]
         try:
             snapshot = self._store.snapshot(recipe.reads)
+            until = time.monotonic() + self._timing.query
             answer = self._sandbox.run(
                 recipe.query,
                 snapshot,
                 functions=permitted_functions(analysis),
                 deadline=self._timing.query,
+                columns=recipe.encoding.columns,
             )
-            bin_ = choose_bin(recipe, answer.columns, randbelow=self._randbelow)
+            bin_ = choose_bin(recipe, answer.columns, until=until, randbelow=self._randbelow)
         except Exception:  # of whatever kind: that there is none to see is the point
             return OOV_BIN, Outcome.FAILED
         return bin_, Outcome.RAN

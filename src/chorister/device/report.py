@@ -6,11 +6,15 @@ ends in bin 0, OOV in every feature, which is a report like any other.
 
 from __future__ import annotations
 
+import math
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+import numpy as np
 
 from chorister.dap.client import seal_report
 from chorister.dap.task import TaskConfiguration
@@ -28,8 +32,10 @@ OOV_BIN: Final = 0
 MAX_ENCODED: Final = 8_000_000
 """Characters, in all columns that the features read; one of a text beyond ASCII counts as four.
 
-Encoding has no deadline of its own, so what it gets is bounded: normalising takes most of its time.
+The clock is asked between blocks of rows; this bounds what a block may take, most of which is
+normalising.
 """
+_ROWS_PER_BLOCK: Final = 5_000
 _EXPANDING: Final = {"\ufdfa": 64, "\ufdfb": 28}  # NFKC makes 18 and 8 characters of one
 
 
@@ -53,16 +59,36 @@ def choose_bin(
     recipe: Recipe,
     columns: Mapping[str, Sequence[object]],
     *,
+    until: float = math.inf,
     randbelow: Callable[[int], int] = secrets.randbelow,
 ) -> int:
-    """The one bin that a device reports, of the rows that its query returned."""
-    room = MAX_ENCODED
-    for name in recipe.encoding.columns:
+    """The one bin that a device reports, of the rows that its query returned.
+
+    Raises `InvalidInput` if that is not done at the time `until` of the monotonic clock.
+    """
+    encoding, room = recipe.encoding, MAX_ENCODED
+    for name in encoding.columns:
         room -= sum(_weight(value) for value in columns.get(name, ()) if isinstance(value, str))
     if room < 0:
         raise InvalidInput("the query's result is too long to be encoded in time")
-    bins = recipe.encoding.find(columns)
-    return recipe.encoding.select(bins, recipe.selection, randbelow=randbelow)
+    rows = max((len(column) for column in columns.values()), default=0)
+    found = [encoding.find(_rows(columns, 0))]
+    for first in range(_ROWS_PER_BLOCK, rows, _ROWS_PER_BLOCK):
+        _check_time(until)
+        found.append(encoding.find(_rows(columns, first)))
+    bin_ = encoding.select(np.concatenate(found), recipe.selection, randbelow=randbelow)
+    _check_time(until)
+    return bin_
+
+
+def _rows(columns: Mapping[str, Sequence[object]], first: int) -> dict[str, Sequence[object]]:
+    last = first + _ROWS_PER_BLOCK
+    return {name: column[first:last] for name, column in columns.items()}
+
+
+def _check_time(until: float) -> None:
+    if time.monotonic() > until:
+        raise InvalidInput("the query's result was not encoded in time")
 
 
 def _weight(text: str) -> int:

@@ -18,9 +18,9 @@ class Timing:
     """Seconds. The host app may change them; recipes and servers can't."""
 
     query: int = 20
-    """What one query may take; then it has failed."""
+    """What one query and the encoding of its rows may take; then it has failed."""
     slack: int = 10
-    """What encoding, noise and sealing may take after it."""
+    """What reading the events before it, noise and sealing after it may take."""
     spread: int = 3600
     """Uploads are spread over this much time, so that polls and uploads do not pair up."""
     poll: int = 3600

@@ -87,10 +87,12 @@ def answer(job: Job, image: bytes | bytearray) -> Iterator[tuple[bytes, bytes]]:
 
     connection.exec_trace = before
     rows = connection.execute(job.query)
-    yield encode_names(names), b""
+    wanted = names if job.columns is None else job.columns
+    columns = range(len(names)) if job.columns is None else [names.index(each) for each in wanted]
+    yield encode_names(wanted), b""
     room = MAX_ANSWER_BYTES
-    for block in _blocks(rows, min(MAX_ROWS, MAX_CELLS // len(names))):
-        head, body = encode_block(block)
+    for block in _blocks(rows, min(MAX_ROWS, MAX_CELLS // len(wanted))):
+        head, body = encode_block(block, columns)
         room -= len(head) + len(body)
         if room < 0:
             raise MemoryError("too long an answer")
@@ -129,7 +131,12 @@ def rehearse() -> None:
     connection = apsw.Connection(":memory:")
     connection.execute("CREATE TABLE t (a TEXT, b INTEGER); INSERT INTO t VALUES ('a', random())")
     job = Job(
-        query="SELECT a, b FROM t", tables=("t",), functions=(), seconds=1.0, compile_only=False
+        query="SELECT a, b FROM t",
+        tables=("t",),
+        functions=(),
+        columns=None,
+        seconds=1.0,
+        compile_only=False,
     )
     list(answer(decode_job(encode_job(job)), connection.serialize("main")))
 

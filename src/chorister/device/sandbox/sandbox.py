@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from chorister.device.sandbox.wire import (
     LAST,
     MAX_ANSWER_BYTES,
     MAX_BODY_BYTES,
+    MAX_COLUMNS,
     Job,
     Result,
     Value,
@@ -107,13 +108,20 @@ class Sandbox:
         return self._zygote.weaknesses
 
     def run(
-        self, query: str, snapshot: Snapshot, *, functions: Collection[str], deadline: float
+        self,
+        query: str,
+        snapshot: Snapshot,
+        *,
+        functions: Collection[str],
+        deadline: float,
+        columns: Sequence[str] | None = None,
     ) -> Answer:
         """The query's result on the snapshot, within `deadline` seconds.
 
+        Of its columns only the named ones come back, the first of each name; all if None.
         Raises `SandboxFailed`, always the same, whatever went wrong.
         """
-        job = _job(query, snapshot, functions, deadline)
+        job = _job(query, snapshot, functions, deadline, columns=columns)
         answer = None
         with suppress(OSError, EOFError, DecodeError, MemoryError, SandboxUnavailable):
             answer = self._answer(job, snapshot.image, time.monotonic() + deadline)
@@ -130,6 +138,8 @@ class Sandbox:
             send_frame(peer, encode_job(job), image)
             head, _ = receive_frame(peer, max_body=0, until=until)
             result, room = Result(head), MAX_ANSWER_BYTES
+            if job.columns is not None and result.names != job.columns:
+                raise DecodeError("the sandbox's answer has other columns than were asked for")
             while True:
                 head, size = receive_frame(peer, max_body=room, until=until)
                 if head == LAST:
@@ -257,17 +267,21 @@ def _job(
     functions: Collection[str],
     seconds: float,
     *,
+    columns: Sequence[str] | None = None,
     compile_only: bool = False,
 ) -> Job:
     unknown = set(functions) - known_functions()
     if unknown:
         raise InvalidInput(f"the sandbox has no function {min(unknown)}")
+    if columns is not None and not 1 <= len(columns) <= MAX_COLUMNS:
+        raise InvalidInput(f"a query's answer has 1 to {MAX_COLUMNS} columns")
     if not 0 < seconds <= 3600:
         raise InvalidInput(f"a deadline is above 0 and at most 3600 seconds, not {seconds}")
     return Job(
         query=query,
         tables=tuple(snapshot.tables),
         functions=tuple(sorted(functions)),
+        columns=None if columns is None else tuple(columns),
         seconds=seconds * _INNER_SHARE,
         compile_only=compile_only,
     )

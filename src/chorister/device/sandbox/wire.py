@@ -13,7 +13,7 @@ import socket
 import struct
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, TypeAlias
@@ -25,6 +25,7 @@ __all__ = [
     "MAX_ANSWER_BYTES",
     "MAX_BODY_BYTES",
     "MAX_CELLS",
+    "MAX_COLUMNS",
     "ROWS_PER_BLOCK",
     "Job",
     "Result",
@@ -96,6 +97,7 @@ class Job:
     query: str
     tables: tuple[str, ...]
     functions: tuple[str, ...]
+    columns: tuple[str, ...] | None  # of the result: those that come back; None: all
     seconds: float  # of the clock and of the processor
     compile_only: bool  # no rows are touched; the answer may then say what is wrong
 
@@ -112,6 +114,7 @@ def decode_job(head: bytes) -> Job:
         query=str(tree["query"]),
         tables=tuple(map(str, tree["tables"])),
         functions=tuple(map(str, tree["functions"])),
+        columns=None if tree["columns"] is None else tuple(map(str, tree["columns"])),
         seconds=float(tree["seconds"]),
         compile_only=bool(tree["compile_only"]),
     )
@@ -136,9 +139,9 @@ def encode_names(names: Sequence[str]) -> bytes:
     return json.dumps(names).encode()
 
 
-def encode_block(rows: Sequence[Sequence[Any]]) -> tuple[bytes, bytes]:
-    """Some rows as a frame. Blobs become NULL: no feature has a cell for one."""
-    packed = [_pack(list(map(itemgetter(i), rows))) for i in range(len(rows[0]))]
+def encode_block(rows: Sequence[Sequence[Any]], columns: Iterable[int]) -> tuple[bytes, bytes]:
+    """Some columns of some rows as a frame. Blobs become NULL: no feature has a cell for one."""
+    packed = [_pack(list(map(itemgetter(i), rows))) for i in columns]
     layout = [len(rows), *[(kind, len(data)) for kind, data in packed]]
     return json.dumps(layout).encode(), b"".join([data for _, data in packed])
 
