@@ -152,3 +152,24 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> Non
         with pytest.raises(Unreachable):
             HTTPTransport().get(f"{server.url}/checkpoint", limit=10)
         assert not server.seen
+
+
+@pytest.mark.parametrize("proxy", ["", "ftp://proxy.example", "proxy.example:3128", "http://"])
+def test_a_proxy_that_is_none_is_refused(proxy: str) -> None:
+    with pytest.raises(InvalidInput, match="proxy"):
+        HTTPTransport(proxy=proxy)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://ex\u00e4mple.org/",
+        "https://example.org/\u00e4",
+        "https://example.org/a b",
+        "https://example.org/a\r\nX: 1",
+        "https://example.org:99999/",
+    ],
+)
+def test_a_url_that_can_t_be_written_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput):
+        HTTPTransport().get(url, limit=10)

@@ -108,6 +108,16 @@ def test_every_address_of_a_name_counts(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(given) == 9
 
 
+def test_a_resolver_that_does_not_answer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(20) and [])
+    try:
+        assert timed("http://localhost:1/x") < AT_MOST
+        assert timed("https://example.org/x", proxy="http://proxy.example:3128") < AT_MOST
+    finally:
+        over.set()
+
+
 def test_the_next_address_is_tried() -> None:
     """`localhost` may be ::1 first, where nobody listens."""
     with trickling(HEAD + b"Content-Length: 1\r\n\r\nx", lambda _: b"") as port:

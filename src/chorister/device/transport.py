@@ -1,9 +1,10 @@
 """How a device talks to servers, so that none of them can recognise it the next time.
 
 Every request stands alone: a connection, a TLS context and a client of its own, closed with the
-answer. So there is no connection or TLS session that a poll could share with an upload, no cookie
-that comes back, no redirect that is followed (its target could be a name), and nothing from the
-environment (proxies, credentials). All devices send the same header fields in the same order.
+answer, over httpcore, which knows neither cookies nor redirects (a target could be a name) nor
+anything of the environment (proxies, credentials). So there is no connection or TLS session that a
+poll could share with an upload, and nothing that comes back. All devices send the same header
+fields in the same order.
 `Retry-After` and validators (`ETag`, `Last-Modified`) are ignored: a server could choose a value
 for each device and know it by what comes back. Files of the log need no validator, for they are
 named by their digest and a device keeps them (`device.bodies`).
@@ -14,6 +15,7 @@ own.
 
 from __future__ import annotations
 
+import queue
 import socket
 import ssl
 import threading
@@ -21,9 +23,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Final, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import httpcore2
 import httpx2
@@ -35,6 +36,20 @@ __all__ = ["USER_AGENT", "Answer", "HTTPTransport", "LogSource", "Transport", "c
 USER_AGENT: Final = "chorister"
 """The same for every version: a rare version would be a name."""
 
+_HEADERS: Final = {
+    "User-Agent": USER_AGENT,
+    "Accept": "*/*",
+    "Accept-Encoding": "identity",
+    "Connection": "close",
+}
+_TIMEOUTS: Final = ("connect", "read", "write", "pool")
+_FAILURES: Final = (
+    httpcore2.NetworkError,
+    httpcore2.ProtocolError,
+    httpcore2.ProxyError,
+    httpcore2.TimeoutException,
+    httpcore2.UnsupportedProtocol,
+)
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
@@ -63,9 +78,11 @@ def check_url(url: str) -> None:
     """Raise unless `url` is https, or http on this machine."""
     try:
         parts = urlsplit(url)
-        host = parts.hostname
+        host, _ = parts.hostname, parts.port
     except ValueError:
         raise InvalidInput(f"{url!r} is not a URL") from None
+    if not all("!" <= char <= "~" for char in url):
+        raise InvalidInput(f"{url!r} has characters that a URL spells with %")
     if not host or (parts.scheme != "https" and not (parts.scheme == "http" and host in _LOOPBACK)):
         raise InvalidInput(f"{url!r} must start with https:// (http:// for this machine only)")
 
@@ -73,8 +90,8 @@ def check_url(url: str) -> None:
 class _Watch:
     """Ends the connections of one exchange when its time is over.
 
-    httpx limits each read and each write, not their sum: a server that trickles, be it TLS, header
-    fields or the body, would hold a device for ever.
+    httpcore limits each read and each write, not their sum: a server that trickles, be it TLS,
+    header fields or the body, would hold a device for ever.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -114,10 +131,7 @@ class _Watch:
 
 
 class _Network(httpcore2.SyncBackend):
-    """Connects within the time that is left, however many addresses a name has.
-
-    Only the system's resolver has limits of its own.
-    """
+    """Finds and connects within the time that is left, however many addresses a name has."""
 
     def __init__(self, watch: _Watch) -> None:
         self._watch = watch
@@ -131,11 +145,7 @@ class _Network(httpcore2.SyncBackend):
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.NetworkStream:
         """Connect to the first address that answers."""
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            raise httpcore2.ConnectError(str(error)) from error
-        addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
+        addresses = _resolve(host, port, self._watch.left())
         failed: Exception = httpcore2.ConnectError("the name has no address")
         for tried, address in enumerate(addresses):
             # A share for each: the first may be of a network that leads nowhere.
@@ -152,6 +162,31 @@ class _Network(httpcore2.SyncBackend):
         raise failed
 
 
+def _resolve(host: str, port: int, seconds: float) -> list[str]:
+    """The addresses of a name, each once.
+
+    The system's resolver can't be interrupted. It is asked in a thread of its own, which nobody
+    waits for when the time is over: it ends by the resolver's own limits.
+    """
+    answers: queue.SimpleQueue[list[str] | Exception] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            answers.put(list(dict.fromkeys(str(each[4][0]) for each in found)))
+        except (OSError, UnicodeError) as error:
+            answers.put(error)
+
+    threading.Thread(target=ask, name="resolver", daemon=True).start()
+    try:
+        answer = answers.get(timeout=max(seconds, 0))
+    except queue.Empty:
+        raise httpcore2.ConnectTimeout("the name's addresses were not found in time") from None
+    if isinstance(answer, Exception):
+        raise httpcore2.ConnectError(str(answer)) from answer
+    return answer
+
+
 class HTTPTransport:
     """The transport over HTTP/1.1 and TLS."""
 
@@ -164,7 +199,7 @@ class HTTPTransport:
     ) -> None:
         """`tls` makes the context of one request: an app with authorities of its own names them."""
         self._timeout = timeout
-        self._proxy = proxy
+        self._proxy = None if proxy is None else _parse_proxy(proxy)
         self._tls = tls
 
     def get(self, url: str, *, limit: int) -> Answer:
@@ -185,10 +220,16 @@ class HTTPTransport:
         try:
             with (
                 watch,
-                self._client(url, watch) as client,
-                client.stream(method, url, headers=dict(headers), content=body) as response,
+                self._pool(url, watch) as pool,
+                pool.stream(
+                    method,
+                    url,
+                    headers=[*_HEADERS.items(), *headers.items()],
+                    content=body,
+                    extensions={"timeout": dict.fromkeys(_TIMEOUTS, self._timeout)},
+                ) as response,
             ):
-                for chunk in response.iter_raw():
+                for chunk in response.iter_stream():
                     data += chunk
                     if len(data) > limit:
                         raise Unreachable(f"{url} answers with more than {limit} bytes")
@@ -196,37 +237,37 @@ class HTTPTransport:
                 if watch.left() <= 0:
                     raise Unreachable(late)
                 return Answer(
-                    status=response.status_code,
-                    content_type=response.headers.get("content-type", ""),
+                    status=response.status,
+                    content_type=_content_type(response.headers),
                     body=bytes(data),
                 )
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        except _FAILURES as error:
             if watch.left() <= 0:
                 raise Unreachable(late) from error
             raise Unreachable(f"{url} can't be reached: {type(error).__name__}") from error
 
-    def _client(self, url: str, watch: _Watch) -> httpx2.Client:
-        transport = httpx2.HTTPTransport(
-            # On this machine nothing is encrypted, so there is nothing to load.
-            verify=self._tls() if url.startswith("https:") else False,
-            trust_env=False,
-            proxy=self._proxy,
+    def _pool(self, url: str, watch: _Watch) -> httpcore2.ConnectionPool:
+        # On this machine nothing is encrypted, so there is nothing to load.
+        context = self._tls() if url.startswith("https:") else None
+        return httpcore2.ConnectionPool(
+            ssl_context=context, proxy=self._proxy, network_backend=_Network(watch)
         )
-        # httpx has no name for it; its pools hand it to every connection, proxied or not.
-        transport._pool._network_backend = _Network(watch)
-        return httpx2.Client(
-            transport=transport,
-            headers={
-                "User-Agent": USER_AGENT,
-                "Accept": "*/*",
-                "Accept-Encoding": "identity",
-                "Connection": "close",
-            },
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-            follow_redirects=False,
-            trust_env=False,
-            timeout=self._timeout,
-        )
+
+
+def _parse_proxy(url: str) -> httpcore2.Proxy:
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise InvalidInput(f"a proxy has a URL with http or https")
+    who = None
+    if parts.username is not None:
+        who = (unquote(parts.username), unquote(parts.password or ""))
+    bare = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    return httpcore2.Proxy(bare, auth=who)
+
+
+def _content_type(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    found = [value for name, value in headers if name.lower() == b"content-type"]
+    return b", ".join(found).decode("latin-1")
 
 
 class LogSource:
