@@ -257,7 +257,7 @@ class HTTPTransport:
 def _parse_proxy(url: str) -> httpcore2.Proxy:
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise InvalidInput(f"a proxy has a URL with http or https")
+        raise InvalidInput("a proxy has a URL with http or https")
     who = None
     if parts.username is not None:
         who = (unquote(parts.username), unquote(parts.password or ""))
