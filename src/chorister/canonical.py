@@ -100,6 +100,10 @@ def dumps(value: Any) -> bytes:  # noqa: ANN401 (any JSON value)
         _check(value, "")
     except _NotCanonicalError as error:
         raise InvalidInput(f"{error.path or 'value'}: {error}") from None
+    return _encode(value)
+
+
+def _encode(value: Any) -> bytes:  # noqa: ANN401 (any JSON value that was checked)
     # Keys are sorted here, not by json: RFC 8785 sorts by UTF-16 code units.
     text = json.dumps(_sorted(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.encode("utf-8")
@@ -127,7 +131,7 @@ def loads(data: bytes, *, max_bytes: int, canonical: bool = True) -> Any:  # noq
         _check(value, "")
     except _NotCanonicalError as error:
         raise DecodeError(str(error), field=error.path or None) from None
-    if canonical and dumps(value) != data:
+    if canonical and _encode(value) != data:
         raise DecodeError("not canonical JSON: white space, key order or an escape differs")
     return value
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Final, TypeAlias
 
 import apsw
+import numpy as np
 from pydantic import (
     Field,
     PlainValidator,
@@ -202,9 +203,7 @@ def pack_bits(bits: bytes) -> str:
     """A vector of bytes 0 and 1 as `Sent.bits` has it."""
     if not bits or max(bits) > 1:
         raise InvalidInput("pack_bits() takes one byte a bit, each 0 or 1, and at least one")
-    padded = bits + bytes(-len(bits) % 8)
-    number = int("".join("1" if bit else "0" for bit in padded), 2)
-    return b64url_encode(number.to_bytes(len(padded) // 8))
+    return b64url_encode(np.packbits(np.frombuffer(bits, dtype=np.uint8)).tobytes())
 
 
 class AuditLog:
@@ -218,12 +217,8 @@ class AuditLog:
         """Write an entry, inside the transaction of what it tells."""
         if self._connection.txn_state("main") != apsw.SQLITE_TXN_WRITE:
             raise InvalidInput("append() belongs inside transaction(): commit what goes with it")
-        last = self._last()
-        record = Record(
-            sequence=0 if last is None else last.sequence + 1,
-            previous=FIRST if last is None else last.digest,
-            entry=entry,
-        )
+        sequence, previous = self._next()
+        record = Record(sequence=sequence, previous=previous, entry=entry)
         data = record.canonical()
         if len(data) > _MAX_BYTES:
             raise InvalidInput(f"an audit entry of {len(data):,} bytes: {_MAX_BYTES:,} at most")
@@ -262,6 +257,21 @@ class AuditLog:
         """The hash of the newest record: whoever keeps it can tell whether the log was cut."""
         last = self._last()
         return FIRST if last is None else last.digest
+
+    def _next(self) -> tuple[int, str]:
+        """The place of the next record, and what it names as `previous`.
+
+        The one before is hashed as it is: it was verified when it was written, and is when read.
+        """
+        row = self._connection.execute(
+            "SELECT sequence, record FROM audit ORDER BY sequence DESC LIMIT 1"
+        ).fetchone()
+        if row is None:
+            return 0, FIRST
+        sequence, data = row
+        if not isinstance(sequence, int) or not isinstance(data, bytes):
+            raise LedgerTampered("the audit log's row is no record", sequence=0)
+        return sequence + 1, sha256(data).hex()
 
     def _last(self) -> Record | None:
         sequence = self._connection.execute("SELECT max(sequence) FROM audit").get

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from chorister.canonical import sha256
 from chorister.device.counting import Counts
 from chorister.device.entries import (
     FIRST,
@@ -14,7 +15,6 @@ from chorister.device.entries import (
     Restarted,
     Resumed,
     decode,
-    digest,
 )
 from chorister.errors import DecodeError, InvalidInput, LedgerTampered
 
@@ -28,6 +28,7 @@ class Chain:
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
+        self.data = b""  # of the newest entry
         self.counts = Counts(offset=0)  # the device's own comes with the first entry
         self.born = 0  # when the ledger's age began, for the last time
         self.recipes: set[str] = set()  # digests of all recipes ever charged
@@ -41,7 +42,7 @@ class Chain:
     @property
     def digest(self) -> str:
         """The hash that the next entry names."""
-        return digest(self.entries[-1]) if self.entries else FIRST
+        return sha256(self.data).hex() if self.entries else FIRST
 
     def place(self, now: int) -> dict[str, Any]:
         """What every kind of next entry has in common."""
@@ -76,6 +77,7 @@ class Chain:
             self.recipes.add(entry.charge.recipe)
             self.studies.add((entry.charge.analysis, entry.charge.study))
         self.entries.append(entry)
+        self.data = data
 
     def ends_with(self, head: Entry) -> bool:
         """Whether the head is the newest entry."""

@@ -7,11 +7,12 @@ ledger has lost and for how long that matters.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from chorister.canonical import MAX_INT, WIRE, Hex32, Int, Model, culprit, loads, sha256
+from chorister.canonical import MAX_INT, WIRE, Hex32, Int, Model, culprit, loads
 from chorister.device.budget import Charge
 from chorister.device.counting import PolicyTerms
 from chorister.errors import DecodeError
@@ -27,7 +28,6 @@ __all__ = [
     "Restarted",
     "Resumed",
     "decode",
-    "digest",
 ]
 
 FIRST: Final = "00" * 32
@@ -89,11 +89,7 @@ Entry: TypeAlias = Created | Restarted | Resumed | PolicyTaken | Charged
 _ADAPTER: Final[TypeAdapter[Entry]] = TypeAdapter(Annotated[Entry, Field(discriminator="kind")])
 
 
-def digest(entry: Entry) -> str:
-    """What the next entry names as `previous`."""
-    return sha256(entry.canonical()).hex()
-
-
+@lru_cache(maxsize=64)  # the head is the newest entry, and an entry is read as it is written
 def decode(data: bytes) -> Entry:
     """Exactly what `Entry.canonical()` wrote; anything else raises `DecodeError`."""
     value: Any = loads(data, max_bytes=MAX_BYTES)

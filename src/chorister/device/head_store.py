@@ -133,7 +133,8 @@ class FileHeadStore(HeadStore):
 
     def _check_place(self) -> None:
         # Resolved each time: a link may have been put in the way since.
-        if self.path.resolve().is_relative_to(self.store.resolve()):
+        path, store = os.path.realpath(self.path), os.path.realpath(self.store)
+        if os.path.commonpath([path, store]) == store:
             raise HeadUnavailable(
                 f"{self}, the ledger's head, lies in the store's folder: put it elsewhere"
             )

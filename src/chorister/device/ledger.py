@@ -230,9 +230,8 @@ class Ledger:
         """The chain as the database has it now; other processes may have added to it."""
         chain = self._chain
         if chain.entries:
-            last = chain.entries[-1]
-            row = self._row(last.sequence)
-            if row != last.canonical():  # what was appended has been rolled back
+            row = self._row(chain.entries[-1].sequence)
+            if row != chain.data:  # what was appended has been rolled back
                 chain = self._chain = Chain()
         self._extend(chain)
         return chain

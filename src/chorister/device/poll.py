@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from chorister.clock import Clock
 from chorister.errors import ChoristerError, DecodeError, LogError
@@ -31,6 +32,7 @@ class Listed:
     # The keys of the recipe's pair, from the log; None if the policy has no such pair.
     leader_config: bytes | None
     helper_config: bytes | None
+    signers: bytes = b""  # the cosigning keys that vouch for the two, one after the other
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +114,7 @@ def poll(
     unreadable: dict[bytes, Unreadable] = {}
     for entry in _entries(currents):
         try:
-            signed = open_recipe(entry)
+            signed = _open(entry)
         except ChoristerError as error:
             unreadable[entry.address] = Unreadable(address=entry.address, error=error)
         else:
@@ -126,6 +128,11 @@ def poll(
         problems=tuple(problems),
         files=files.files,
     )
+
+
+# A recipe is listed for days, and a process may run many devices. One that is no recipe raises
+# each time: only what was verified is remembered.
+_open = lru_cache(maxsize=64)(open_recipe)
 
 
 def _entries(currents: list[tuple[AggregatorPair, Current]]) -> Iterator[RecipeEntry]:
@@ -147,5 +154,6 @@ def _with_keys(signed: SignedRecipe, currents: list[tuple[AggregatorPair, Curren
                 signed=signed,
                 leader_config=current.leader_config.config,
                 helper_config=current.helper_config.config,
+                signers=current.leader_config.signer + current.helper_config.signer,
             )
     return Listed(signed=signed, leader_config=None, helper_config=None)

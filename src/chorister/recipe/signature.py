@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -112,14 +113,19 @@ def _verify(data: bytes, author: str, public_keys: Iterable[str]) -> None:
     for public_key in public_keys:
         if key_id(b64url_decode(public_key)) != author:
             continue
-        key = OKPKey.import_key({"kty": "OKP", "crv": "Ed25519", "x": public_key})
-        try:
-            jws.deserialize_compact(data, key, registry=_Registry(algorithms=[ALGORITHM]))
-        except (JoseError, ValueError):
-            raise SignatureInvalid("does not match the recipe", field="signature") from None
+        _verify_under(data, public_key)
         return
     why = f"made by key {author}, which is not an accepted author key"
     raise SignatureInvalid(why, field="signature")
+
+
+@lru_cache(maxsize=16)  # what verified is remembered; what did not raises each time
+def _verify_under(data: bytes, public_key: str) -> None:
+    key = OKPKey.import_key({"kty": "OKP", "crv": "Ed25519", "x": public_key})
+    try:
+        jws.deserialize_compact(data, key, registry=_Registry(algorithms=[ALGORITHM]))
+    except (JoseError, ValueError):
+        raise SignatureInvalid("does not match the recipe", field="signature") from None
 
 
 def _header(author: str) -> dict[str, str]:

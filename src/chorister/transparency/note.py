@@ -17,6 +17,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from cryptography.exceptions import InvalidSignature
@@ -173,6 +174,8 @@ def cosign_text(text: str, *, name: str, key: Ed25519PrivateKey, time: int) -> S
     return SignatureLine(name=name, blob=identifier + time.to_bytes(8) + signature)
 
 
+# One checkpoint is shown to many devices: what verified is remembered, what did not is not.
+@lru_cache(maxsize=64)
 def check_ed25519(key: bytes, signature: bytes, message: bytes, whose: str) -> None:
     """Verify one Ed25519 signature; raises `LogSignatureInvalid` naming the signer."""
     try:

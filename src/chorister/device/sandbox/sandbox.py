@@ -48,6 +48,7 @@ _START_SECONDS: Final = 60.0
 _COMPILE_SECONDS: Final = 10.0
 _EMPTY: Final = Snapshot.empty({"t": {"a": "text"}})
 _TRIAL: Final = "SELECT word, position FROM words('It works!') LEFT JOIN t"
+_MAX_COMPILED: Final = 64
 _INNER_SHARE: Final = 0.9  # of the deadline is the query's; then SQLite stops it, then we kill
 
 
@@ -77,6 +78,8 @@ class Sandbox:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        # Queries that compiled: a recipe is listed for days, and many devices may share a sandbox.
+        self._compiled: dict[tuple[str, bytes, tuple[str, ...]], tuple[str, ...]] = {}
         self._zygote = _Zygote()
         # A sandbox that always fails would turn every charge into an OOV: found out now.
         try:
@@ -157,6 +160,10 @@ class Sandbox:
         Raises `QueryRefused` with SQLite's words: nothing that they could depend on is here.
         """
         job = _job(query, snapshot, functions, _COMPILE_SECONDS, compile_only=True)
+        known = (query, snapshot.image, job.functions)
+        with self._lock:
+            if known in self._compiled:
+                return self._compiled[known]
         until = time.monotonic() + _COMPILE_SECONDS
         outcome: object = None
         try:
@@ -169,6 +176,10 @@ class Sandbox:
             outcome = {"refused": "it takes too much time or memory to be read"}
         match outcome:
             case {"names": [*names]} if all(isinstance(name, str) for name in names):
+                with self._lock:
+                    while len(self._compiled) >= _MAX_COMPILED:
+                        del self._compiled[next(iter(self._compiled))]
+                    self._compiled[known] = tuple(names)
                 return tuple(names)
             case {"refused": str(why)}:
                 raise QueryRefused(check="query", why=why[:500], field="query")
