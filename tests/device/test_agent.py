@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from chorister.canonical import b64url_encode
 from chorister.dap.draft import PROBLEM, UPLOAD_ERRORS, ReportError
 from chorister.device.attempts import State
 from chorister.device.audit import Event
@@ -20,6 +21,7 @@ from chorister.errors import Unreachable
 from chorister.recipe import Recipe
 from tests.device.home import Home, at_home
 from tests.device.world import (
+    ANALYSIS,
     DAY,
     REGISTRY,
     a_generous_policy,
@@ -28,6 +30,8 @@ from tests.device.world import (
     bits_of,
     ids,
 )
+from tests.keyboard import REMOVE
+from tests.logworld import public
 
 
 @pytest.fixture
@@ -420,3 +424,81 @@ def test_a_report_to_a_pair_that_the_policy_no_longer_trusts_stays_here(home: Ho
     home.deliver()
     assert not home.network.posts
     assert home.events()[-1] is Event.DROPPED
+
+
+# --- The host app's credential ---
+
+
+def test_an_upload_shows_the_app_s_credential_and_a_poll_none(home: Home) -> None:
+    home.restart(upload_credential=lambda: "keyboard-app-2026")
+    home.ask(a_recipe("one"))
+    home.deliver()
+    ((_, headers, _),) = home.network.posts
+    assert headers["Chorister-Upload-Credential"] == "keyboard-app-2026"
+    assert set(headers) == {"Content-Type", "DAP-Taskprov", "Chorister-Upload-Credential"}
+
+
+def test_without_one_there_is_no_such_header(home: Home) -> None:
+    home.ask(a_recipe("one"))
+    home.deliver()
+    ((_, headers, _),) = home.network.posts
+    assert set(headers) == {"Content-Type", "DAP-Taskprov"}
+
+
+@pytest.mark.parametrize("value", ["", " x", "a\r\nX: 1", "ä", "x" * 9000])
+def test_a_credential_that_is_none_postpones_the_report(home: Home, value: str) -> None:
+    home.restart(upload_credential=lambda: value)
+    home.ask(a_recipe("one"))
+    home.deliver()
+    assert not home.network.posts
+    assert "credential" in home.last(Event.POSTPONED).why
+    home.restart(upload_credential=lambda: "good")
+    home.deliver()
+    assert len(home.network.posts) == 1
+
+
+def test_an_app_that_fails_to_give_one_postpones_the_report(home: Home) -> None:
+    def fail() -> str:
+        raise RuntimeError("secret words")
+
+    home.restart(upload_credential=fail)
+    home.ask(a_recipe("one"))
+    home.deliver()
+    assert not home.network.posts
+    assert "secret words" not in home.last(Event.POSTPONED).why
+
+
+# --- A policy update, with a report in the outbox ---
+
+STRANGER = b64url_encode(public("stranger"))
+FORBIDDING: dict[str, tuple[dict[str, Any], str]] = {
+    "another leader": ({"aggregators/0/leader/url": "https://other.example/dap/"}, "pair"),
+    "another key of the leader": ({"aggregators/0/leader/cosigning_keys": [STRANGER]}, "sealed to"),
+    "another key of the helper": ({"aggregators/0/helper/cosigning_keys": [STRANGER]}, "sealed to"),
+    "no such analysis": ({f"analyses/{ANALYSIS}": REMOVE}, "analysis"),
+    "another collector": ({f"analyses/{ANALYSIS}/collectors": ["00" * 32]}, "collector"),
+    "a field closed": ({f"analyses/{ANALYSIS}/fields/user.age": REMOVE}, "field"),
+}
+
+
+@pytest.mark.parametrize("name", FORBIDDING)
+def test_what_a_policy_update_forbids_does_not_leave(name: str, home: Home) -> None:
+    changes, words = FORBIDDING[name]
+    home.donate()
+    home.ask(a_recipe("one"))
+    home.policy = a_policy(changes)
+    home.restart()
+    home.deliver()
+    assert not home.network.posts
+    assert home.charges() == 1
+    assert words in home.last(Event.DROPPED).why
+
+
+def test_what_a_policy_update_leaves_alone_is_sent(home: Home) -> None:
+    """A key added beside the old one, as when keys are rotated, and another budget."""
+    both = [b64url_encode(public("leader")), STRANGER]
+    home.ask(a_recipe("one"))
+    home.policy = a_policy({"aggregators/0/leader/cosigning_keys": both, "device/reports": 3})
+    home.restart()
+    home.deliver()
+    assert len(home.network.posts) == 1

@@ -30,6 +30,7 @@ ATTEMPT = Attempt(
     configuration=b"task",
     leader_config=b"leader",
     helper_config=b"helper",
+    signers=bytes(64),
 )
 PARCEL = Parcel(
     recipe=SIGNED.digest,

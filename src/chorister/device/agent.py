@@ -94,6 +94,7 @@ class Agent:
         registry: str,
         timing: Timing | None = None,
         hook: Hook = pass_by,
+        credential: Callable[[], str] | None = None,
         stopping: Callable[[], bool] = lambda: False,
         randbelow: Callable[[int], int] = secrets.randbelow,
     ) -> None:
@@ -121,6 +122,7 @@ class Agent:
             journal=self._journal,
             clock=clock,
             transport=transport,
+            credential=credential,
             consent=self._may_go_on,
             hook=hook,
             randbelow=randbelow,
@@ -341,6 +343,7 @@ class Agent:
                 configuration=task.configuration.encode(),
                 leader_config=ready.configs[0],
                 helper_config=ready.configs[1],
+                signers=ready.listed.signers,
             )
             self.attempts.begin(recipe, attempt, now=now)
             self._journal.charged(question, charge, attempt.upload_at)

@@ -58,6 +58,8 @@ _SCHEMA: Final = (
     CREATE TABLE bodies (path TEXT PRIMARY KEY, body BLOB NOT NULL) STRICT, WITHOUT ROWID;
     CREATE TABLE memory (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
     """,
+    # The cosigning keys that vouch for the keys to which the report is sealed.
+    "ALTER TABLE attempts ADD COLUMN signers BLOB",
 )
 
 
@@ -85,6 +87,7 @@ class Attempt:
     configuration: bytes  # the task's, of this group and arm
     leader_config: bytes  # from the cosigned log
     helper_config: bytes
+    signers: bytes  # the cosigning keys that vouch for the two
 
 
 class Attempts:
@@ -113,8 +116,8 @@ class Attempts:
         """Mark the attempt. A second one for the same recipe breaks the primary key."""
         self._connection.execute(
             "INSERT INTO attempts (recipe, question, closes, decided, state, upload_at, arm,"
-            " groups, report_id, configuration, jws, leader_config, helper_config)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " groups, report_id, configuration, jws, leader_config, helper_config,"
+            " signers) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(recipe.digest, attempt.question.canonical(), recipe.window.closes, now),
                 *(
@@ -125,7 +128,7 @@ class Attempts:
                     attempt.report_id,
                 ),
                 *(attempt.configuration, attempt.jws),
-                *(attempt.leader_config, attempt.helper_config),
+                *(attempt.leader_config, attempt.helper_config, attempt.signers),
             ),
         )
 
@@ -138,11 +141,19 @@ class Attempts:
             raise InternalError(f"nothing was decided about recipe {recipe.hex()}")
         return _question(found[0])
 
+    def signers(self, recipe: bytes) -> bytes:
+        """The cosigning keys that vouched for the keys to which its report is sealed."""
+        found = self._connection.execute(
+            "SELECT signers FROM attempts WHERE recipe = ?", (recipe,)
+        ).fetchone()
+        return b"" if found is None else bytes(found[0] or b"")
+
     def unfinished(self) -> list[Attempt]:
         """Charged, and no report in the outbox: there was a crash, or it is being made now."""
         rows = self._connection.execute(
             "SELECT recipe, question, jws, upload_at, arm, groups, report_id, configuration,"
-            " leader_config, helper_config FROM attempts WHERE state = ? ORDER BY upload_at",
+            " leader_config, helper_config, signers FROM attempts WHERE state = ?"
+            " ORDER BY upload_at",
             (State.CHARGED,),
         )
         return [_attempt(row) for row in rows]
@@ -244,7 +255,7 @@ class Attempts:
 
 
 def _attempt(row: tuple[Any, ...]) -> Attempt:
-    recipe, question, jws, upload_at, arm, groups, report_id, configuration, leader, helper = row
+    recipe, question, jws, upload_at, arm, groups, report_id, configuration, *keys = row
     return Attempt(
         recipe=recipe,
         question=_question(question),
@@ -254,8 +265,9 @@ def _attempt(row: tuple[Any, ...]) -> Attempt:
         groups=json.loads(groups),
         report_id=report_id,
         configuration=configuration,
-        leader_config=leader,
-        helper_config=helper,
+        leader_config=keys[0],
+        helper_config=keys[1],
+        signers=keys[2] or b"",
     )
 
 

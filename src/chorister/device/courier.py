@@ -6,12 +6,15 @@ stays spent.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import apsw
 
+from chorister.canonical import b64url_encode
 from chorister.clock import Clock
 from chorister.dap.client import MAX_ANSWER, check_answer, upload
 from chorister.dap.task import TaskConfiguration
@@ -25,7 +28,10 @@ from chorister.device.transport import Transport
 from chorister.errors import Unreachable, UploadFailed
 from chorister.policy import Policy
 
-__all__ = ["Courier", "withdraw"]
+__all__ = ["CREDENTIAL_HEADER", "Courier", "withdraw"]
+
+CREDENTIAL_HEADER: Final = "Chorister-Upload-Credential"
+_CREDENTIAL: Final = re.compile(r"[!-~]([ -~]{0,8190}[!-~])?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +45,7 @@ class Courier:
     journal: Journal
     clock: Clock
     transport: Transport
+    credential: Callable[[], str] | None  # the host app's, for its leader
     consent: Callable[[], bool]  # asked before each report: it may be withdrawn meanwhile
     hook: Hook = pass_by
     randbelow: Callable[[int], int] = secrets.randbelow
@@ -53,10 +60,10 @@ class Courier:
                 return
             if self.attempts.state(parcel.recipe) is not State.QUEUED:
                 continue  # consent was withdrawn meanwhile, and perhaps given again
-            if self._still_trusted(parcel):
+            why = self._forbidden(parcel)
+            if why is None:
                 self._upload_one(parcel, tally)
             else:
-                why = "the policy no longer trusts this pair of aggregators"
                 self.drop(parcel.recipe, State.QUEUED, why, tally)
 
     def make_way(self, busy_until: int, spread: int, tally: Tally) -> None:
@@ -74,18 +81,34 @@ class Courier:
             why = "its answer period ends before it could be tried again"
             self.drop(parcel.recipe, State.QUEUED, why, tally)
 
-    def _still_trusted(self, parcel: Parcel) -> bool:
+    def _forbidden(self, parcel: Parcel) -> str | None:
+        """Why it may not leave any more: the policy may be another one than when it was charged."""
+        question = self.attempts.question(parcel.recipe)
+        analysis = self.policy.analyses.get(question.analysis)
+        if analysis is None or question.collector not in analysis.collectors:
+            return "the policy no longer has this analysis, or no longer with this collector"
+        if not analysis.fields.keys() >= set(question.fields):
+            return "the policy no longer opens a field that it was made from to this analysis"
         task = TaskConfiguration.decode(parcel.configuration)
-        pair = (task.leader_aggregator_endpoint, task.helper_aggregator_endpoint)
-        return any((p.leader.url, p.helper.url) == pair for p in self.policy.aggregators)
+        urls = (task.leader_aggregator_endpoint, task.helper_aggregator_endpoint)
+        signers = self.attempts.signers(parcel.recipe)
+        keys = (b64url_encode(signers[:32]), b64url_encode(signers[32:]))
+        for pair in self.policy.pairs(analysis):
+            sides = (pair.leader, pair.helper)
+            if tuple(side.url for side in sides) == urls and all(
+                key in side.cosigning_keys for key, side in zip(keys, sides, strict=True)
+            ):
+                return None
+        return "the policy no longer trusts this pair of aggregators, or the keys it is sealed to"
 
     def _upload_one(self, parcel: Parcel, tally: Tally) -> None:
         """Step (4): the same bytes each time, whatever was answered the last time."""
         request = upload(parcel.configuration, parcel.report)
         self.hook(Step.UPLOADING)
         try:
+            headers = {**request.headers, **self._credential()}
             answer = self.transport.post(
-                request.url, headers=request.headers, body=request.body, limit=MAX_ANSWER
+                request.url, headers=headers, body=request.body, limit=MAX_ANSWER
             )
             self.hook(Step.ANSWERED)
             check_answer(
@@ -104,6 +127,19 @@ class Courier:
                 self.journal.uploaded(self.attempts.question(parcel.recipe), parcel.tries + 1)
             tally.uploaded += 1
         self.hook(Step.NOTED)
+
+    def _credential(self) -> dict[str, str]:
+        if self.credential is None:
+            return {}
+        try:
+            value = self.credential()
+        except Exception as error:  # the host app's code: the report waits, the device goes on
+            raise Unreachable(
+                f"the app has no upload credential: {type(error).__name__}"
+            ) from error
+        if not _CREDENTIAL.fullmatch(value):
+            raise Unreachable("the app's upload credential is no header value")
+        return {CREDENTIAL_HEADER: value}
 
     def _not_taken(self, parcel: Parcel, error: UploadFailed | Unreachable, tally: Tally) -> None:
         if isinstance(error, UploadFailed) and error.final:

@@ -106,8 +106,13 @@ class Device:
         transport: Transport | None = None,
         sandbox: Sandbox | None = None,
         timing: Timing | None = None,
+        upload_credential: Callable[[], str] | None = None,
         hook: Hook = pass_by,
     ) -> None:
+        """`upload_credential` is asked before each upload for what the leader's host wants to see.
+
+        It must be the same for many devices, or a blind token: never a name of this one.
+        """
         check_url(registry)
         self.folder = Path(folder)
         self.policy = policy
@@ -119,6 +124,7 @@ class Device:
         self._sandbox = sandbox
         self._own_sandbox: Sandbox | None = None
         self._timing = timing or Timing()
+        self._credential = upload_credential
         self._hook = hook
         self._mutex = threading.RLock()
         self._pausing = threading.Event()  # a run in another thread ends at its next step
@@ -288,6 +294,7 @@ class Device:
                     registry=self.registry,
                     timing=self._timing,
                     hook=self._hook,
+                    credential=self._credential,
                     stopping=self._pausing.is_set,
                 )
                 return task(agent)
