@@ -1,4 +1,4 @@
-"""What the device adds to the bare work, in one run: donating events, and bringing them to a query.
+"""What the device adds to the bare work, in one run: donating, querying, reporting; and a fleet.
 
 Databases lie on a memory file system where there is one, so that the disk's sync, which both sides
 pay alike, does not hide what we add. Sides take turns, and each figure is the best of its turns,
@@ -20,13 +20,13 @@ import apsw
 from rich.console import Console
 from rich.table import Table
 
-from _question import DAY, NOW, REGISTRY, Question
+from _fleet import a_device, fleet
+from _question import DAY, NOW, Question
 from chorister.clock import SettableClock, SystemClock
 from chorister.dap.binding import task_binding
 from chorister.dap.client import new_report_id
 from chorister.dap.task import task_configuration
 from chorister.dap.vdaf import optimal_chunk_length
-from chorister.device import Device, GivenKey, HeadFile
 from chorister.device.database import transaction
 from chorister.device.keys import SecretKey
 from chorister.device.sandbox import Sandbox
@@ -172,17 +172,13 @@ def reporting(turns: int) -> dict[str, float]:
     question, clock = Question(), SettableClock(NOW - DAY)
     marks: dict[Step, float] = {}
     with folder() as place, Sandbox() as sandbox:
-        (place / "elsewhere").mkdir()
-        device = Device(
-            place / "device",
-            question.policy,
-            GivenKey(bytes(32)),
-            registry=REGISTRY,
-            head=HeadFile(place / "elsewhere" / "head"),
-            create=True,
-            clock=clock,
-            transport=question,
-            sandbox=sandbox,
+        (place / "heads").mkdir()
+        device = a_device(
+            place,
+            "device",
+            question,
+            clock,
+            sandbox,
             hook=lambda step: marks.__setitem__(step, time.perf_counter()),
         )
         device.opt_in()
@@ -196,7 +192,10 @@ def reporting(turns: int) -> dict[str, float]:
         # A report is the work of three processes: it takes more turns to find a quiet moment.
         for turn in range(4 * turns + 1):
             native = min(native, best(3, {"native": seal})["native"])
-            question.ask(question.recipe(f"turn-{turn}"))
+            recipe = question.recipe(f"turn-{turn}")
+            # Another query each time: one that was compiled before is not compiled again.
+            query = f"{recipe.query} LIMIT {1_000_000 + turn}"
+            question.ask(recipe.model_copy(update={"query": query}))
             if device.run_once().answered and turn:  # the first one warms up
                 answer = min(answer, marks[Step.QUEUED] - marks[Step.CHARGED])
                 whole = min(whole, marks[Step.QUEUED] - marks[Step.RECIPE_ARRIVED])
@@ -245,8 +244,19 @@ def size_formula(recipe: Recipe) -> int:
     return 16 * (elements + proof) + 32 + 26 + 68 + 64 + 2 * 61
 
 
+def thousand(turns: int) -> dict[str, float]:
+    """Ten devices a turn in one process, each made, filled, and asked once."""
+    with folder() as place, Sandbox() as sandbox:
+        return fleet(place, sandbox, 10 * turns)
+
+
 # Each measurement takes the number of turns and returns its figures.
-MEASUREMENTS: tuple[Callable[[int], dict[str, float]], ...] = (donation, events, reporting)
+MEASUREMENTS: tuple[Callable[[int], dict[str, float]], ...] = (
+    donation,
+    events,
+    reporting,
+    thousand,
+)
 WANTED = {
     "donate_over_bare": 2,
     "donate_batch_over_bare": 2,
