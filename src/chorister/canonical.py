@@ -94,6 +94,12 @@ def sha256(data: bytes) -> bytes:
 # --- JSON ---------------------------------------------------------------------------------------
 
 
+_UNSORTED_JSON: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+_JSON: Final = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), allow_nan=False, sort_keys=True
+)
+
+
 def dumps(value: Any) -> bytes:  # noqa: ANN401 (any JSON value)
     """The canonical encoding; refuses what has none (floats, null, strings not in NFC)."""
     try:
@@ -104,8 +110,10 @@ def dumps(value: Any) -> bytes:  # noqa: ANN401 (any JSON value)
 
 
 def _encode(value: Any) -> bytes:  # noqa: ANN401 (any JSON value that was checked)
-    # Keys are sorted here, not by json: RFC 8785 sorts by UTF-16 code units.
-    text = json.dumps(_sorted(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = _JSON.encode(value)
+    if not text.isascii():
+        # RFC 8785 sorts keys by UTF-16 code units, json by characters: in ASCII that is the same.
+        text = _UNSORTED_JSON.encode(_sorted(value))
     return text.encode("utf-8")
 
 
@@ -162,6 +170,8 @@ def _float(_: str) -> _Float:
 
 def _check(value: Any, path: str, depth: int = 0) -> None:  # noqa: ANN401
     """Raise at the first part that has no canonical form."""
+    if type(value) is str and value.isascii():
+        return  # as most parts are
     if depth > MAX_DEPTH:
         raise _NotCanonicalError(path, f"nested more than {MAX_DEPTH} deep")
     match value:

@@ -89,6 +89,8 @@ class Agent:
         ledger: Ledger,
         audit: AuditLog,
         clock: DeviceClock,
+        attempts: Attempts,
+        outbox: Outbox,
         sandbox: Sandbox,
         transport: Transport,
         registry: str,
@@ -111,8 +113,8 @@ class Agent:
         self._hook = hook
         self._stopping = stopping
         self._randbelow = randbelow
-        self.attempts = Attempts(connection)
-        self.outbox = Outbox(connection)
+        self.attempts = attempts
+        self.outbox = outbox
         self._journal = Journal(audit, clock)
         self._courier = Courier(
             policy=policy,

@@ -289,6 +289,8 @@ class Device:
                     ledger=opened.ledger,
                     audit=opened.audit,
                     clock=opened.clock,
+                    attempts=opened.attempts,
+                    outbox=opened.outbox,
                     sandbox=self._started(),
                     transport=self._transport,
                     registry=self.registry,
