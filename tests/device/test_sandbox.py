@@ -219,3 +219,26 @@ def test_columns_that_nobody_asked_for_take_no_room(sandbox: Sandbox) -> None:
         ask(sandbox, query)
     answer = sandbox.run(query, DATA, functions=(), deadline=20, columns=["b"])
     assert len(answer.rows) == 20_000
+
+
+def test_a_query_that_compiled_is_remembered_with_all_that_it_depends_on(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, empty = "SELECT abs(b) AS c FROM t", Snapshot.empty(TABLES)
+    assert sandbox.compile(query, empty, functions=["abs"]) == ("c",)
+    with monkeypatch.context() as patch:
+        patch.setattr(Sandbox, "_process", None)
+        assert sandbox.compile(query, Snapshot.empty(TABLES), functions=["abs"]) == ("c",)
+    with pytest.raises(QueryRefused):
+        sandbox.compile(query, empty, functions=[])
+    with pytest.raises(QueryRefused):
+        sandbox.compile(query, Snapshot.empty({"t": {"a": "text"}}), functions=["abs"])
+
+
+def test_few_compiled_queries_are_remembered(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chorister.device.sandbox.sandbox._MAX_COMPILED", 2)
+    for number in range(4):
+        sandbox.compile(f"SELECT {number} AS c FROM t", Snapshot.empty(TABLES), functions=())
+    assert len(sandbox._compiled) <= 2
