@@ -20,25 +20,28 @@ def fleet(place: Path, sandbox: Sandbox, count: int) -> dict[str, float]:
     """Make so many devices with five events each, then let each answer one recipe."""
     question, clock = Question(), SettableClock(NOW - DAY)
     (place / "heads").mkdir()
-    devices = [a_device(place, str(i), question, clock, sandbox) for i in range(count)]
+    devices: dict[int, Device] = {}
     zygote = sandbox._zygote._process.pid
 
-    def first_day(device: Device) -> None:
-        device.opt_in()
-        device.set_profile("user", {"age": 33, "locale": "en_GB"})
-        device.donate_many("keyboard", [{"ngram": "see you soon", "perplexity": 1.0}] * 5)
-        device.run_once()
+    def make(number: int) -> None:
+        with a_device(place, str(number), question, clock, sandbox) as device:
+            devices[number] = device
+            device.opt_in()
+            device.set_profile("user", {"age": 33, "locale": "en_GB"})
+            device.donate_many("keyboard", [{"ngram": "see you soon", "perplexity": 1.0}] * 5)
+            device.run_once()
 
-    def answer(device: Device) -> None:
-        if device.run_once().answered != ("fleet",):
-            raise RuntimeError("a device of the fleet did not answer")
+    def answer(number: int) -> None:
+        with devices[number] as device:
+            if device.run_once().answered != ("fleet",):
+                raise RuntimeError("a device of the fleet did not answer")
 
     question.ask(time=clock.now())
     before = memory(os.getpid())
-    made = timed(devices, first_day, zygote)
+    made = timed(count, make, zygote)
     clock.set(NOW)
     question.ask(question.recipe("fleet"))
-    answered = timed(devices, answer, zygote)
+    answered = timed(count, answer, zygote)
     return {
         "fleet_devices": count,
         "fleet_make_milliseconds": made[0],
@@ -74,15 +77,15 @@ def a_device(
     )
 
 
-def timed(
-    devices: list[Device], work: Callable[[Device], None], zygote: int
-) -> tuple[float, float]:
-    """Milliseconds a device: of the clock, and of all processors, the sandboxes' included."""
+def timed(count: int, work: Callable[[int], None], zygote: int) -> tuple[float, float]:
+    """Milliseconds a device: of the clock, and of all processors, the sandboxes' included.
+
+    Each device is closed in between: a thousand have more open files than a process may.
+    """
     start, cpu = time.perf_counter(), processor(zygote)
-    for device in devices:
-        work(device)
-        device.close()  # a thousand devices have more open files than a process may
-    many = len(devices) / 1e3
+    for number in range(count):
+        work(number)
+    many = count / 1e3
     return (time.perf_counter() - start) / many, (processor(zygote) - cpu) / many
 
 
