@@ -10,6 +10,10 @@ Each message says what was wrong and what to do; fields carry the values for pro
     │   └── RecipeError         a recipe is malformed, or not in its one canonical form
     │       └── SignatureInvalid    its signature, or the key that made it, is not accepted
     ├── QueryRefused        a policy does not allow this recipe
+    ├── StudyError          a study can't go on; nothing more was asked
+    │   ├── CohortTooSmall      fewer reports than the minimum cohort: nothing is released
+    │   ├── QuestionWithdrawn   the analyst took the question back
+    │   └── WindowOver          too late: a question's window has passed
     ├── StoreError          the device's encrypted store can't be opened, read or written
     │   ├── EventRefused        an event that does not fit its stream or profile
     │   └── KeyUnavailable      the device's key can't be had, or is not fit to be used
@@ -52,6 +56,7 @@ __all__ = [
     "BudgetExceeded",
     "CheckpointTime",
     "ChoristerError",
+    "CohortTooSmall",
     "DecodeError",
     "DeviceBusy",
     "DuplicateEntry",
@@ -77,6 +82,7 @@ __all__ = [
     "PolicyError",
     "ProofInvalid",
     "QueryRefused",
+    "QuestionWithdrawn",
     "RecipeError",
     "SandboxFailed",
     "SandboxUnavailable",
@@ -84,10 +90,12 @@ __all__ = [
     "SignatureInvalid",
     "StorageDamaged",
     "StoreError",
+    "StudyError",
     "SubmissionRefused",
     "Unreachable",
     "UnsupportedSuite",
     "UploadFailed",
+    "WindowOver",
     "WrongList",
 ]
 
@@ -148,6 +156,27 @@ class QueryRefused(ChoristerError):
         self.check = check
         self.why = why
         self.field = field
+
+
+class StudyError(ChoristerError):
+    """A study can't go on: the message says what to do; nothing more was asked."""
+
+
+class CohortTooSmall(StudyError):
+    """Fewer reports than the minimum cohort, or none to be expected: nothing is released."""
+
+    def __init__(self, message: str, *, reports: int | None, needed: int) -> None:
+        super().__init__(message)
+        self.reports = reports  # expected, or that came; None where only the aggregators know
+        self.needed = needed
+
+
+class QuestionWithdrawn(StudyError):
+    """The analyst took the question back before there was a result; ask another."""
+
+
+class WindowOver(StudyError):
+    """A question's window has passed without a result: ask it again, with another window."""
 
 
 class StoreError(ChoristerError):
