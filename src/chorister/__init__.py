@@ -3,21 +3,13 @@
     import chorister as ch
 
 Names are loaded when they are first used: a device needs none of them, and data frames and charts
-need the extra `analyst`.
+need the extra `analyst`. (Their types are in `__init__.pyi`.)
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from chorister.analyst.features import categories, grid, intervals, prefix_tree
-    from chorister.analyst.question import Question
-    from chorister.analyst.rehearsal import rehearse
-    from chorister.analyst.result import Result
-    from chorister.analyst.study import Study
-    from chorister.policy import Policy
+from typing import Any, Final
 
 __all__ = [
     "Policy",

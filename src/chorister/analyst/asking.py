@@ -12,15 +12,24 @@ from typing import Final
 from chorister.analyst.features import Real, as_exact
 from chorister.encoding import AnyFeature, DenyList, Encoding
 from chorister.errors import InvalidInput
-from chorister.policy import Analysis, Crowd, Policy, ReportKind
+from chorister.policy import Analysis, Crowd, FieldBudget, Policy, ReportKind
 from chorister.policy.certify import Claim
+from chorister.policy.model import Budget
 from chorister.privacy import Mechanism, amplification
 from chorister.privacy.decimals import DOWN
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON
 from chorister.privacy.weights import BOUND_DELTA
 from chorister.recipe import Participation, Privacy
 
-__all__ = ["PrivacyRequest", "as_participation", "expected_cohort", "reads_of", "simple_query"]
+__all__ = [
+    "PrivacyRequest",
+    "as_participation",
+    "budgets_of",
+    "expected_cohort",
+    "reads_of",
+    "refs_of",
+    "simple_query",
+]
 
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STEP: Final = Decimal("0.0001")
@@ -107,6 +116,13 @@ def expected_cohort(expected: float, probability: Decimal, margin: float) -> int
     return math.floor(margin * expected - 6.0 * spread)
 
 
+def budgets_of(
+    policy: Policy, analysis: Analysis, refs: Iterable[str]
+) -> list[Budget | FieldBudget]:
+    """All budgets that a question about these fields is charged to."""
+    return [policy.device, analysis.budget, *(analysis.fields[ref] for ref in refs)]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrivacyRequest:
     """What an analyst may say about privacy; the rest follows from the policy."""
@@ -131,7 +147,7 @@ class PrivacyRequest:
         unknown = [ref for ref in refs if ref not in analysis.fields]
         if unknown:
             raise InvalidInput(f"{unknown[0]} is not open to this analysis")
-        budgets = [policy.device, analysis.budget, *(analysis.fields[ref] for ref in refs)]
+        budgets = budgets_of(policy, analysis, refs)
         reports = min(budget.reports for budget in budgets)
         least_epsilon = min(budget.epsilon for budget in budgets)
         least_delta = min(budget.delta for budget in budgets)

@@ -16,7 +16,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 
-from chorister.analyst.asking import PrivacyRequest, as_participation, expected_cohort
+from chorister.analyst.asking import (
+    PrivacyRequest,
+    as_participation,
+    budgets_of,
+    expected_cohort,
+)
 from chorister.analyst.features import Real, as_exact
 from chorister.analyst.ledgers import Ledger
 from chorister.canonical import decimal_text
@@ -125,7 +130,7 @@ def conditional_shares(shares: Iterable[Real]) -> list[Decimal]:
 
 def reports_allowed(policy: Policy, analysis: Analysis, refs: Sequence[str]) -> int:
     """k: how many reports about these fields a device may send in a period."""
-    budgets = [policy.device, analysis.budget, *(analysis.fields[ref] for ref in refs)]
+    budgets = budgets_of(policy, analysis, refs)
     return min(budget.reports for budget in budgets)
 
 
@@ -161,7 +166,7 @@ def plan_rounds(
             f"the policy allows {allowed} reports a device, fewer than {len(shares)} rounds: use "
             "disjoint cohorts"
         )
-    budgets = [policy.device, terms.budget, *(terms.fields[ref] for ref in refs)]
+    budgets = budgets_of(policy, terms, refs)
     whole = min(budget.epsilon for budget in budgets) if epsilon is None else as_exact(epsilon)
     whole_delta = min(budget.delta for budget in budgets) if delta is None else as_exact(delta)
     planner = _Planner(
@@ -267,11 +272,11 @@ class _Planner:
             except BudgetExceeded:
                 return None
             counts = counts.with_charge(charge, 0)
-        after = [
+        after = next(
             limit.standing()
             for limit in counts.limits(self.policy, 0)
             if limit.path == f"analyses.{self.analysis}.budget"
-        ][0].spent
+        ).spent
         if after.epsilon > epsilon or after.delta > delta:
             return None
         return after.epsilon, after.delta

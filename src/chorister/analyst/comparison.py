@@ -15,7 +15,7 @@ from chorister.errors import InvalidInput
 if TYPE_CHECKING:
     import pandas
     import polars
-    import pyarrow
+    import pyarrow  # type: ignore[import-untyped]
 
     from chorister.analyst.result import Result
 

@@ -93,8 +93,8 @@ class Estimates:
         reports = np.zeros(size, dtype=np.int64)
         np.maximum.at(reports, groups, self.reports)
         return Estimates(
-            value=np.bincount(groups, self.value, size),
-            base=np.bincount(groups, self.base, size),
+            value=np.bincount(groups, self.value, size).astype(np.float64),
+            base=np.bincount(groups, self.base, size).astype(np.float64),
             slope=total / count,  # the same for all rows of one cohort
             reports=reports,
         )

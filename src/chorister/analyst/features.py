@@ -20,7 +20,7 @@ def as_exact(value: Real) -> Decimal:
     if isinstance(value, bool):
         raise InvalidInput("a number, not a boolean")
     try:
-        return as_decimal(value if isinstance(value, int | float | str | Decimal) else float(value))
+        return as_decimal(value)
     except (ArithmeticError, TypeError, ValueError):
         raise InvalidInput(f"{value!r} is not a number") from None
 

@@ -8,13 +8,14 @@ import os
 import tempfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chorister.errors import DecodeError
 
-__all__ = ["pack", "unpack", "write_atomically"]
+__all__ = ["pack", "require_format", "unpack", "write_atomically"]
 
 _MAX_RAW = 800_000_000
 
@@ -38,6 +39,13 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def require_format(tree: Any, wanted: str) -> None:  # noqa: ANN401 (any JSON)
+    """Raise unless a document says that it is of this format."""
+    found = tree.get("format") if isinstance(tree, dict) else None
+    if found != wanted:
+        raise DecodeError(f"{str(found)[:40]!r}, where {wanted!r} is read", field="format")
 
 
 def pack(sums: NDArray[np.uint64]) -> str:

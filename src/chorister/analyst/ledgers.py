@@ -118,7 +118,7 @@ class Ledgers(Generic[Weight]):
                 answering.append(taken)
                 parts = [(ledger, left), (ledger.after(recipe), taken)]
             for each, amount in parts:
-                if not np.any(amount):
+                if not np.any(np.asarray(amount)):
                     continue  # nobody is left in this class
                 known = after.get(each.key)
                 joined = amount if known is None else join(known[1], amount)

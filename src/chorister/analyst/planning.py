@@ -16,6 +16,7 @@ from chorister.encoding import AnyFeature, DenyList, Encoding
 from chorister.errors import InvalidInput
 from chorister.privacy import Mechanism, Setting, accuracy_for_cohort, cost_of_accuracy
 from chorister.privacy.planning import Cost
+from chorister.privacy.randomizers import MAX_LOCAL_EPSILON
 
 if TYPE_CHECKING:
     from chorister.analyst.question import Question
@@ -100,9 +101,9 @@ def for_accuracy(
     if delta is None:
         delta = study.histogram(chosen, **{**options, "local_epsilon": "0.1"}).privacy.delta
     limit = min(terms.budget.local_epsilon, *(terms.fields[ref].local_epsilon for ref in refs))
-    local = limit / 2 if mechanism is Mechanism.SYMMETRIC else limit
+    largest = limit / 2 if mechanism is Mechanism.SYMMETRIC else limit
     setting = Setting(
-        local_epsilon=options.get("local_epsilon") or min(local, 20),
+        local_epsilon=options.get("local_epsilon") or min(largest, MAX_LOCAL_EPSILON),
         mechanism=mechanism,
         crowd=crowd,
         honest_fraction=terms.honest_fraction or 1 if crowd == "honest" else 1,

@@ -220,12 +220,10 @@ class Rehearsal:
         """The same, but the recipe ends when the smallest group has `target` reports."""
         recipe, target = round_.recipe, round_.target or 0
         _, group_of = self.population._group_of(recipe.group_by)
-        willing: list[Ints] = []
         # A dry run on a copy: who would answer in time?
         dry = Ledgers(policy=self._ledgers.policy, fresh=self._ledgers.fresh)
         dry.classes = dict(self._ledgers.classes)
-        for each in dry.answer(recipe, take, np.add):
-            willing.append(each)
+        willing = dry.answer(recipe, take, np.add)
         total = sum(willing, np.zeros_like(self.population.weights))
         stop = _stopping_counts(np.bincount(group_of, total), target, rng)
         taken = [np.zeros_like(each) for each in willing]

@@ -26,7 +26,7 @@ from chorister.analyst.estimate import (
     estimate,
     quantile,
 )
-from chorister.analyst.files import pack, unpack, write_atomically
+from chorister.analyst.files import pack, require_format, unpack, write_atomically
 from chorister.canonical import WIRE
 from chorister.encoding import AnyFeature, Encoding
 from chorister.errors import DecodeError, InvalidInput
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import altair
     import pandas
     import polars
-    import pyarrow
+    import pyarrow  # type: ignore[import-untyped]
 
 __all__ = ["Part", "Result"]
 
@@ -466,8 +466,7 @@ class Result:
             raise DecodeError(f"a result has at most {_MAX_BYTES:,} bytes")
         try:
             tree = json.loads(text)
-            if tree["format"] != _FORMAT:
-                raise DecodeError(f"not a result of the format {_FORMAT}", field="format")
+            require_format(tree, _FORMAT)
             return cls(
                 recipe=Recipe.model_validate(tree["recipe"], context=WIRE),
                 parts=tuple(

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from chorister.analyst.files import write_atomically
+from chorister.analyst.files import require_format, write_atomically
 from chorister.analyst.result import Result
 from chorister.canonical import WIRE
 from chorister.errors import ChoristerError, DecodeError, StudyError
@@ -72,8 +72,7 @@ class Round:
         """What `to_json` wrote; anything else raises `DecodeError`."""
         try:
             tree = json.loads(text)
-            if tree["format"] != _FORMAT:
-                raise DecodeError(f"not a round of the format {_FORMAT}", field="format")
+            require_format(tree, _FORMAT)
             result = tree["result"]
             return cls(
                 sequence=int(tree["sequence"]),

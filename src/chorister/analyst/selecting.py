@@ -58,8 +58,6 @@ def choose(
 
 def _misses(encoding: Encoding, bins: Ints) -> NDArray[np.int8]:
     """In how many features each row is OOV."""
-    if len(encoding.features) == 1:
-        return (bins == 0).astype(np.int8)
     misses = np.zeros(len(bins), dtype=np.int8)
     stride = encoding.size
     for feature in encoding.features:

@@ -14,7 +14,7 @@ from chorister.analyst.extras import needed
 if TYPE_CHECKING:
     import pandas
     import polars
-    import pyarrow
+    import pyarrow  # type: ignore[import-untyped]
 
     from chorister.analyst.result import Result
 
@@ -25,8 +25,7 @@ _ROWS_SHOWN = 20
 
 def to_polars(columns: dict[str, Any]) -> polars.DataFrame:
     """Columns as a polars frame."""
-    frames: polars = needed("polars")  # type: ignore[valid-type]
-    frame: polars.DataFrame = frames.DataFrame(columns)  # type: ignore[attr-defined]
+    frame: polars.DataFrame = needed("polars").DataFrame(columns)
     return frame
 
 
@@ -37,7 +36,8 @@ def to_arrow(columns: dict[str, Any]) -> pyarrow.Table:
 
 def to_pandas(columns: dict[str, Any]) -> pandas.DataFrame:
     """Columns as a pandas frame."""
-    return needed("pandas").DataFrame(columns)
+    frame: pandas.DataFrame = needed("pandas").DataFrame(columns)
+    return frame
 
 
 def arrow_stream(columns: dict[str, Any], requested_schema: object | None) -> object:
