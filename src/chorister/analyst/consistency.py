@@ -16,10 +16,9 @@ an explicit step, and each says what its variances mean afterwards:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -91,7 +90,12 @@ class Tree:
     def sums(self, values: Floats) -> Floats:
         """Of each node's children; 0 for a leaf."""
         inside = self.parents >= 0
-        return np.bincount(self.parents[inside], weights=values[inside], minlength=len(self))
+        return _totals(self.parents[inside], values[inside], len(self))
+
+
+def _totals(groups: Integers, weights: NDArray[Any], size: int) -> Floats:
+    """The sum of the weights in each group."""
+    return np.bincount(groups, weights=weights, minlength=size).astype(np.float64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,8 +163,8 @@ def _child_sums(
     above = tree.parents[children]
     size = len(tree)
     return (
-        np.bincount(above, weights=values[children], minlength=size)[parents],
-        np.bincount(above, weights=spread[children], minlength=size)[parents],
+        _totals(above, values[children], size)[parents],
+        _totals(above, spread[children], size)[parents],
     )
 
 
@@ -188,9 +192,9 @@ def _share_out(
     above = tree.parents[nodes]
     open_ = np.isinf(up_spread[nodes])
     finite = np.where(open_, 0.0, up_spread[nodes])
-    total = np.bincount(above, weights=up[nodes], minlength=size)[above]
-    variance = np.bincount(above, weights=finite, minlength=size)[above]
-    opens = np.bincount(above, weights=open_, minlength=size)[above]
+    total = _totals(above, up[nodes], size)[above]
+    variance = _totals(above, finite, size)[above]
+    opens = _totals(above, open_, size)[above]
     count = np.bincount(above, minlength=size)[above]
     gain = np.divide(finite, variance, out=1.0 / count, where=variance > 0.0)
     gain = np.where(opens > 0, open_ / np.maximum(opens, 1), gain)
@@ -216,9 +220,7 @@ def known_sum(
         np.concatenate([[total], parts]),
         np.concatenate([[total_variance], spread]),
     )
-    return Consistent(
-        values=fit.values[1:], unbiased=fit.unbiased[1:], variances=fit.variances[1:]
-    )
+    return Consistent(values=fit.values[1:], unbiased=fit.unbiased[1:], variances=fit.variances[1:])
 
 
 def norm_sub(
@@ -265,9 +267,10 @@ def norm_sub(
 
 def _running(values: Floats, groups: Integers, first: Integers) -> Floats:
     """Sums so far within each group of consecutive entries."""
-    sums = np.cumsum(values)
-    before = np.concatenate([[0.0], sums])[first]
-    return sums - before[groups]
+    sums: Floats = np.cumsum(values)
+    before: Floats = np.concatenate([[0.0], sums])[first]
+    running: Floats = sums - before[groups]
+    return running
 
 
 def nonnegative(tree: Tree, fit: Consistent, *, weighted: bool = False) -> Consistent:
