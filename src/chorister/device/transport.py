@@ -23,19 +23,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Final, Protocol
-from urllib.parse import urlsplit
 
 import httpcore2
 import httpx2
 
-from chorister.errors import InvalidInput, LogWithheld, Unreachable
+from chorister.dap.urls import check_url
+from chorister.errors import LogWithheld, Unreachable
 
-__all__ = ["USER_AGENT", "Answer", "HTTPTransport", "LogSource", "Transport", "check_url"]
+__all__ = ["USER_AGENT", "Answer", "HTTPTransport", "LogSource", "Transport"]
 
 USER_AGENT: Final = "chorister"
 """The same for every version: a rare version would be a name."""
-
-_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,17 +55,6 @@ class Transport(Protocol):
     def post(self, url: str, *, headers: Mapping[str, str], body: bytes, limit: int) -> Answer:
         """Send a message."""
         ...
-
-
-def check_url(url: str) -> None:
-    """Raise unless `url` is https, or http on this machine."""
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname
-    except ValueError:
-        raise InvalidInput(f"{url!r} is not a URL") from None
-    if not host or (parts.scheme != "https" and not (parts.scheme == "http" and host in _LOOPBACK)):
-        raise InvalidInput(f"{url!r} must start with https:// (http:// for this machine only)")
 
 
 class _Watch:
