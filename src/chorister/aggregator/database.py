@@ -33,13 +33,14 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from chorister.aggregator.schema import properties
 from chorister.aggregator.sealing import Sealer
 from chorister.dap.draft import Role
-from chorister.errors import KeyUnavailable, ServiceError, StorageDamaged
+from chorister.errors import InternalError, KeyUnavailable, ServiceError, StorageDamaged
 
 __all__ = ["Database"]
 
 _BUSY_SECONDS: Final = 30
 _PAGE_BYTES: Final = 8192
 _CACHE_KIB: Final = 65_536
+_PAGES_AT_ONCE: Final = 2000
 _CHECK: Final = b"chorister at-rest key"
 
 
@@ -151,14 +152,20 @@ class Database:
 
     # --- space ----------------------------------------------------------------------------------
 
-    def give_back(self, pages: int = 4096) -> None:
-        """Return freed pages to the file system, a bounded number; PostgreSQL vacuums itself."""
+    def give_back(self) -> None:
+        """Return freed pages to the file system, a few at a time; PostgreSQL vacuums itself."""
         if not self.is_sqlite:
             return
-        with _as_service_error(), self._writer, self.engine.connect() as connection:
+        with _as_service_error(), self.engine.connect() as connection:
             raw = connection.connection.dbapi_connection
-            if isinstance(raw, sqlite3.Connection):
-                raw.execute(f"PRAGMA incremental_vacuum({int(pages)})").fetchall()
+            if not isinstance(raw, sqlite3.Connection):
+                raise InternalError("SQLite without its driver")
+            (free,) = raw.execute("PRAGMA freelist_count").fetchone()
+            for _ in range(0, free, _PAGES_AT_ONCE):
+                with self._writer:
+                    # As a script: the driver would make one step of a statement without columns.
+                    raw.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})")
+            with self._writer:
                 raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
@@ -214,8 +221,8 @@ def _sqlite(engine: Engine) -> Engine:
             "foreign_keys = ON",
             "trusted_schema = OFF",
             f"cache_size = -{_CACHE_KIB}",
-            "wal_autocheckpoint = 4000",
-            "journal_size_limit = 33554432",
+            "wal_autocheckpoint = 1000",
+            "journal_size_limit = 16777216",
         ):
             connection.execute(f"PRAGMA {pragma}").fetchall()
 
