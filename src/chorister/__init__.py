@@ -1,7 +1,49 @@
-"""Private federated statistics, asked interactively: you hear the choir, never a chorister."""
+"""Private federated statistics, asked interactively: you hear the choir, never a chorister.
+
+    import chorister as ch
+
+Names are loaded when they are first used: a device needs none of them, and data frames and charts
+need the extra `analyst`. (Their types are in `__init__.pyi`.)
+"""
 
 from __future__ import annotations
 
-__all__ = ["__version__"]
+from importlib import import_module
+from typing import Any, Final
+
+__all__ = [
+    "Policy",
+    "Question",
+    "Result",
+    "Study",
+    "__version__",
+    "categories",
+    "grid",
+    "intervals",
+    "prefix_tree",
+    "rehearse",
+]
 
 __version__ = "0.1.0"
+
+_MODULES: Final = {
+    "Policy": "policy",
+    "Question": "analyst.question",
+    "Result": "analyst.result",
+    "Study": "analyst.study",
+    "categories": "analyst.features",
+    "grid": "analyst.features",
+    "intervals": "analyst.features",
+    "prefix_tree": "analyst.features",
+    "rehearse": "analyst.rehearsal",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 (whatever the name stands for)
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

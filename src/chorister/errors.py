@@ -10,6 +10,10 @@ Each message says what was wrong and what to do; fields carry the values for pro
     │   └── RecipeError         a recipe is malformed, or not in its one canonical form
     │       └── SignatureInvalid    its signature, or the key that made it, is not accepted
     ├── QueryRefused        a policy does not allow this recipe
+    ├── StudyError          a study can't go on; nothing more was asked
+    │   ├── CohortTooSmall      fewer reports than the minimum cohort: nothing is released
+    │   ├── QuestionWithdrawn   the analyst took the question back
+    │   └── WindowOver          too late: a question's window has passed
     ├── StoreError          the device's encrypted store can't be opened, read or written
     │   ├── EventRefused        an event that does not fit its stream or profile
     │   └── KeyUnavailable      the device's key can't be had, or is not fit to be used
@@ -41,17 +45,22 @@ Each message says what was wrong and what to do; fields carry the values for pro
     ├── DeviceBusy          another process runs this device at the moment
     ├── Unreachable         a server can't be reached, or does not answer as it must
     ├── UploadFailed        a leader did not take a report
+    ├── ProblemError        an aggregator refuses a request: RFC 9457's problem document
+    ├── CollectionInvalid   what a leader hands a collector is not the task's result
     └── InternalError       a bug in Chorister; nothing was released
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
 
 __all__ = [
     "BudgetExceeded",
     "CheckpointTime",
     "ChoristerError",
+    "CohortTooSmall",
+    "CollectionInvalid",
     "DecodeError",
     "DeviceBusy",
     "DuplicateEntry",
@@ -75,8 +84,10 @@ __all__ = [
     "LogWithheld",
     "NotAuthorized",
     "PolicyError",
+    "ProblemError",
     "ProofInvalid",
     "QueryRefused",
+    "QuestionWithdrawn",
     "RecipeError",
     "SandboxFailed",
     "SandboxUnavailable",
@@ -84,10 +95,12 @@ __all__ = [
     "SignatureInvalid",
     "StorageDamaged",
     "StoreError",
+    "StudyError",
     "SubmissionRefused",
     "Unreachable",
     "UnsupportedSuite",
     "UploadFailed",
+    "WindowOver",
     "WrongList",
 ]
 
@@ -148,6 +161,27 @@ class QueryRefused(ChoristerError):
         self.check = check
         self.why = why
         self.field = field
+
+
+class StudyError(ChoristerError):
+    """A study can't go on: the message says what to do; nothing more was asked."""
+
+
+class CohortTooSmall(StudyError):
+    """Fewer reports than the minimum cohort, or none to be expected: nothing is released."""
+
+    def __init__(self, message: str, *, reports: int | None, needed: int) -> None:
+        super().__init__(message)
+        self.reports = reports  # expected, or that came; None where only the aggregators know
+        self.needed = needed
+
+
+class QuestionWithdrawn(StudyError):
+    """The analyst took the question back before there was a result; ask another."""
+
+
+class WindowOver(StudyError):
+    """A question's window has passed without a result: ask it again, with another window."""
 
 
 class StoreError(ChoristerError):
@@ -343,6 +377,34 @@ class UploadFailed(ChoristerError):
     def __init__(self, message: str, *, final: bool) -> None:
         super().__init__(message)
         self.final = final
+
+
+class ProblemError(ChoristerError):
+    """An aggregator refuses a request, this one or a peer.
+
+    `problem` is a token of DAP's error types (`dap.draft.Problem`), or None where the refusal is
+    none of DAP's, such as a missing credential: then the HTTP `status` says it all.
+    """
+
+    def __init__(
+        self,
+        problem: str | None,
+        detail: str,
+        *,
+        status: int = 400,
+        task_id: bytes | None = None,
+        extra: Mapping[str, object] | None = None,
+    ) -> None:
+        super().__init__(f"{problem or f'HTTP status {status}'}: {detail}")
+        self.problem = problem
+        self.detail = detail  # for people
+        self.status = status  # 400 to 599
+        self.task_id = task_id
+        self.extra = dict(extra or {})  # further members of the problem document
+
+
+class CollectionInvalid(ChoristerError):
+    """What a leader handed a collector is not the task's result; nothing of it may be used."""
 
 
 class InternalError(ChoristerError, RuntimeError):

@@ -15,13 +15,8 @@ own.
 
 from __future__ import annotations
 
-import queue
-import socket
 import ssl
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
@@ -29,9 +24,11 @@ from urllib.parse import unquote, urlsplit
 import httpcore2
 import httpx2
 
+from chorister.dap.urls import check_url
+from chorister.dap.watch import FAILURES, Watch, WatchedNetwork, timeouts
 from chorister.errors import InvalidInput, LogWithheld, Unreachable
 
-__all__ = ["USER_AGENT", "Answer", "HTTPTransport", "LogSource", "Transport", "check_url"]
+__all__ = ["USER_AGENT", "Answer", "HTTPTransport", "LogSource", "Transport"]
 
 USER_AGENT: Final = "chorister"
 """The same for every version: a rare version would be a name."""
@@ -42,15 +39,6 @@ _HEADERS: Final = {
     "Accept-Encoding": "identity",
     "Connection": "close",
 }
-_TIMEOUTS: Final = ("connect", "read", "write", "pool")
-_FAILURES: Final = (
-    httpcore2.NetworkError,
-    httpcore2.ProtocolError,
-    httpcore2.ProxyError,
-    httpcore2.TimeoutException,
-    httpcore2.UnsupportedProtocol,
-)
-_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,119 +60,6 @@ class Transport(Protocol):
     def post(self, url: str, *, headers: Mapping[str, str], body: bytes, limit: int) -> Answer:
         """Send a message."""
         ...
-
-
-def check_url(url: str) -> None:
-    """Raise unless `url` is https, or http on this machine."""
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        raise InvalidInput(f"{url!r} is not a URL") from None
-    if not all("!" <= char <= "~" for char in url):
-        raise InvalidInput(f"{url!r} has characters that a URL spells with %")
-    if not host or (parts.scheme != "https" and not (parts.scheme == "http" and host in _LOOPBACK)):
-        raise InvalidInput(f"{url!r} must start with https:// (http:// for this machine only)")
-
-
-class _Watch:
-    """Ends the connections of one exchange when its time is over.
-
-    httpcore limits each read and each write, not their sum: a server that trickles, be it TLS,
-    header fields or the body, would hold a device for ever.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._deadline = time.monotonic() + seconds
-        self._lock = threading.Lock()
-        self._sockets: list[socket.socket] = []
-        self._timer = threading.Timer(seconds, self._end)
-        self._timer.daemon = True
-
-    def left(self) -> float:
-        """How many seconds."""
-        return self._deadline - time.monotonic()
-
-    def over(self, connection: socket.socket) -> None:
-        """Watch over a connection."""
-        # A descriptor of its own: TLS takes the other one away from its socket.
-        copy = connection.dup()
-        with self._lock:
-            self._sockets.append(copy)
-        if self.left() <= 0:
-            self._end()
-
-    def _end(self) -> None:
-        with self._lock:
-            for each in self._sockets:
-                with suppress(OSError):  # the other side was faster
-                    each.shutdown(socket.SHUT_RDWR)
-
-    def __enter__(self) -> None:
-        self._timer.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        self._timer.join()
-        while self._sockets:
-            self._sockets.pop().close()
-
-
-class _Network(httpcore2.SyncBackend):
-    """Finds and connects within the time that is left, however many addresses a name has."""
-
-    def __init__(self, watch: _Watch) -> None:
-        self._watch = watch
-
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ARG002 (the watch knows better)
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
-    ) -> httpcore2.NetworkStream:
-        """Connect to the first address that answers."""
-        addresses = _resolve(host, port, self._watch.left())
-        failed: Exception = httpcore2.ConnectError("the name has no address")
-        for tried, address in enumerate(addresses):
-            # A share for each: the first may be of a network that leads nowhere.
-            share = self._watch.left() / (len(addresses) - tried)
-            if share <= 0:
-                raise httpcore2.ConnectTimeout("no time is left")
-            try:
-                stream = super().connect_tcp(address, port, share, local_address, socket_options)
-            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
-                failed = error
-                continue
-            self._watch.over(stream.get_extra_info("socket"))
-            return stream
-        raise failed
-
-
-def _resolve(host: str, port: int, seconds: float) -> list[str]:
-    """The addresses of a name, each once.
-
-    The system's resolver can't be interrupted. It is asked in a thread of its own, which nobody
-    waits for when the time is over: it ends by the resolver's own limits.
-    """
-    answers: queue.SimpleQueue[list[str] | Exception] = queue.SimpleQueue()
-
-    def ask() -> None:
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            answers.put(list(dict.fromkeys(str(each[4][0]) for each in found)))
-        except (OSError, UnicodeError) as error:
-            answers.put(error)
-
-    threading.Thread(target=ask, name="resolver", daemon=True).start()
-    try:
-        answer = answers.get(timeout=max(seconds, 0))
-    except queue.Empty:
-        raise httpcore2.ConnectTimeout("the name's addresses were not found in time") from None
-    if isinstance(answer, Exception):
-        raise httpcore2.ConnectError(str(answer)) from answer
-    return answer
 
 
 class HTTPTransport:
@@ -215,7 +90,7 @@ class HTTPTransport:
     ) -> Answer:
         check_url(url)
         data = bytearray()
-        watch = _Watch(self._timeout)
+        watch = Watch(self._timeout)
         late = f"{url} takes more than {self._timeout:g} s to answer"
         try:
             with (
@@ -226,7 +101,7 @@ class HTTPTransport:
                     url,
                     headers=[*_HEADERS.items(), *headers.items()],
                     content=body,
-                    extensions={"timeout": dict.fromkeys(_TIMEOUTS, self._timeout)},
+                    extensions=timeouts(self._timeout),
                 ) as response,
             ):
                 for chunk in response.iter_stream():
@@ -241,16 +116,16 @@ class HTTPTransport:
                     content_type=_content_type(response.headers),
                     body=bytes(data),
                 )
-        except _FAILURES as error:
+        except FAILURES as error:
             if watch.left() <= 0:
                 raise Unreachable(late) from error
             raise Unreachable(f"{url} can't be reached: {type(error).__name__}") from error
 
-    def _pool(self, url: str, watch: _Watch) -> httpcore2.ConnectionPool:
+    def _pool(self, url: str, watch: Watch) -> httpcore2.ConnectionPool:
         # On this machine nothing is encrypted, so there is nothing to load.
         context = self._tls() if url.startswith("https:") else None
         return httpcore2.ConnectionPool(
-            ssl_context=context, proxy=self._proxy, network_backend=_Network(watch)
+            ssl_context=context, proxy=self._proxy, network_backend=WatchedNetwork(watch)
         )
 
 

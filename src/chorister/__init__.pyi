@@ -1,0 +1,21 @@
+from chorister.analyst.features import categories, grid, intervals, prefix_tree
+from chorister.analyst.question import Question
+from chorister.analyst.rehearsal import rehearse
+from chorister.analyst.result import Result
+from chorister.analyst.study import Study
+from chorister.policy import Policy
+
+__all__ = [
+    "Policy",
+    "Question",
+    "Result",
+    "Study",
+    "__version__",
+    "categories",
+    "grid",
+    "intervals",
+    "prefix_tree",
+    "rehearse",
+]
+
+__version__: str

@@ -1,0 +1,1 @@
+"""Algorithms as functions over a study: each asks, looks, and asks again."""

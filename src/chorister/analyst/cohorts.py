@@ -1,0 +1,287 @@
+"""Which devices answer which round, and what each round may cost.
+
+- Where the policy lets a device answer every round, everyone is asked each time, and the budget is
+  split so that a round's share of 1/sigma^2 is what was wished for.
+- Where it does not, the rounds go to disjoint cohorts: a device answers one of them, with the whole
+  budget, if it answered none before. Shares are of all devices; what a recipe carries is the chance
+  conditional on not having answered.
+"""
+
+from __future__ import annotations
+
+import html as escaping
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal, TypeAlias
+
+from chorister.analyst.asking import (
+    PrivacyRequest,
+    as_participation,
+    budgets_of,
+    expected_cohort,
+)
+from chorister.analyst.features import Real, as_exact
+from chorister.analyst.ledgers import Ledger
+from chorister.canonical import decimal_text
+from chorister.device.budget import Charge
+from chorister.errors import BudgetExceeded, InvalidInput
+from chorister.policy import Analysis, Crowd, Policy
+from chorister.privacy import Mechanism, OneHotRandomizer
+from chorister.privacy.decimals import DOWN
+from chorister.recipe import Participation, Privacy
+
+__all__ = ["Cohorts", "PlannedRound", "RoundsPlan", "conditional_shares", "plan_rounds"]
+
+Cohorts: TypeAlias = Literal["everyone", "disjoint"]
+_STEPS = 14  # of the bisection for the scale of epsilons
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRound:
+    """What one round costs and gives."""
+
+    privacy: Privacy
+    participation: Participation
+    expected_reports: int
+    std_error: float  # devices, of a bin that nobody holds
+
+    @property
+    def epsilon(self) -> Decimal:
+        """What a device that answers is charged."""
+        return self.privacy.epsilon
+
+    @property
+    def local_epsilon(self) -> Decimal:
+        """The mechanism's parameter."""
+        return self.privacy.local_epsilon
+
+    @property
+    def min_cohort(self) -> int:
+        """Below so many reports nothing is released."""
+        return self.privacy.min_cohort
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What `study.histogram` takes: `study.histogram(features, **planned.settings)`."""
+        privacy = self.privacy
+        return {
+            "local_epsilon": privacy.local_epsilon,
+            "epsilon": privacy.epsilon,
+            "delta": privacy.delta,
+            "min_cohort": privacy.min_cohort,
+            "mechanism": privacy.mechanism,
+            "crowd": privacy.crowd,
+            "report": privacy.report,
+            "participation": self.participation,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundsPlan:
+    """All rounds of an algorithm, priced before the first is asked."""
+
+    cohorts: Cohorts
+    rounds: tuple[PlannedRound, ...]
+    epsilon: Decimal  # the most that any one device is charged, by the policy's composition
+    delta: Decimal
+
+    def explain(self) -> str:
+        """In words."""
+        who = (
+            "every device answers every round"
+            if self.cohorts == "everyone"
+            else "every device answers one round at most"
+        )
+        lines = [
+            f"{len(self.rounds)} rounds; {who}. No device spends more than epsilon "
+            f"{decimal_text(self.epsilon)}, delta {decimal_text(self.delta)}."
+        ]
+        lines.extend(
+            f"Round {number}: epsilon {decimal_text(planned.epsilon)}, local epsilon "
+            f"{decimal_text(planned.local_epsilon)}, at least {planned.min_cohort:,} devices of "
+            f"{planned.expected_reports:,} expected; an empty bin reads 0 ± "
+            f"{planned.std_error:,.1f} devices."
+            for number, planned in enumerate(self.rounds, start=1)
+        )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return "".join(f"<p>{escaping.escape(line)}</p>" for line in self.explain().split("\n"))
+
+
+def conditional_shares(shares: Iterable[Real]) -> list[Decimal]:
+    """Shares of all devices -> chances conditional on not having answered before."""
+    left, found = Decimal(1), []
+    for share in (as_exact(each) for each in shares):
+        if not 0 < share <= 1 or share > left + Decimal("1e-9"):
+            raise InvalidInput("shares are above 0 and add up to at most 1")
+        chance = min(Decimal(1), DOWN.divide(share, left)) if left > 0 else Decimal(1)
+        # What rounding left over belongs to the last cohort.
+        if Decimal(1) - chance < Decimal("1e-9"):
+            chance = Decimal(1)
+        found.append(chance.quantize(Decimal("1e-12"), context=DOWN).normalize(DOWN))
+        left = max(Decimal(0), left - share)
+    if not found:
+        raise InvalidInput("a plan has at least one round")
+    return found
+
+
+def reports_allowed(policy: Policy, analysis: Analysis, refs: Sequence[str]) -> int:
+    """k: how many reports about these fields a device may send in a period."""
+    budgets = budgets_of(policy, analysis, refs)
+    return min(budget.reports for budget in budgets)
+
+
+def plan_rounds(
+    policy: Policy,
+    analysis: str,
+    shares: Sequence[Real],
+    *,
+    refs: Sequence[str],
+    devices: int,
+    epsilon: Real | None = None,
+    delta: Real | None = None,
+    mechanism: Mechanism | str | None = None,
+    crowd: Crowd | None = None,
+    cohorts: Cohorts | None = None,
+    margin: float = 1.0,
+    length: int = 1000,
+) -> RoundsPlan:
+    """Plan rounds over the fields `refs` for about `devices` devices, stating all costs.
+
+    `shares` are of the devices if the cohorts are disjoint, and of 1/sigma^2 if everyone answers
+    every round; `epsilon` and `delta` (default: what the budgets allow) are in all, for any one
+    device. Which of both is done follows from the number of reports that the policy allows,
+    unless `cohorts` says so.
+    """
+    terms = policy.analyses.get(analysis)
+    if terms is None:
+        raise InvalidInput(f"policy {policy.name} has no analysis {analysis}")
+    allowed = reports_allowed(policy, terms, refs)
+    chosen: Cohorts = cohorts or ("everyone" if allowed >= len(shares) > 1 else "disjoint")
+    if chosen == "everyone" and allowed < len(shares):
+        raise InvalidInput(
+            f"the policy allows {allowed} reports a device, fewer than {len(shares)} rounds: use "
+            "disjoint cohorts"
+        )
+    budgets = budgets_of(policy, terms, refs)
+    whole = min(budget.epsilon for budget in budgets) if epsilon is None else as_exact(epsilon)
+    whole_delta = min(budget.delta for budget in budgets) if delta is None else as_exact(delta)
+    planner = _Planner(
+        policy, terms, analysis, tuple(refs), devices, mechanism, crowd, margin, length
+    )
+    if chosen == "disjoint":
+        chances = conditional_shares(shares)
+        rounds, left = [], 1.0
+        for chance in chances:
+            expected = devices * left * float(chance)
+            rounds.append(planner.round(whole, whole_delta, chance, expected, once=True))
+            left *= 1.0 - float(chance)
+        return RoundsPlan(cohorts=chosen, rounds=tuple(rounds), epsilon=whole, delta=whole_delta)
+    return planner.everyone([float(as_exact(share)) for share in shares], whole, whole_delta)
+
+
+@dataclass(frozen=True)
+class _Planner:
+    policy: Policy
+    terms: Analysis
+    analysis: str
+    refs: tuple[str, ...]
+    devices: int
+    mechanism: Mechanism | str | None
+    crowd: Crowd | None
+    margin: float
+    length: int
+
+    def round(
+        self, epsilon: Decimal, delta: Decimal, chance: Decimal, expected: float, *, once: bool
+    ) -> PlannedRound:
+        cohort = expected_cohort(expected, chance, self.margin)
+        request = PrivacyRequest(
+            epsilon=epsilon, delta=delta, mechanism=self.mechanism, crowd=self.crowd
+        )
+        privacy = request.resolve(self.policy, self.terms, self.refs, cohort=cohort)
+        randomizer = OneHotRandomizer(
+            mechanism=privacy.mechanism, local_epsilon=privacy.local_epsilon, length=self.length
+        )
+        trials = privacy.min_cohort - 1 if privacy.crowd == "noised" else 0
+        reports = max(round(expected), 1)
+        return PlannedRound(
+            privacy=privacy,
+            participation=as_participation(chance if once else None),
+            expected_reports=reports,
+            std_error=float(randomizer.std_error(reports, 0.0, trials)),
+        )
+
+    def everyone(self, shares: list[float], epsilon: Decimal, delta: Decimal) -> RoundsPlan:
+        """Epsilons in proportion to the roots of the shares, as large as the filters allow."""
+        if min(shares) <= 0.0:
+            raise InvalidInput("shares are above 0")
+        roots = [math.sqrt(share / sum(shares)) for share in shares]
+        each_delta = _rounded(DOWN.divide(delta, Decimal(len(shares))))
+        basic = float(epsilon) / sum(roots)  # always valid
+        low, high = basic, float(epsilon) / max(roots)
+
+        def at(scale: float) -> list[PlannedRound]:
+            return [
+                self.round(
+                    _rounded(Decimal(scale * root)), each_delta, Decimal(1), self.devices,
+                    once=False,
+                )
+                for root in roots
+            ]  # fmt: skip
+
+        best = at(low)
+        spent = self._spent(best, epsilon, delta)
+        if spent is None:
+            raise InvalidInput(
+                "the policy's budgets do not allow these rounds: plan fewer, or a smaller epsilon"
+            )
+        if self.terms.budget.composition == "basic" or self.policy.device.composition == "basic":
+            high = low  # sums bind: nothing is to be gained
+        for _ in range(_STEPS):
+            if high - low <= 1e-4 * high:
+                break
+            middle = (low + high) / 2.0
+            trial = at(middle)
+            found = self._spent(trial, epsilon, delta)
+            if found is None:
+                high = middle
+            else:
+                low, best, spent = middle, trial, found
+        return RoundsPlan(cohorts="everyone", rounds=tuple(best), epsilon=spent[0], delta=spent[1])
+
+    def _spent(
+        self, rounds: list[PlannedRound], epsilon: Decimal, delta: Decimal
+    ) -> tuple[Decimal, Decimal] | None:
+        """What a device that answers all rounds has spent; None if a limit does not allow it."""
+        ledger = Ledger.empty(self.policy)
+        counts = ledger.counts
+        for number, planned in enumerate(rounds):
+            charge = Charge(
+                recipe=f"{number:064x}",
+                study="plan",
+                analysis=self.analysis,
+                fields=self.refs,
+                privacy=planned.privacy,
+            )
+            try:
+                counts.check(charge, self.policy, 0)
+            except BudgetExceeded:
+                return None
+            counts = counts.with_charge(charge, 0)
+        after = next(
+            limit.standing()
+            for limit in counts.limits(self.policy, 0)
+            if limit.path == f"analyses.{self.analysis}.budget"
+        ).spent
+        if after.epsilon > epsilon or after.delta > delta:
+            return None
+        return after.epsilon, after.delta
+
+
+def _rounded(value: Decimal) -> Decimal:
+    """Down to six digits."""
+    return value.quantize(Decimal(1).scaleb(value.adjusted() - 5), context=DOWN)

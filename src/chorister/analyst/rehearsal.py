@@ -1,0 +1,332 @@
+"""A rehearsal: the same recipes, checks and accountant as devices, on a simulated fleet.
+
+Nothing is approximated. Given who answers and what they hold, a bin that f of n devices hold sums
+to `Bin(f, h) + Bin(n - f, q)`, and a noised crowd adds two independent `Bin(min_cohort - 1, q)`:
+the law of the sum of n reports and both aggregators' noise, drawn without drawing the reports. (Up
+to n 2^-80: bounded reports are conditioned on their weight.) Who answers is drawn class by class:
+coins are binomial, a target is reached by a uniformly drawn subset.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chorister.analyst.files import write_atomically
+from chorister.analyst.fleet import Gathered, Progress, Tell
+from chorister.analyst.ledgers import Ledgers, refusal
+from chorister.analyst.population import Answers, Population
+from chorister.analyst.rounds import Archive, Round, State
+from chorister.analyst.study import Study
+from chorister.analyst.view import Part
+from chorister.clock import Clock, SettableClock, SystemClock
+from chorister.errors import CohortTooSmall, InvalidInput, StudyError
+from chorister.policy import Policy
+from chorister.recipe import Recipe
+
+if TYPE_CHECKING:
+    from chorister.analyst.question import Question
+
+__all__ = ["Rehearsal", "rehearse"]
+
+Ints: TypeAlias = NDArray[np.int64]
+Mode: TypeAlias = Literal["law", "reports"]
+_FORMAT: Final = "chorister-rehearsal-1"
+
+
+def rehearse(
+    population: object,
+    policy: Policy | str | os.PathLike[str],
+    *,
+    device: str = "device",
+    count: str = "count",
+    devices: int | None = None,
+    device_policy: Policy | None = None,
+    reach: float = 1.0,
+    mode: Mode = "law",
+    seed: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    clock: Clock | None = None,
+) -> Rehearsal:
+    """A simulated fleet with this population, under this policy.
+
+    `population` is a frame (polars, pandas, Arrow, or columns by name) of events by device, its
+    columns being fields of the policy and `device` saying whose a row is; or of counts, `count`
+    saying how many devices hold a row; or one such frame for every stream and profile. `devices`
+    adds devices without data, `reach` is the share of devices that come online in a window. With a
+    `folder`, studies are kept there and can be resumed; with a `seed`, chance repeats itself.
+    `device_policy` is what the devices have, if not what the analyst has.
+    """
+    rules = policy if isinstance(policy, Policy) else Policy.load(policy)
+    if isinstance(population, Population):
+        people = population
+    else:
+        people = Population(population, rules, device=device, count=count, devices=devices)
+    if mode not in ("law", "reports"):
+        raise InvalidInput(f"mode is law or reports, not {mode!r}")
+    return Rehearsal(
+        people,
+        rules,
+        device_policy=device_policy or rules,
+        reach=reach,
+        mode=mode,
+        seed=seed,
+        folder=None if folder is None else Path(folder),
+        clock=clock,
+    )
+
+
+class Rehearsal:
+    """A simulated fleet; `study` begins or resumes a study of it."""
+
+    def __init__(
+        self,
+        population: Population,
+        policy: Policy,
+        *,
+        device_policy: Policy,
+        reach: float,
+        mode: Mode,
+        seed: int | None,
+        folder: Path | None,
+        clock: Clock | None,
+    ) -> None:
+        if not 0.0 < reach <= 1.0:
+            raise InvalidInput(f"reach is the share of devices that come online, not {reach}")
+        self.population = population
+        self.policy = policy
+        self.device_policy = device_policy
+        self.clock: Clock = clock if clock is not None else _standing_clock()
+        self.archive = Archive(folder)
+        self.devices: int | None = round(population.size * reach)
+        self.margin = 1.0 if reach == 1.0 else 0.95
+        self.reach = reach
+        self.mode = mode
+        self.seed = _seed(folder, seed)
+        self.identity = f"rehearsal {self.seed}"
+        self._ledgers: Ledgers[Ints] = Ledgers(policy=device_policy, fresh=population.weights)
+        self._followed = 0  # rounds whose answers are in the ledgers
+
+    def __repr__(self) -> str:
+        return f"<Rehearsal of {self.population!r} under {self.policy.name}>"
+
+    def study(self, name: str, *, analysis: str | None = None) -> Study:
+        """Begin a study, or resume the one of this name."""
+        if analysis is None:
+            if len(self.policy.analyses) != 1:
+                raise InvalidInput(f"say which analysis: {', '.join(self.policy.analyses)}")
+            analysis = next(iter(self.policy.analyses))
+        return Study(self, name, analysis)
+
+    def truth(self, question: Question) -> NDArray[np.float64]:
+        """The true counts if every device answered: what only a rehearsal knows.
+
+        One a bin, or a row a group; by `uniform` selection a device counts once, with one of its
+        rows drawn by chance.
+        """
+        recipe = question.recipe(number=question.study.next_number, opens=self.clock.now())
+        rng = np.random.default_rng([self.seed, 0])
+        found = self.population.answers(recipe, self.population.weights, rng).counts
+        return (found if recipe.group_by else found[0]).astype(np.float64)
+
+    # --- What a study asks of a fleet -----------------------------------------------------------
+
+    def collector(self, analysis: str) -> str:
+        """Nothing is sealed in a rehearsal: the analysis' first collector."""
+        return self.policy.analyses[analysis].collectors[0]
+
+    def publish(self, round_: Round) -> None:
+        """The simulated devices read the study's archive."""
+
+    def withdraw(self, round_: Round) -> None:
+        """Nothing is on the way in a rehearsal."""
+
+    def progress(self, round_: Round) -> Progress:
+        """A rehearsal's round waits only for somebody to ask for it."""
+        window = round_.recipe.window
+        return Progress(
+            waiting_for="a rehearsal goes on when it is asked for the result",
+            closes=window.closes,
+            ends=window.ends,
+        )
+
+    def gather(self, round_: Round, tell: Tell, keep: Callable[[Round], None]) -> Gathered:
+        """Let the devices answer and draw what the aggregators would release."""
+        del keep  # a rehearsal that is killed draws the same again
+        recipe = round_.recipe
+        for earlier in self.archive.all_rounds()[self._followed :]:
+            if earlier.sequence >= round_.sequence:
+                break
+            if earlier.state is not State.WITHDRAWN:
+                self._answer(earlier)
+            self._followed += 1
+        answering = self._answer(round_)
+        self._followed += 1
+        people = self.population.answers(recipe, answering, self._rng(round_, "rows"))
+        tell(Progress(waiting_for="reports are being added up", filled=1.0))
+        enough = people.reports >= recipe.privacy.min_cohort
+        if not enough.any():
+            raise self._too_small(recipe, people)
+        return self._release(round_, people, enough)
+
+    def _release(self, round_: Round, people: Answers, enough: NDArray[np.bool_]) -> Gathered:
+        recipe, rng = round_.recipe, self._rng(round_, "noise")
+        parts = tuple(
+            Part(
+                group=group,
+                reports=int(reports),
+                sums=draw_sums(recipe, counts, int(reports), rng),
+            )
+            for group, reports, counts, released in zip(
+                people.groups, people.reports, people.counts, enough, strict=True
+            )
+            if released
+        )
+        missing = tuple(
+            group for group, released in zip(people.groups, enough, strict=True) if not released
+        )
+        return Gathered(parts=parts, missing=missing)
+
+    def _answer(self, round_: Round) -> Ints:
+        """Which devices answer, a class each; their ledgers are charged."""
+        recipe, rng = round_.recipe, self._rng(round_, "coins")
+        nobody = np.zeros_like(self.population.weights)
+        if refusal(recipe, self.device_policy) is not None:
+            return nobody
+        chance = float(recipe.participation.probability) * self.reach
+
+        def take(weight: Ints) -> tuple[Ints, Ints]:
+            taken = weight.copy() if chance == 1.0 else rng.binomial(weight, chance)
+            return taken, weight - taken
+
+        if round_.target is not None:
+            return self._until_target(round_, take, rng)
+        taken = self._ledgers.answer(recipe, take, np.add)
+        return sum(taken, nobody)
+
+    def _until_target(
+        self,
+        round_: Round,
+        take: Callable[[Ints], tuple[Ints, Ints]],
+        rng: np.random.Generator,
+    ) -> Ints:
+        """The same, but the recipe ends when the smallest group has `target` reports."""
+        recipe, target = round_.recipe, round_.target or 0
+        _, group_of = self.population._group_of(recipe.group_by)
+        # A dry run on a copy: who would answer in time?
+        dry = Ledgers(policy=self._ledgers.policy, fresh=self._ledgers.fresh)
+        dry.classes = dict(self._ledgers.classes)
+        willing = dry.answer(recipe, take, np.add)
+        total = sum(willing, np.zeros_like(self.population.weights))
+        stop = _stopping_counts(np.bincount(group_of, total), target, rng)
+        taken = [np.zeros_like(each) for each in willing]
+        for group, kept in enumerate(stop.tolist()):
+            members = np.flatnonzero(group_of == group)
+            stacked = np.concatenate([each[members] for each in willing])
+            drawn = _subset(stacked, kept, rng)
+            for i, part in enumerate(np.split(drawn, len(willing))):
+                taken[i][members] = part
+        queue = iter(taken)
+
+        def exactly(weight: Ints) -> tuple[Ints, Ints]:
+            chosen = next(queue)
+            return chosen, weight - chosen
+
+        self._ledgers.answer(recipe, exactly, np.add)
+        return sum(taken, np.zeros_like(self.population.weights))
+
+    def _too_small(self, recipe: Recipe, people: Answers) -> CohortTooSmall:
+        came, least = int(people.reports.max()), recipe.privacy.min_cohort
+        refused = refusal(recipe, self.device_policy)
+        exhausted = self._ledgers.why_nobody(recipe)
+        if refused is not None:
+            why = f"the devices' policy refuses it ({refused.check}): {refused.why}"
+        elif came == 0 and exhausted is not None:
+            why = f"no device has the budget for it: {exhausted}"
+        else:
+            why = "ask a larger share, for a longer window, or for fewer groups"
+        return CohortTooSmall(
+            f"{came:,} reports when the window closed, but nothing is released below {least:,}; "
+            f"{why}",
+            reports=came,
+            needed=least,
+        )
+
+    def _rng(self, round_: Round, purpose: str) -> np.random.Generator:
+        """The same chance for the same round, however often the process is killed."""
+        words = [self.seed, round_.sequence, int(round_.digest[:15], 16), *purpose.encode()]
+        return np.random.default_rng(words)
+
+
+def draw_sums(
+    recipe: Recipe, counts: Ints, reports: int, rng: np.random.Generator
+) -> NDArray[np.uint64]:
+    """The released sums of `reports` devices of which `counts` hold each bin: the exact law."""
+    randomizer = recipe.randomizer
+    sums = rng.binomial(reports - counts, randomizer.q)
+    held = np.flatnonzero(counts)
+    sums[held] += rng.binomial(counts[held], randomizer.h)
+    if recipe.privacy.crowd == "noised":
+        trials = recipe.privacy.min_cohort - 1
+        for _ in range(2):
+            sums += rng.binomial(trials, randomizer.q, size=len(counts))
+    return sums.astype(np.uint64)
+
+
+def _stopping_counts(willing: NDArray[np.int64], target: int, rng: np.random.Generator) -> Ints:
+    """How many reports each group has when the last one to do so reaches the target.
+
+    Devices answer at independent uniform times. A group of n reaches the target at a time with the
+    law Beta(target, n - target + 1); whoever of the others answers before the last such time is
+    in. A group that never reaches it keeps the recipe open to its end.
+    """
+    counts = willing.astype(np.int64)
+    reached = counts >= target
+    if not reached.all():
+        return counts
+    times = rng.beta(target, counts - target + 1)
+    last = float(times.max())
+    chance = np.where(times < 1.0, (last - times) / np.maximum(1.0 - times, 1e-300), 0.0)
+    return target + rng.binomial(counts - target, np.clip(chance, 0.0, 1.0))
+
+
+def _subset(weights: Ints, kept: int, rng: np.random.Generator) -> Ints:
+    """`kept` of all devices, drawn without replacement, class by class."""
+    if kept >= int(weights.sum()):
+        return weights
+    if int(weights.sum()) < 10**9:
+        drawn: Ints = rng.multivariate_hypergeometric(weights, kept, method="marginals")
+        return drawn
+    raise InvalidInput("a target is rehearsed with fewer than 1e9 devices; leave it out")
+
+
+def _standing_clock() -> SettableClock:
+    """A rehearsal's time stands still: all rounds fall into one budget period."""
+    return SettableClock(SystemClock().now())
+
+
+def _seed(folder: Path | None, seed: int | None) -> int:
+    """The seed: as given, as kept in the folder, or drawn."""
+    if seed is not None and (isinstance(seed, bool) or seed < 0):
+        raise InvalidInput(f"a seed is a whole number from 0, not {seed!r}")
+    path = None if folder is None else folder / "rehearsal.json"
+    if path is not None and path.exists():
+        try:
+            stored = int(json.loads(path.read_bytes())["seed"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StudyError(f"{path} can't be read ({error}): restore it") from None
+        if seed is not None and seed != stored:
+            raise StudyError(f"{folder} was rehearsed with the seed {stored}, not {seed}")
+        return stored
+    chosen = secrets.randbits(48) if seed is None else seed
+    if path is not None:
+        document = {"format": _FORMAT, "seed": chosen}
+        write_atomically(path, json.dumps(document).encode())
+    return chosen
