@@ -15,7 +15,7 @@ PATHS = re.compile(r"`(tests/[\w/.]+)")
 
 
 @cache
-def tests_in(path: str) -> frozenset[str]:
+def names_in(path: str) -> frozenset[str]:
     """The names of a file's tests, read without running it."""
     tree = ast.parse((REPOSITORY / path).read_text())
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -33,7 +33,7 @@ def risks() -> dict[str, str]:
 def test_every_named_test_exists() -> None:
     named = NAMED.findall(PAGE.read_text())
     assert len(named) > 50
-    missing = [f"{path}::{name}" for path, name in named if name not in tests_in(path)]
+    missing = [f"{path}::{name}" for path, name in named if name not in names_in(path)]
     assert missing == []
 
 
