@@ -1,4 +1,4 @@
-"""The page that contributors read first names modules: each of them exists, and every room is there."""
+"""The page that contributors read first: its modules exist, and every room has a row."""
 
 from __future__ import annotations
 
