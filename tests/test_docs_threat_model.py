@@ -14,6 +14,11 @@ NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 PATHS = re.compile(r"`(tests/[\w/.]+)")
 
 
+def shown(page: Path) -> str:
+    """A page as readers see it."""
+    return re.sub(r"<!--.*?-->", "", page.read_text(), flags=re.DOTALL)
+
+
 @cache
 def names_in(path: str) -> frozenset[str]:
     """The names of a file's tests, read without running it."""
@@ -25,20 +30,20 @@ def names_in(path: str) -> frozenset[str]:
 
 def risks() -> dict[str, str]:
     """The text below each risk's heading."""
-    parts = re.split(r"^### (.*)$", PAGE.read_text(), flags=re.MULTILINE)
+    parts = re.split(r"^### (.*)$", shown(PAGE), flags=re.MULTILINE)
     texts = [part.split("\n## ")[0] for part in parts[2::2]]
     return dict(zip(parts[1::2], texts, strict=True))
 
 
 def test_every_named_test_exists() -> None:
-    named = NAMED.findall(PAGE.read_text())
+    named = NAMED.findall(shown(PAGE))
     assert len(named) > 50
     missing = [f"{path}::{name}" for path, name in named if name not in names_in(path)]
     assert missing == []
 
 
 def test_no_test_is_named_twice() -> None:
-    named = NAMED.findall(PAGE.read_text())
+    named = NAMED.findall(shown(PAGE))
     assert len(named) == len(set(named))
 
 
@@ -51,12 +56,12 @@ def test_every_risk_says_who_and_has_a_test() -> None:
 
 
 def test_the_paper_s_four_risks_come_first() -> None:
-    section = PAGE.read_text().split("## The paper's risks")[1].split("\n## ")[0]
+    section = shown(PAGE).split("## The paper's risks")[1].split("\n## ")[0]
     assert section.count("\n### ") == 4
 
 
 def test_every_path_into_the_tests_exists_on_every_page() -> None:
     pages = [REPOSITORY / "README.md", *DOCS.rglob("*.md")]
-    paths = {path.rstrip("./") for page in pages for path in PATHS.findall(page.read_text())}
+    paths = {path.rstrip("./") for page in pages for path in PATHS.findall(shown(page))}
     assert len(paths) > 10
     assert [path for path in sorted(paths) if not (REPOSITORY / path).exists()] == []
