@@ -163,6 +163,14 @@ def test_when_it_is_open() -> None:
     assert failed(RECIPE, now=window.closes) == ["open"]
 
 
+def test_one_feature_is_no_product() -> None:
+    features = [RECIPE.model_dump(mode="json", exclude_none=True)["features"][0]]
+    outcomes = {
+        outcome.name: outcome.why for outcome in check(recipe_at({"features": features}), POLICY)
+    }
+    assert outcomes["bins"].startswith("8 bins, ")
+
+
 def test_bounded_reports_use_a_little_delta() -> None:
     """At delta just above 1e-12 the bounded report has almost nothing left; the plain one has."""
     tiny = {"privacy/delta": "0.0000000000011", "privacy/epsilon": "0.3"}

@@ -193,7 +193,8 @@ def _cells(case: _Case) -> Check:
 def _bins(case: _Case) -> Check:
     count, limit = case.recipe.encoding.size, case.analysis.max_bins
     sizes = " x ".join(str(feature.size) for feature in case.recipe.features)
-    why = f"{sizes} = {count:,} bins, an OOV in every feature; the limit is {limit:,}"
+    product = f"{sizes} = {count:,}" if len(case.recipe.features) > 1 else f"{count:,}"
+    why = f"{product} bins, an OOV in every feature; the limit is {limit:,}"
     return _outcome(name="bins", passed=count <= limit, why=why, field="features")
 
 

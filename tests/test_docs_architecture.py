@@ -1,0 +1,39 @@
+"""The page that contributors read first: its modules exist, and every room has a row."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parent.parent
+SOURCE = REPOSITORY / "src" / "chorister"
+PAGE = (REPOSITORY / "docs" / "architecture.md").read_text()
+
+
+def test_every_module_that_is_named_exists() -> None:
+    named = set(re.findall(r"`([a-z_]+(?:/[a-z_0-9]+)*\.py)`", PAGE))
+    assert len(named) > 40
+    here = {"conftest.py"}
+    missing = [name for name in named - here if not (SOURCE / name).is_file()]
+    outside = [name for name in missing if not (REPOSITORY / name).is_file()]
+    assert outside == []
+
+
+def test_every_room_has_a_row() -> None:
+    table = PAGE.split("## Rooms")[1].split("\n## ")[0]
+    rows = {
+        name
+        for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        for name in row.split(", ")
+    }
+    rooms = {path.stem for path in SOURCE.iterdir() if not path.name.startswith(("_", "."))}
+    rooms -= {"py"}  # py.typed
+    assert {f"`{room}`" for room in rooms} <= rows
+
+
+def test_every_native_module_has_a_row() -> None:
+    modules = {path.stem for path in (REPOSITORY / "src" / "rust" / "src").iterdir()} - {"lib"}
+    table = PAGE.split("## The native module")[1]
+    assert {f"`{module}`" for module in modules} <= set(
+        re.findall(r"^\| (`\w+`) \|", table, re.MULTILINE)
+    )
