@@ -103,7 +103,12 @@ class Database:
     ) -> int:
         """Insert what is not there yet; how many rows that were."""
         statement = self.insert(table).on_conflict_do_nothing()
-        return sum(connection.execute(statement, row).rowcount for row in rows)
+        # Without this option psycopg's count of an INSERT is lost, and -1 is returned.
+        statement = statement.execution_options(preserve_rowcount=True)
+        inserted = [int(connection.execute(statement, row).rowcount) for row in rows]
+        if any(number not in (0, 1) for number in inserted):
+            raise InternalError("the database does not tell how many rows it inserted")
+        return sum(inserted)
 
     # --- versions -------------------------------------------------------------------------------
 
@@ -136,7 +141,7 @@ class Database:
         name = role.name.lower()
         with self.write() as connection:
             self.insert_new(connection, properties, [{"name": "role", "value": name.encode()}])
-            sealed = self.sealer.seal(_CHECK, b"properties", b"at-rest key")
+            sealed = self.sealer.seal(_CHECK, "properties", b"at-rest key")
             self.insert_new(connection, properties, [{"name": "at-rest key", "value": sealed}])
             found = {row.name: bytes(row.value) for row in connection.execute(properties.select())}
         if not hmac.compare_digest(found["role"], name.encode()):
@@ -144,7 +149,7 @@ class Database:
                 f"the database is a {found['role'].decode()}'s, not a {name}'s: each needs its own"
             )
         try:
-            self.sealer.open(found["at-rest key"], b"properties", b"at-rest key")
+            self.sealer.open(found["at-rest key"], "properties", b"at-rest key")
         except StorageDamaged:
             raise KeyUnavailable(
                 "the at-rest key is not the one that this database was made with"

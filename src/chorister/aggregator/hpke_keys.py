@@ -23,7 +23,7 @@ from chorister.errors import InvalidInput, ServiceError
 __all__ = ["KeyRing"]
 
 _PUBLIC_KEY_AT: Final = 9  # HpkeConfig: id, kem, kdf, aead, length of the key, the key
-_TABLE: Final = b"hpke_keys"
+_TABLE: Final = "hpke_keys"
 _RELOAD: Final = 60  # seconds after which another process' changes are seen in any case
 
 
