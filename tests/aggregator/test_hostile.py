@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,10 +45,12 @@ from tests.aggregator.world import (
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    made = Pair.in_folder(tmp_path)
+def pair() -> Iterator[Pair]:
+    folder = fast_folder()
+    made = Pair.in_folder(folder)
     yield made
     made.stop()
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

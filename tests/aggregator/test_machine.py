@@ -13,7 +13,7 @@ from tests.aggregator.postgres import Server
 
 def test_results_are_exact_or_absent_on_sqlite() -> None:
     run_state_machine_as_test(
-        PairMachine, settings=settings(max_examples=60, stateful_step_count=40)
+        PairMachine, settings=settings(max_examples=40, stateful_step_count=30)
     )
 
 
@@ -29,5 +29,5 @@ def test_results_are_exact_or_absent_on_postgresql(postgres: Server) -> None:
             self.stack.close()
 
     run_state_machine_as_test(
-        OnPostgreSQL, settings=settings(max_examples=8, stateful_step_count=30)
+        OnPostgreSQL, settings=settings(max_examples=8, stateful_step_count=25)
     )

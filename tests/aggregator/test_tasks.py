@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,15 +15,18 @@ from chorister.dap.draft import Problem, ReportError
 from chorister.dap.task import task_configurations
 from chorister.errors import InvalidInput, ProblemError
 from chorister.recipe import Recipe, SignedRecipe, sign
+from tests.aggregator.faults import fast_folder
 from tests.aggregator.world import NOW, Pair, one_bit, signed, small_policy, small_recipe
 from tests.keyboard import STRANGER, changed
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    made = Pair.in_folder(tmp_path)
+def pair() -> Iterator[Pair]:
+    folder = fast_folder()
+    made = Pair.in_folder(folder)
     yield made
     made.stop()
+    shutil.rmtree(folder)
 
 
 @pytest.fixture
