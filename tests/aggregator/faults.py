@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import shutil
 import tempfile
@@ -88,7 +89,9 @@ class Disk:
 def fast_folder() -> Path:
     """In memory where there is such a file system: a test's syncs need no disk."""
     memory = Path("/dev/shm")  # noqa: S108 - a random name below it
-    return Path(tempfile.mkdtemp(prefix="chorister-", dir=memory if memory.is_dir() else None))
+    made = tempfile.mkdtemp(prefix="chorister-", dir=memory if memory.is_dir() else None)
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return Path(made)
 
 
 class Template:

@@ -41,7 +41,7 @@ __all__ = ["Database"]
 _BUSY_SECONDS: Final = 30
 _PAGE_BYTES: Final = 8192
 _CACHE_KIB: Final = 65_536
-_PAGES_AT_ONCE: Final = 2000
+_PAGES_AT_ONCE: Final = 500
 _CHECK: Final = b"chorister at-rest key"
 
 
