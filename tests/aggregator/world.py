@@ -68,6 +68,7 @@ def small_policy() -> Policy:
                 f"{analysis}/cohort/smallest": 2,
                 f"{analysis}/crowds": ["noised", "honest"],
                 f"{analysis}/honest_fraction": "1/1",
+                f"{analysis}/report_kinds": ["bounded", "plain"],
                 f"{analysis}/budget/epsilon": 8,
                 f"{analysis}/fields/user.age": budget,
             },
@@ -82,6 +83,7 @@ def small_recipe(
     crowd: str = "noised",
     group_by: Sequence[str] = (),
     local_epsilon: str = "2",
+    report: str = "bounded",
     **changes: Any,
 ) -> Recipe:
     """A question about ages with few bins (OOV is one of them) and a tiny cohort."""
@@ -91,6 +93,7 @@ def small_recipe(
         "epsilon": "4",
         "min_cohort": min_cohort,
         "crowd": crowd,
+        "report": report,
     }
     if crowd == "honest":
         privacy["honest_fraction"] = "1/1"

@@ -95,40 +95,47 @@ class AggregationJobs:
 
     def create(self, limit: int) -> list[JobRef]:
         """Make up to `limit` jobs of waiting reports, task by task in turn."""
-        if not self._anything_waits():
-            return []
+        found = (self._register.find(task_id) for task_id in self._waiting(limit))
+        waiting = [task for task in found if task is not None]
         made: list[JobRef] = []
+        if not waiting:
+            return made
         with self._database.write(durable=False) as connection:
-            while len(made) < limit:
-                task_id = self._next_waiting(connection)
-                if task_id is None:
-                    break
-                task = self._register.find(task_id)
-                ref = None if task is None else self._create_one(connection, task)
-                if ref is None:
-                    break  # swept, or others are at it
-                made.append(ref)
+            while waiting and len(made) < limit:
+                task = waiting.pop(0)
+                ref = self._create_one(connection, task)
+                if ref is not None:
+                    made.append(ref)
+                    waiting.append(task)
         return made
 
-    def _anything_waits(self) -> bool:
-        """Without a writer's lock: mostly there is nothing to do."""
-        waiting = select(segments.c.task_id).where(segments.c.job_id.is_(None)).limit(1)
-        with self._database.read() as connection:
-            return connection.scalar(waiting) is not None
+    def _waiting(self, limit: int) -> list[bytes]:
+        """Up to `limit` tasks with waiting reports, beginning after the last one of last time.
 
-    def _next_waiting(self, connection: Connection) -> bytes | None:
-        """The task after the last one, in the order of ids, that has waiting reports."""
-        waiting = (
+        From one task to the next by the index, however many reports each of them has.
+        """
+        query = (
             select(segments.c.task_id)
             .where(segments.c.job_id.is_(None))
             .order_by(segments.c.task_id)
             .limit(1)
         )
-        found = connection.scalar(waiting.where(segments.c.task_id > self._last_task))
-        if found is None:
-            found = connection.scalar(waiting)
-        self._last_task = b"" if found is None else bytes(found)
-        return self._last_task or None
+        found: list[bytes] = []
+        start = last = self._last_task
+        with self._database.read() as connection:
+            while len(found) < limit:
+                task_id = connection.scalar(query.where(segments.c.task_id > last))
+                if task_id is None:
+                    if not start:
+                        break
+                    last = start = b""  # once around
+                    continue
+                last = bytes(task_id)
+                if last in found:
+                    break
+                found.append(last)
+        self._last_task = last
+        return found
 
     def _create_one(self, connection: Connection, task: KnownTask) -> JobRef | None:
         capacity = job_capacity(task)

@@ -84,7 +84,7 @@ def accumulate(
     if not job.count:
         return
     shard = secrets.randbelow(database.shards)
-    place = (b"accumulators", task.task_id, bytes([shard]))
+    place = ("accumulators", task.task_id, bytes([shard]))
     key = {"task_id": task.task_id, "shard": shard}
     current = select(accumulators).filter_by(**key).with_for_update()
     row = connection.execute(current).one_or_none()
@@ -116,7 +116,7 @@ def total(database: Database, connection: Connection, task: KnownTask) -> Total:
         .order_by(accumulators.c.shard)
     )
     for row in rows:
-        place = (b"accumulators", task.task_id, bytes([row.shard]))
+        place = ("accumulators", task.task_id, bytes([row.shard]))
         reports += row.reports
         checksum = _xor(checksum, bytes(row.checksum))
         shares.append(database.sealer.open(bytes(row.share), *place))

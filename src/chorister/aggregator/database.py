@@ -17,6 +17,7 @@ import hmac
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -40,7 +41,7 @@ __all__ = ["Database"]
 _BUSY_SECONDS: Final = 30
 _PAGE_BYTES: Final = 8192
 _CACHE_KIB: Final = 65_536
-_PAGES_AT_ONCE: Final = 2000
+_PAGES_AT_ONCE: Final = 500
 _CHECK: Final = b"chorister at-rest key"
 
 
@@ -102,7 +103,12 @@ class Database:
     ) -> int:
         """Insert what is not there yet; how many rows that were."""
         statement = self.insert(table).on_conflict_do_nothing()
-        return sum(connection.execute(statement, row).rowcount for row in rows)
+        # Without this option psycopg's count of an INSERT is lost, and -1 is returned.
+        statement = statement.execution_options(preserve_rowcount=True)
+        inserted = [int(connection.execute(statement, row).rowcount) for row in rows]
+        if any(number not in (0, 1) for number in inserted):
+            raise InternalError("the database does not tell how many rows it inserted")
+        return sum(inserted)
 
     # --- versions -------------------------------------------------------------------------------
 
@@ -119,11 +125,10 @@ class Database:
             return MigrationContext.configure(connection).get_current_revision()
 
     def _check_version(self) -> None:
-        script = ScriptDirectory.from_config(_alembic())
-        wanted, found = script.get_current_head(), self.revision()
+        known, found = _revisions(), self.revision()
+        wanted = known[0]
         if found == wanted:
             return
-        known = {each.revision for each in script.walk_revisions()}
         if found is not None and found not in known:
             raise ServiceError(
                 f"the database has schema {found}, newer than this software's {wanted}: upgrade it"
@@ -136,7 +141,7 @@ class Database:
         name = role.name.lower()
         with self.write() as connection:
             self.insert_new(connection, properties, [{"name": "role", "value": name.encode()}])
-            sealed = self.sealer.seal(_CHECK, b"properties", b"at-rest key")
+            sealed = self.sealer.seal(_CHECK, "properties", b"at-rest key")
             self.insert_new(connection, properties, [{"name": "at-rest key", "value": sealed}])
             found = {row.name: bytes(row.value) for row in connection.execute(properties.select())}
         if not hmac.compare_digest(found["role"], name.encode()):
@@ -144,7 +149,7 @@ class Database:
                 f"the database is a {found['role'].decode()}'s, not a {name}'s: each needs its own"
             )
         try:
-            self.sealer.open(found["at-rest key"], b"properties", b"at-rest key")
+            self.sealer.open(found["at-rest key"], "properties", b"at-rest key")
         except StorageDamaged:
             raise KeyUnavailable(
                 "the at-rest key is not the one that this database was made with"
@@ -182,6 +187,13 @@ def _alembic() -> Config:
     config = Config()
     config.set_main_option("script_location", "chorister.aggregator:migrations")
     return config
+
+
+@cache
+def _revisions() -> tuple[str, ...]:
+    """The versions that this software knows, the newest first."""
+    script = ScriptDirectory.from_config(_alembic())
+    return tuple(each.revision for each in script.walk_revisions())
 
 
 def _engine(url: str) -> Engine:

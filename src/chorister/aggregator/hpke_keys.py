@@ -23,7 +23,7 @@ from chorister.errors import InvalidInput, ServiceError
 __all__ = ["KeyRing"]
 
 _PUBLIC_KEY_AT: Final = 9  # HpkeConfig: id, kem, kdf, aead, length of the key, the key
-_TABLE: Final = b"hpke_keys"
+_TABLE: Final = "hpke_keys"
 _RELOAD: Final = 60  # seconds after which another process' changes are seen in any case
 
 
@@ -79,7 +79,9 @@ class KeyRing:
                 .values(published=now)
             )
             if not published.rowcount:
-                if config not in self._configs(destroyed=False):
+                alive = hpke_keys.c.private_key.is_not(None)
+                query = select(hpke_keys.c.created).where(hpke_keys.c.config == config, alive)
+                if connection.scalar(query) is None:
                     raise InvalidInput("publish() takes a config that generate() made")
                 return
             connection.execute(
@@ -91,12 +93,7 @@ class KeyRing:
 
     def own_configs(self) -> Collection[bytes]:
         """The encoded configs of all keys ever made, destroyed ones too."""
-        return self._configs(destroyed=True)
-
-    def _configs(self, *, destroyed: bool) -> list[bytes]:
         query = select(hpke_keys.c.config).order_by(hpke_keys.c.created)
-        if not destroyed:
-            query = query.where(hpke_keys.c.private_key.is_not(None))
         with self._database.read() as connection:
             return [bytes(row.config) for row in connection.execute(query)]
 

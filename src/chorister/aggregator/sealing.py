@@ -49,21 +49,21 @@ class Sealer:
             raise KeyUnavailable(f"the at-rest key {path} can't be read: {error}") from None
         return cls.from_text(text)
 
-    def seal(self, value: bytes, *place: bytes) -> bytes:
-        """Seal a value for one place: the table's name, then the row's key."""
+    def seal(self, value: bytes, table: str, *row: bytes) -> bytes:
+        """Seal a value for one place: a table, and the key of a row in it."""
         nonce = secrets.token_bytes(_NONCE)
-        return nonce + self._cipher.encrypt(nonce, value, _associated(place))
+        return nonce + self._cipher.encrypt(nonce, value, _associated(table, row))
 
-    def open(self, sealed: bytes, *place: bytes) -> bytes:
+    def open(self, sealed: bytes, table: str, *row: bytes) -> bytes:
         """Open a value of this place; raises `StorageDamaged` for one of another place or key."""
         try:
-            return self._cipher.decrypt(sealed[:_NONCE], sealed[_NONCE:], _associated(place))
+            return self._cipher.decrypt(sealed[:_NONCE], sealed[_NONCE:], _associated(table, row))
         except (InvalidTag, ValueError):
             raise StorageDamaged(
-                f"a sealed value of {place[0].decode()} does not open: it was altered or moved, or "
+                f"a sealed value of {table} does not open: it was altered or moved, or "
                 "the at-rest key is another one"
             ) from None
 
 
-def _associated(place: tuple[bytes, ...]) -> bytes:
-    return b"".join(vector(part, prefix=2) for part in place)
+def _associated(table: str, row: tuple[bytes, ...]) -> bytes:
+    return b"".join(vector(part, prefix=2) for part in (table.encode(), *row))

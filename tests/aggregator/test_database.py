@@ -1,0 +1,144 @@
+"""Opening, versions, owners, transactions; and secrets at rest."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chorister.aggregator import database as database_module
+from chorister.aggregator.database import Database
+from chorister.aggregator.schema import metadata, properties, tasks
+from chorister.aggregator.sealing import Sealer
+from chorister.canonical import b64url_encode
+from chorister.dap.draft import Role
+from chorister.errors import KeyUnavailable, ServiceError, StorageDamaged
+from tests.aggregator.conftest import MakePair
+
+SEALER = Sealer(bytes(range(32)))
+
+
+def opened(path: Path, *, migrate: bool = True, role: Role = Role.LEADER) -> Database:
+    return Database.open(f"sqlite:///{path}/a.db", role=role, sealer=SEALER, migrate=migrate)
+
+
+def test_the_migrations_make_the_tables_of_the_schema(make_pair: MakePair) -> None:
+    database = make_pair().databases[0]
+    with database.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_every_key_of_what_belongs_to_a_task_begins_with_its_id() -> None:
+    for name, table in metadata.tables.items():
+        if name not in ("properties", "hpke_keys"):
+            assert next(iter(table.primary_key)).name == "task_id"
+
+
+def test_an_empty_database_is_not_taken_for_one_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match="migrate it"):
+        opened(tmp_path, migrate=False)
+    opened(tmp_path).close()
+    opened(tmp_path, migrate=False).close()
+
+
+def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
+    database = opened(tmp_path)
+    with database.write() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    database.close()
+    with pytest.raises(ServiceError, match="newer"):
+        opened(tmp_path, migrate=False)
+
+
+def test_one_database_a_role_and_a_key(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    with pytest.raises(ServiceError, match="each needs its own"):
+        opened(tmp_path, role=Role.HELPER)
+    with pytest.raises(KeyUnavailable, match="not the one"):
+        Database.open(f"sqlite:///{tmp_path}/a.db", role=Role.LEADER, sealer=Sealer(bytes(32)))
+
+
+@pytest.mark.parametrize("url", ["nonsense", "sqlite://", "mysql://localhost/a"])
+def test_other_databases_are_refused_in_words(url: str) -> None:
+    with pytest.raises(ServiceError):
+        Database.open(url, role=Role.LEADER, sealer=SEALER)
+
+
+def test_what_raises_leaves_nothing_behind(make_pair: MakePair) -> None:
+    database = make_pair().databases[0]
+
+    def fail() -> None:
+        with database.write() as connection:
+            connection.execute(properties.insert().values(name="half", value=b""))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with database.read() as connection:
+        names = [row.name for row in connection.execute(properties.select())]
+    assert "half" not in names
+
+
+def test_a_databases_complaint_is_a_service_error(make_pair: MakePair) -> None:
+    database = make_pair().databases[0]
+    with pytest.raises(ServiceError, match="does not do its work"), database.write() as connection:
+        connection.execute(tasks.insert().values(task_id=b"half a row"))
+
+
+def test_durable_writes_reach_the_disk_and_others_may_wait(tmp_path: Path) -> None:
+    database = opened(tmp_path)
+    found = []
+    for durable in (True, False):
+        with database.write(durable=durable) as connection:
+            found.append(connection.exec_driver_sql("PRAGMA synchronous").scalar())
+    with database.read() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("PRAGMA auto_vacuum").scalar() == 2
+    database.close()
+    assert found == [2, 1]  # FULL, NORMAL
+
+
+def test_the_migrations_are_in_the_package() -> None:
+    folder = Path(database_module.__file__).parent / "migrations"
+    assert (folder / "env.py").is_file()
+    assert list((folder / "versions").glob("v*.py"))
+
+
+# --- secrets at rest ----------------------------------------------------------------------------
+
+
+@given(value=st.binary(max_size=100), row=st.lists(st.binary(max_size=9), max_size=3))
+def test_sealed_values_open_at_their_place_only(value: bytes, row: list[bytes]) -> None:
+    sealed = SEALER.seal(value, "table", *row)
+    assert SEALER.open(sealed, "table", *row) == value
+    for table, elsewhere in (("table", [*row, b""]), ("other", row), ("tabl", [b"e", *row])):
+        with pytest.raises(StorageDamaged):
+            SEALER.open(sealed, table, *elsewhere)
+    with pytest.raises(StorageDamaged):
+        Sealer(os.urandom(32)).open(sealed, "table", *row)
+
+
+@given(data=st.binary(max_size=60))
+def test_any_other_bytes_do_not_open(data: bytes) -> None:
+    with pytest.raises(StorageDamaged):
+        SEALER.open(data, "table")
+
+
+def test_keys_come_as_text(tmp_path: Path) -> None:
+    text = b64url_encode(bytes(range(32)))
+    file = tmp_path / "key"
+    file.write_text(f"{text}\n")
+    sealed = SEALER.seal(b"x", "t")
+    assert Sealer.from_text(text).open(sealed, "t") == b"x"
+    assert Sealer.from_file(file).open(sealed, "t") == b"x"
+    for wrong in ("", "ä", text[:-4], "!" * 43):
+        with pytest.raises(KeyUnavailable):
+            Sealer.from_text(wrong)
+    with pytest.raises(KeyUnavailable):
+        Sealer.from_file(tmp_path / "none")
+    assert text not in repr(SEALER)
