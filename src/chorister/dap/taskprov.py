@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Final
+from typing import Final, Protocol
 
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -13,11 +13,25 @@ from chorister.dap.draft import TASK_ID_BYTES, TASKPROV_HEADER
 from chorister.dap.task import TaskConfiguration
 from chorister.errors import DecodeError, InvalidInput
 
-__all__ = ["VERIFY_KEY_BYTES", "advertise", "advertised", "verify_key"]
+__all__ = ["VERIFY_KEY_BYTES", "AdvertisedTask", "advertise", "advertised", "verify_key"]
 
 VERIFY_KEY_BYTES: Final = 32
 """Both of the pre-shared secret, as taskprov demands, and of Prio3's verification key."""
 _VERIFY_KEY_SALT: Final = sha256(b"dap-taskprov")
+
+
+class AdvertisedTask(Protocol):
+    """A task as requests need it: `dap.task.Task`, or whatever an aggregator knows of one."""
+
+    @property
+    def task_id(self) -> bytes:
+        """Its 32 bytes."""
+        ...
+
+    @property
+    def configuration(self) -> TaskConfiguration:
+        """What the id is the hash of."""
+        ...
 
 
 def advertise(configuration: bytes) -> dict[str, str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 from urllib.parse import urlsplit
 
-from chorister.errors import InvalidInput
+from chorister.errors import InvalidInput, Unreachable
 
-__all__ = ["check_url", "resource_url"]
+__all__ = ["check_url", "created_resource", "resource_url"]
 
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
@@ -26,3 +27,19 @@ def check_url(url: str) -> None:
 def resource_url(endpoint: str, path: str) -> str:
     """A resource below an aggregator's endpoint, which is never spelled anew."""
     return f"{endpoint.removesuffix('/')}/{path}"
+
+
+def created_resource(creation_url: str, location: str) -> str:
+    """The URL of a resource that a POST to `creation_url` made, from its `Location`.
+
+    Only the identifier and the query are taken from there: a credential never follows a server's
+    word to another place, and a server behind a proxy may not know its own address.
+    """
+    collection = "/".join(creation_url.rsplit("/", 3)[1:])
+    found = re.search(
+        rf"(?:^|/){re.escape(collection)}/([A-Za-z0-9_-]{{1,200}}(?:\?[!-\"$-~]{{0,200}})?)$",
+        location,
+    )
+    if found is None:
+        raise Unreachable(f"{creation_url} answers without the location of what it created")
+    return f"{creation_url}/{found[1]}"
