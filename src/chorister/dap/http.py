@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import httpx2
 
@@ -148,7 +148,8 @@ class HTTPClient:
         try:
             response = transport.handle_request(request)
             try:
-                for chunk in response.iter_raw():
+                # Not `iter_raw`: a transport may hand over an answer that it has read.
+                for chunk in cast("httpx2.SyncByteStream", response.stream):
                     data += chunk
                     if len(data) > limit:
                         raise Unreachable(f"{url} answers with more than {limit} bytes")

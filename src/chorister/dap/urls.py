@@ -37,7 +37,7 @@ def created_resource(creation_url: str, location: str) -> str:
     """
     collection = "/".join(creation_url.rsplit("/", 3)[1:])
     found = re.search(
-        rf"(?:^|/){re.escape(collection)}/([A-Za-z0-9_-]{{1,200}}(?:\?[!-\"$-~]{{0,200}})?)$",
+        rf"(?:^|/){re.escape(collection)}/([A-Za-z0-9_-]{{1,200}}(?:\?[!-\"$-~]{{0,200}})?)\Z",
         location,
     )
     if found is None:
