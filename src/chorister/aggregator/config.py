@@ -180,7 +180,7 @@ class LeaderConfig(AggregatorConfig):
     helper_seconds: _Seconds = 60
     """How long the helper may take over one request."""
     upload_credential: _Hook | None = None
-    """`module:function`: gets an upload's `Chorister-Upload-Credential`, says whether it is good."""
+    """`module:function`: gets an upload's `Chorister-Upload-Credential`, returns True if good."""
     upload_credential_digests: Annotated[tuple[Hex32, ...], Field(max_length=10_000)] = ()
     """SHA-256 of the upload credentials that are accepted."""
     waiting_uploads: Annotated[Int, Field(ge=1, le=1_000_000)] = 4096
@@ -227,9 +227,7 @@ def load_config(
     try:
         with path.open("rb") as file:
             values = tomllib.load(file)
-        role = values.get("role")
-        if role not in _KINDS:
-            raise InvalidInput('role is "leader" or "helper"')
+        role = _role(values)
         values |= _overrides(role, os.environ if environ is None else environ)
         config = _KINDS[role].model_validate(_absolute(values, path.resolve().parent))
     except OSError as error:
@@ -244,6 +242,13 @@ def load_config(
     except RecursionError:
         raise ServiceError(f"{path} is nested too deeply") from None
     return config
+
+
+def _role(values: Mapping[str, Any]) -> str:
+    role = values.get("role")
+    if role not in _KINDS:
+        raise InvalidInput('role is "leader" or "helper"')
+    return str(role)
 
 
 def _overrides(role: str, environ: Mapping[str, str]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class _Guarded(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._expect(_LINGER)
-        elif self.pipeline or self.cycle is not None and not self.cycle.response_complete:
+        elif self.pipeline or not self.cycle.response_complete:
             self._expect(self.deadlines.answer)
         elif not self._unfinished:
             self._deadline = math.inf  # idle: uvicorn's keep-alive timer sees to it

@@ -20,7 +20,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 
-class QueueFull(Exception):  # noqa: N818 (asyncio's name)
+class QueueFull(Exception):
     """No room: the client is to come back later."""
 
 
