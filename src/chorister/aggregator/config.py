@@ -100,6 +100,8 @@ class AggregatorConfig(Model):
     """The Ed25519 private key of this aggregator, PEM; policies list its public half."""
     head: Text
     """Folder for what was cosigned last. Losing it needs the operator's decision."""
+    cosign: Bool = True
+    """Whether this process cosigns; of several web processes, one does."""
     cosign_every: Duration = 10
     """How often the log's candidate is looked at."""
     hpke_lifetime: Duration = 30 * 86_400
@@ -113,7 +115,7 @@ class AggregatorConfig(Model):
     upload_bytes: _Bytes = 16 << 20
     """The longest upload."""
     job_bytes: _Bytes = 64 << 20
-    """The longest aggregation job; a full job of `job_reports` has to fit."""
+    """The longest request of a leader; every full job is far below it."""
     header_seconds: _Seconds = 10
     """Within which a request's head has to arrive."""
     body_seconds: _Seconds = 30
@@ -187,8 +189,6 @@ class LeaderConfig(AggregatorConfig):
     """Uploads that may wait for the disk; more are answered 503."""
     waiting_bytes: _Bytes = 256 << 20
     """Their bytes, all together."""
-    job_reports: Annotated[Int, Field(ge=1, le=100_000)] = 400
-    """The most reports in one aggregation job."""
     jobs_in_flight: Annotated[Int, Field(ge=1, le=64)] = 3
     """Jobs at once: while the helper verifies one, the leader prepares another."""
     linger_milliseconds: Annotated[Int, Field(ge=0, le=60_000)] = 200
