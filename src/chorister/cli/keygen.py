@@ -60,7 +60,7 @@ def collector_command(
         "private_key": b64url_encode(keys.private_key()),
     }
     _write(file, json.dumps(document, indent=1).encode() + b"\n")
-    _tell(json_, hpke_config=document["config"], digest=sha256(keys.config).hex())
+    _tell(json_, hpke_config=b64url_encode(keys.config), digest=sha256(keys.config).hex())
 
 
 @commands.command("secret")
