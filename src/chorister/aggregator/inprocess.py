@@ -18,7 +18,7 @@ import httpx2
 
 from chorister.errors import InvalidInput, ServiceError
 
-__all__ = ["ASGIApp", "InProcessNetwork"]
+__all__ = ["ASGIApp", "InProcessNetwork", "Receive", "Send"]
 
 Message = MutableMapping[str, Any]
 ASGIApp = Callable[

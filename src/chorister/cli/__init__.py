@@ -77,4 +77,5 @@ from chorister.cli import (  # noqa: E402, F401
     publish,
     recipe,
     serve,
+    tasks,
 )
