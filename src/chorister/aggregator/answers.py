@@ -9,7 +9,7 @@ from typing import Final
 
 from starlette.responses import Response
 
-from chorister.aggregator.inprocess import Send
+from chorister.aggregator.asgi import Send
 from chorister.dap.draft import PROBLEM
 from chorister.dap.problems import problem_document
 from chorister.errors import ProblemError

@@ -10,25 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable, MutableMapping
 from types import TracebackType
 from typing import Any, Final, Self
 
 import httpx2
 
+from chorister.aggregator.asgi import ASGIApp, Message
 from chorister.errors import InvalidInput, ServiceError
 
-__all__ = ["ASGIApp", "InProcessNetwork", "Receive", "Send"]
-
-Message = MutableMapping[str, Any]
-ASGIApp = Callable[
-    [
-        MutableMapping[str, Any],
-        Callable[[], Awaitable[Message]],
-        Callable[[Message], Awaitable[None]],
-    ],
-    Awaitable[None],
-]
+__all__ = ["InProcessNetwork"]
 
 _START_SECONDS: Final = 60.0
 _ANSWER_SECONDS: Final = 600.0

@@ -13,7 +13,7 @@ through Starlette, which would take longer than all of that.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -25,6 +25,7 @@ from starlette.routing import Route
 
 from chorister.aggregator.answers import ACCEPTED, Answer, made
 from chorister.aggregator.app import build_starlette, endpoint, failure, json_answer
+from chorister.aggregator.asgi import Receive, Scope, Send
 from chorister.aggregator.auth import CREDENTIAL_HEADER, Bearers, UploadCredential
 from chorister.aggregator.gate import (
     Gate,
@@ -34,7 +35,6 @@ from chorister.aggregator.gate import (
     read_body,
     read_heads,
 )
-from chorister.aggregator.inprocess import Receive, Send
 from chorister.aggregator.leader import Leader, NotReady, UploadPlan
 from chorister.aggregator.metrics import Metrics
 from chorister.aggregator.tasks import KnownTask
@@ -103,7 +103,7 @@ class LeaderRoutes:
 
     # --- uploads --------------------------------------------------------------------------------
 
-    def upload_task(self, scope: MutableMapping[str, Any]) -> str | None:
+    def upload_task(self, scope: Scope) -> str | None:
         """The task's id, as it stands in the URL, if this is an upload."""
         if scope["method"] != "POST":
             return None
@@ -113,7 +113,7 @@ class LeaderRoutes:
     async def upload(
         self,
         text: str,
-        scope: MutableMapping[str, Any],
+        scope: Scope,
         receive: Receive,
         send: Send,
     ) -> None:
@@ -262,7 +262,7 @@ class LeaderApp:
 
     async def __call__(
         self,
-        scope: MutableMapping[str, Any],
+        scope: Scope,
         receive: Receive,
         send: Send,
     ) -> None:

@@ -17,6 +17,7 @@ import anyio
 import httpx2
 
 from chorister.aggregator.app import base_routes
+from chorister.aggregator.asgi import ASGIApp
 from chorister.aggregator.auth import Bearers, credential_of
 from chorister.aggregator.config import AggregatorConfig, HelperConfig, LeaderConfig
 from chorister.aggregator.cosigning import Cosigning, cosigner_identity, network, open_head
@@ -24,7 +25,6 @@ from chorister.aggregator.database import Database
 from chorister.aggregator.gate import Gate
 from chorister.aggregator.helper import Helper
 from chorister.aggregator.hpke_keys import KeyRing
-from chorister.aggregator.inprocess import ASGIApp
 from chorister.aggregator.leader import Leader, UploadPlan
 from chorister.aggregator.logs import get_logger
 from chorister.aggregator.loop import JobLoop, Periodic
