@@ -118,7 +118,9 @@ class InProcessPair:
         body: bytes = b"",
     ) -> httpx2.Response:
         request = httpx2.Request(method, url, headers=dict(headers or {}), content=body)
-        return self.network.handle_request(request)
+        response = self.network.handle_request(request)
+        response.read()
+        return response
 
     def upload(self, task: Task, reports: bytes, **headers: str) -> httpx2.Response:
         request = upload(task.configuration.encode(), reports)

@@ -116,7 +116,8 @@ class InProcessNetwork(httpx2.BaseTransport):
             status, headers, data = self._call(_exchange(app, request, body), _ANSWER_SECONDS)
         except TimeoutError as error:
             raise httpx2.ReadTimeout("no answer", request=request) from error
-        return httpx2.Response(status, headers=headers, content=data, request=request)
+        stream = httpx2.ByteStream(data)  # to be read raw, as from a socket
+        return httpx2.Response(status, headers=headers, stream=stream, request=request)
 
     def _call(self, coroutine: Any, seconds: float) -> Any:  # noqa: ANN401
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)

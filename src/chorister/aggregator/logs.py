@@ -122,4 +122,6 @@ def _stack_without_values(
 
 def get_logger() -> Any:  # noqa: ANN401 (structlog's own type says no more)
     """The logger of an aggregator."""
+    if not structlog.is_configured():  # its own default would print the variables of a traceback
+        configure_logs(level="warning", form="text")
     return structlog.get_logger()
