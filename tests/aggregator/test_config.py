@@ -1,4 +1,4 @@
-"""Settings: what is read, what overrides what, what is refused, and that all of it is documented."""
+"""Settings: what is read, what overrides what, what is refused, and that all are documented."""
 
 from __future__ import annotations
 

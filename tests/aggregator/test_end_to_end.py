@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -34,11 +35,9 @@ AGE = 33
 
 
 @pytest.fixture
-def servers(tmp_path: Path, request: pytest.FixtureRequest) -> ServerProcesses:
-    stack = ExitStack()
-    request.addfinalizer(stack.close)
-    operators = Operators(tmp_path, Addresses.local())
-    return stack.enter_context(server_processes(operators))
+def servers(tmp_path: Path) -> Iterator[ServerProcesses]:
+    with server_processes(Operators(tmp_path, Addresses.local())) as processes:
+        yield processes
 
 
 def a_device(servers: ServerProcesses, number: int, sandbox: Sandbox) -> Device:
