@@ -15,6 +15,7 @@ from tests.aggregator import conform_collection as collection
 from tests.aggregator import conform_http as http
 from tests.aggregator import conform_taskprov as taskprov
 from tests.aggregator import conform_upload as upload
+from tests.aggregator import conform_verification as share
 from tests.aggregator.apps import Apps
 
 Case = Callable[[Apps], None]
@@ -116,13 +117,13 @@ AGGREGATION = (
     Rule("4.5.3.2", "order MUST match", job.answers_are_in_the_request_s_order),
     Rule("4.5.3.2", "matches an existing aggregation", job.a_job_that_comes_twice_is_one_job),
     Rule("4.5.3.2", "been continued at least once", why_not=ONE_ROUND),
-    Rule("4.5.3.4", "MUST perform the following", job.every_input_share_is_checked),
-    Rule("4.5.3.4", "`invalid_message`", job.shares_that_do_not_decode_are_invalid),
-    Rule("4.5.3.4", "`task_not_started`", job.reports_before_the_task_are_invalid),
-    Rule("4.5.3.4", "`task_expired`", job.reports_after_the_task_are_invalid),
-    Rule("4.5.3.4", "`invalid_message`", job.unknown_report_extensions_are_invalid),
-    Rule("4.5.3.4", "`invalid_message`", job.repeated_report_extensions_are_invalid),
-    Rule("4.5.3.4", "equal to or less than", job.report_extensions_out_of_order_are_invalid),
+    Rule("4.5.3.4", "MUST perform the following", share.every_input_share_is_checked),
+    Rule("4.5.3.4", "`invalid_message`", share.shares_that_do_not_decode_are_invalid),
+    Rule("4.5.3.4", "`task_not_started`", share.reports_before_the_task_are_invalid),
+    Rule("4.5.3.4", "`task_expired`", share.reports_after_the_task_are_invalid),
+    Rule("4.5.3.4", "`invalid_message`", share.unknown_report_extensions_are_invalid),
+    Rule("4.5.3.4", "`invalid_message`", share.repeated_report_extensions_are_invalid),
+    Rule("4.5.3.4", "equal to or less than", share.report_extensions_out_of_order_are_invalid),
     Rule(
         "4.5.3.4",
         "`report_dropped`",
@@ -135,13 +136,13 @@ AGGREGATION = (
     Rule("4.5.4.1", "MUST abandon", why_not=ONE_ROUND),
     Rule("4.5.4.2", "MUST include a Location", why_not=ONE_ROUND),
     Rule("4.5.4.2", "MUST include the `step`", why_not=ONE_ROUND),
-    Rule("4.5.4.2", "`unrecognizedTask`", job.continuing_an_unknown_task_is_refused),
-    Rule("4.5.4.2", "`unrecognizedAggregationJob`", job.continuing_an_unknown_job_is_refused),
-    Rule("4.5.4.2", "`invalidMessage`", job.malformed_continuations_are_refused),
-    Rule("4.5.4.2", "`invalidMessage`", job.continuing_to_step_0_is_refused),
-    Rule("4.5.4.2", "`invalidMessage`", job.continuing_reports_that_do_not_wait_is_refused),
+    Rule("4.5.4.2", "`unrecognizedTask`", share.continuing_an_unknown_task_is_refused),
+    Rule("4.5.4.2", "`unrecognizedAggregationJob`", share.continuing_an_unknown_job_is_refused),
+    Rule("4.5.4.2", "`invalidMessage`", share.malformed_continuations_are_refused),
+    Rule("4.5.4.2", "`invalidMessage`", share.continuing_to_step_0_is_refused),
+    Rule("4.5.4.2", "`invalidMessage`", share.continuing_reports_that_do_not_wait_is_refused),
     Rule("4.5.4.2", "MUST verify that the contents", why_not=ONE_ROUND),
-    Rule("4.5.4.2", "`stepMismatch`", job.other_steps_are_refused),
+    Rule("4.5.4.2", "`stepMismatch`", share.other_steps_are_refused),
     Rule("4.5.4.2", "MUST match the Leader's", why_not=ONE_ROUND),
     Rule("4.5.4.3", "`batch_collected`", job.the_helper_takes_nothing_for_a_collected_batch),
     Rule("4.5.4.3", "`report_replayed`", job.the_helper_takes_no_report_twice),

@@ -7,7 +7,6 @@ to the same bytes. Reports, `VerifyInit`s and ciphertexts stay bytes: the native
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Self, TypeVar
@@ -22,8 +21,9 @@ from chorister.dap.draft import (
     Problem,
     VerifyRespType,
 )
+from chorister.dap.extensions import Extension, encode_extensions, refuse_extensions
 from chorister.dap.task import Interval, TaskConfiguration
-from chorister.errors import DecodeError, InvalidInput, ProblemError
+from chorister.errors import DecodeError, InvalidInput
 
 __all__ = [
     "AggregateShare",
@@ -123,39 +123,6 @@ def _identifier(report_id: bytes) -> bytes:
     return report_id
 
 
-# --- extensions ---------------------------------------------------------------------------------
-
-
-class Extension(NamedTuple):
-    """Of an aggregation job or a collection job. None is known: decoding refuses them all."""
-
-    extension_type: int
-    extension_data: bytes
-
-
-def _extensions(extensions: tuple[Extension, ...]) -> bytes:
-    encoded = (
-        uint16(each.extension_type) + vector(each.extension_data, prefix=2) for each in extensions
-    )
-    return vector(b"".join(encoded), prefix=2)
-
-
-def _refuse_extensions(reader: Reader, *, misordered: Problem) -> None:
-    types = []
-    with Reader(reader.vector(prefix=2), "extensions") as extensions:
-        while extensions.remaining:
-            types.append(extensions.uint16())
-            extensions.vector(prefix=2)
-    if any(later <= earlier for earlier, later in itertools.pairwise(types)):
-        raise ProblemError(misordered, "extensions are not in strictly increasing order")
-    if types:
-        raise ProblemError(
-            Problem.UNSUPPORTED_EXTENSION,
-            f"extensions {types} are not known here",
-            extra={"unsupported_extensions": types},
-        )
-
-
 # --- aggregation jobs ---------------------------------------------------------------------------
 
 
@@ -174,7 +141,7 @@ class AggregationJobInitReq:
             (
                 uint8(self.verification_key_id),
                 vector(self.agg_param, prefix=4),
-                _extensions(self.extensions),
+                encode_extensions(self.extensions),
                 self.verify_inits,
             )
         )
@@ -185,7 +152,7 @@ class AggregationJobInitReq:
         with Reader(data, cls.__name__) as reader:
             key_id = reader.uint8()
             agg_param = reader.vector(prefix=4)
-            _refuse_extensions(reader, misordered=Problem.INVALID_MESSAGE)
+            refuse_extensions(reader, misordered=Problem.INVALID_MESSAGE)
             return cls(
                 verification_key_id=key_id,
                 agg_param=agg_param,
@@ -329,14 +296,18 @@ class CollectionJobReq:
 
     def encode(self) -> bytes:
         """struct { Query; opaque agg_param<0..2^32-1>; CollectionJobExtension<0..2^16-1>; }."""
-        return self.query.encode() + vector(self.agg_param, prefix=4) + _extensions(self.extensions)
+        return (
+            self.query.encode()
+            + vector(self.agg_param, prefix=4)
+            + encode_extensions(self.extensions)
+        )
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
         """Read it as a part of a message; out of order extensions are `invalidExtension` here."""
         query = Query.read(reader)
         agg_param = reader.vector(prefix=4)
-        _refuse_extensions(reader, misordered=Problem.INVALID_EXTENSION)
+        refuse_extensions(reader, misordered=Problem.INVALID_EXTENSION)
         return cls(query=query, agg_param=agg_param)
 
     @classmethod
