@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chorister.clock import SettableClock
 from chorister.dap.draft import PROBLEM, Problem
@@ -159,3 +161,47 @@ def test_a_file_without_authorities(tmp_path: Path) -> None:
 def test_retry_after(value: str, seconds: int | None) -> None:
     response = Response(status=200, headers={"retry-after": value}, body=b"")
     assert response.retry_after(SettableClock(1000)) == seconds
+
+
+@given(
+    st.one_of(
+        st.text(max_size=40),
+        st.text(alphabet="0123456789 :,+-", max_size=20).map(lambda text: f"Thu, 01 Jan {text}"),
+        st.builds("{}, {} Jan {} {}:00:00 {}".format, *[st.text("0159GMT+-", max_size=5)] * 5),
+    )
+)
+def test_any_retry_after(value: str) -> None:
+    response = Response(status=200, headers={"retry-after": value}, body=b"")
+    seconds = response.retry_after(SettableClock(1000))
+    assert seconds is None or seconds >= 0
+
+
+@given(
+    status=st.integers(200, 599),
+    headers=st.dictionaries(
+        st.sampled_from(["Location", "Retry-After", "Content-Type", "Content-Encoding"]),
+        st.text(alphabet="abz019/:;=?,-_. ", max_size=40),
+    ),
+    body=st.binary(max_size=40),
+)
+def test_any_answer_is_an_answer_a_refusal_or_none(
+    status: int, headers: dict[str, str], body: bytes
+) -> None:
+    http = client(lambda _: httpx2.Response(status, headers=headers, stream=Chunks(body)))
+    try:
+        response = http.request("POST", URL, body=b"x")
+    except (ProblemError, Unreachable):
+        assert not 200 <= status < 300
+        return
+    assert (response.status, response.body) == (status, body)
+
+
+class Chunks(httpx2.SyncByteStream):
+    """A body as the network brings it, whatever its header fields say."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._body[:7]
+        yield self._body[7:]

@@ -85,7 +85,8 @@ class HTTPClient:
             self._headers["Authorization"] = f"Bearer {token}"
         self._timeout = timeout
         self._transport = transport
-        self._tls = _tls(ca_file)
+        # Loading the authorities takes a while, so once; and not where there is no network.
+        self._tls = _tls(ca_file) if transport is None else False
 
     def request(
         self,
