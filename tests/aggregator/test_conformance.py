@@ -77,6 +77,17 @@ def _sentences(text: str) -> Iterator[tuple[str, str]]:
             paragraph.append(line)
 
 
+def test_the_documentation_says_what_does_not_apply() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "dap.md").read_text()
+    told = {line for line in page.splitlines() if re.match(r"\| (DAP|taskprov) \d", line)}
+    assert told == {
+        f"| {draft} {rule.section} | {rule.why_not} |"
+        for draft, rules in (("DAP", RULES), ("taskprov", TASKPROV))
+        for rule in rules
+        if rule.why_not
+    }
+
+
 @pytest.mark.parametrize(
     ("draft", "sections", "rules"),
     [("dap18.md", r"(3|4|5\.1)(\.|$)", RULES), ("taskprov.md", "", TASKPROV)],

@@ -86,7 +86,7 @@ class HTTPClient:
         self._timeout = timeout
         self._transport = transport
         # Loading the authorities takes a while, so once; and not where there is no network.
-        self._tls = _tls(ca_file) if transport is None else False
+        self._tls = _tls(ca_file) if transport is None else True
 
     def request(
         self,
