@@ -365,6 +365,13 @@ def _read_share_request(task: KnownTask, request: bytes) -> AggregateShareReq:
         asked = AggregateShareReq.decode(request)
     except DecodeError as error:
         raise invalid_message(error, task_id=task.task_id) from None
+    if asked.collection_job_req.agg_param:
+        # Not `invalidAggregationParameter`, which is the collector's fault: its leader let it pass.
+        raise ProblemError(
+            Problem.INVALID_MESSAGE,
+            "the jobs of this batch had the empty aggregation parameter",
+            task_id=task.task_id,
+        )
     check_collection_request(task, asked.collection_job_req)
     if asked.batch_selector.batch_mode is not task.configuration.batch_mode:
         raise ProblemError(
