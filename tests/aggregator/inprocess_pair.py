@@ -17,7 +17,7 @@ from chorister.aggregator.service import Service
 from chorister.clock import Clock, SystemClock
 from chorister.dap.binding import task_binding
 from chorister.dap.client import upload
-from chorister.dap.collector import Collector
+from chorister.dap.collector import Collected, CollectionHandle, Collector
 from chorister.dap.task import Task
 from chorister.recipe import Recipe
 from chorister.registry.app import build_app
@@ -35,6 +35,11 @@ def wait_until(met: Callable[[], T | None], what: str, seconds: float = 60) -> T
         assert time.monotonic() < deadline, f"still waiting for {what}"
         time.sleep(0.02)
     return found
+
+
+def origin(service: Service) -> str:
+    """Scheme and host: health is asked at the root."""
+    return service.config.url.removesuffix(service.config.prefix) + "/"
 
 
 class InProcessPair:
@@ -64,17 +69,17 @@ class InProcessPair:
     def start(self, role: str, *, begin_log: bool = False) -> Service:
         config = self.operators.leader() if role == "leader" else self.operators.helper()
         service = Service(config, self.clock, begin_log=begin_log, transport=self.network)
-        self.network.serve(config.url, service.app)
+        self.network.serve(origin(service), service.app)
         return service
 
     def stop(self, service: Service) -> None:
-        self.network.withdraw(service.config.url)
+        self.network.withdraw(origin(service))
         service.close()
 
     def close(self) -> None:
         for service in (self.leader, self.helper):
             with contextlib.suppress(KeyError):
-                self.network.withdraw(service.config.url)
+                self.network.withdraw(origin(service))
             service.close()
         self.stack.close()
 
@@ -119,7 +124,8 @@ class InProcessPair:
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
     ) -> httpx2.Response:
-        request = httpx2.Request(method, url, headers=dict(headers or {}), content=body)
+        fields = [(k.encode(), v.encode("latin-1")) for k, v in (headers or {}).items()]
+        request = httpx2.Request(method, url, headers=fields, content=body)
         response = self.network.handle_request(request)
         response.read()
         return response
@@ -129,6 +135,13 @@ class InProcessPair:
         return self.request(
             "POST", request.url, headers={**request.headers, **headers}, body=request.body
         )
+
+    @staticmethod
+    def result(
+        collector: Collector, handle: CollectionHandle, *, noise_trials: int
+    ) -> Collected | None:
+        found = collector.poll(handle, noise_trials=noise_trials)
+        return found if isinstance(found, Collected) else None
 
     def collector(self, whose: str = "collector") -> Collector:
         return Collector(

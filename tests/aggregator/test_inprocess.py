@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from chorister.clock import SystemClock
-from chorister.dap.collector import Collected
 from tests.aggregator.inprocess_pair import a_pair, wait_until
 
 
@@ -18,12 +17,7 @@ def test_reports_become_a_sum(tmp_path: Path) -> None:
             assert (answer.status_code, answer.content) == (200, b"")
         collector = pair.collector()
         handle = collector.create(task)
-
-        def result() -> Collected | None:
-            found = collector.poll(handle, noise_trials=2)
-            return found if isinstance(found, Collected) else None
-
-        found = wait_until(result, "the result")
+        found = wait_until(lambda: pair.result(collector, handle, noise_trials=2), "the result")
         assert found.report_count == 4
         # Each aggregator throws min_cohort - 1 = 2 coins a bin, which are almost always 0.
         assert found.counts.sum() <= 4 + 4 * task.configuration.vdaf.length
