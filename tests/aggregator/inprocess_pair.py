@@ -39,7 +39,7 @@ def wait_until(met: Callable[[], T | None], what: str, seconds: float = 60) -> T
 
 def origin(service: Service) -> str:
     """Scheme and host: health is asked at the root."""
-    return service.config.url.removesuffix(service.config.prefix) + "/"
+    return service.config.url.removesuffix(service.config.prefix)
 
 
 class InProcessPair:

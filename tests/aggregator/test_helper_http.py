@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import httpx2
 import pytest
 
 from chorister.canonical import b64url_encode
@@ -83,10 +84,9 @@ def share_request(task: Task, count: int, checksum: bytes) -> bytes:
     ).encode()
 
 
-def problem_of(answer: object) -> str | None:
-    status, headers = answer.status_code, answer.headers  # type: ignore[attr-defined]
-    content: bytes = answer.content  # type: ignore[attr-defined]
-    return parse_problem(status, headers["content-type"], content).problem
+def problem_of(answer: httpx2.Response) -> str | None:
+    kind = answer.headers["content-type"]
+    return parse_problem(answer.status_code, kind, answer.content).problem
 
 
 def test_a_job_is_verified_once_and_answered_again(pair: InProcessPair, task: Task) -> None:
@@ -111,7 +111,9 @@ def test_a_job_is_verified_once_and_answered_again(pair: InProcessPair, task: Ta
         body=AggregationJobContinueReq(step=1, continues=()).encode(),
     )
     assert problem_of(further) == Problem.STEP_MISMATCH
-    (status,) = pair.helper.helper.status([pair.helper.core.tasks.find(task.task_id)])  # type: ignore[list-item]
+    known = pair.helper.core.tasks.find(task.task_id)
+    assert known is not None
+    (status,) = pair.helper.helper.status([known])
     assert status.verified == 3
     assert pair.request("DELETE", at, headers=LEADER).status_code == 200
     gone = pair.request("GET", at, headers=LEADER)
@@ -168,7 +170,10 @@ def test_refused_requests(pair: InProcessPair, task: Task) -> None:
     unlogged = pair.operators.task(pair.operators.recipe("unlogged", SystemClock().now()))
     request, _ = job(pair, task, [0])
     jobs = url(pair, task, "aggregation_jobs")
-    post = lambda at, headers, body: pair.request("POST", at, headers=headers, body=body)  # noqa: E731
+
+    def post(at: str, headers: dict[str, str], body: bytes) -> httpx2.Response:
+        return pair.request("POST", at, headers=headers, body=body)
+
     answers = [
         (post(jobs, LEADER, request), 415, None),
         (post(jobs, INIT | LEADER, b"noise"), 400, Problem.INVALID_MESSAGE),

@@ -41,7 +41,7 @@ class Told:
     created: int = 0
 
     def create_aggregation_jobs(self, limit: int) -> list[Ref]:
-        made = []
+        made: list[Ref] = []
         with self.lock:
             while self.waiting and len(made) < limit:
                 self.created += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -51,12 +51,12 @@ def test_what_comes_during_a_transaction_shares_the_next_one() -> None:
     assert told == [1, 3, 2]
 
 
-@pytest.mark.parametrize("bounds", [{"max_waiting": 2}, {"max_bytes": 25}])
-def test_a_full_queue_says_so_and_recovers(bounds: dict[str, int]) -> None:
+@pytest.mark.parametrize(("requests", "room"), [(2, 1000), (1000, 25)])
+def test_a_full_queue_says_so_and_recovers(requests: int, room: int) -> None:
     disk = Disk()
 
     async def main() -> None:
-        queue = UploadQueue(disk.store, **bounds)
+        queue = UploadQueue(disk.store, max_waiting=requests, max_bytes=room)
         taken = [queue.put(1, 10), queue.put(2, 10)]
         with pytest.raises(QueueFull):
             queue.put(3, 10)
@@ -120,6 +120,7 @@ def test_a_client_that_goes_away_takes_nobody_with_it() -> None:
 
 
 def test_an_empty_queue_closes_at_once() -> None:
-    closed: Callable[[], object] = UploadQueue[int, int](list).close
+    async def main() -> None:
+        await asyncio.wait_for(UploadQueue[int, int](list).close(), 5)
 
-    asyncio.run(asyncio.wait_for(closed(), 5))  # type: ignore[arg-type]
+    asyncio.run(main())

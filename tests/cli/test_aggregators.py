@@ -1,0 +1,190 @@
+"""`chorister serve leader|helper` and `chorister tasks`: real processes, TLS, metrics, orderly ends."""
+
+from __future__ import annotations
+
+import datetime
+import http.client
+import ipaddress
+import json
+import re
+import ssl
+import threading
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+from typer.testing import CliRunner
+
+from chorister.aggregator.service import open_core
+from chorister.canonical import b64url_encode
+from chorister.cli import app
+from chorister.clock import SystemClock
+from chorister.recipe import SignedRecipe
+from tests.aggregator.operators import Addresses, Operators, free_port
+from tests.aggregator.server_processes import process, stop
+
+ALONE = {"cosign": False}  # without a registry
+
+
+def certificate(folder: Path) -> None:
+    """A certificate for this machine, signed by itself."""
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(private.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            critical=False,
+        )
+        .sign(private, hashes.SHA256())
+    )
+    (folder / "tls.pem").write_bytes(made.public_bytes(Encoding.PEM))
+    key = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (folder / "tls.key").write_bytes(key)
+
+
+def get(url: str, path: str, tls: ssl.SSLContext | None = None) -> tuple[int, bytes]:
+    at = urlsplit(url)
+    assert at.hostname is not None
+    connection: http.client.HTTPConnection
+    if tls is None:
+        connection = http.client.HTTPConnection(at.hostname, at.port, timeout=20)
+    else:
+        connection = http.client.HTTPSConnection(at.hostname, at.port, timeout=20, context=tls)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, body
+
+
+def test_tls_metrics_health_and_an_orderly_end(tmp_path: Path) -> None:
+    certificate(tmp_path)
+    metrics = free_port()
+    settings = {
+        "helper": {
+            **ALONE,
+            "tls_certificate": "tls.pem",
+            "tls_key": "tls.key",
+            "metrics_port": metrics,
+        }
+    }
+    operators = Operators(tmp_path, Addresses.local(), settings=settings)
+    log = tmp_path / "helper.log"
+    tls = ssl.create_default_context(cafile=str(tmp_path / "tls.pem"))
+    with process("helper", operators.settings("helper"), log) as (url, server):
+        assert url.startswith("https://")
+        status, body = get(url, "/healthz", tls)
+        assert (status, json.loads(body)) == (200, {"ok": True, "role": "helper"})
+        assert get(url, "/metrics", tls)[0] == 404  # not for the public
+        status, body = get(f"http://127.0.0.1:{metrics}", "/metrics")
+        assert status == 200
+        assert b'chorister_requests_total{route="healthz",status="200"} 1.0' in body
+        with pytest.raises(ssl.SSLError):
+            get(url, "/healthz", ssl.create_default_context())  # a stranger's certificate
+        assert stop(server) == 0
+    events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
+    assert events[0] == "started"
+    assert events[-1] == "stopped"
+
+
+def test_a_request_under_way_is_answered_before_the_end(tmp_path: Path) -> None:
+    operators = Operators(tmp_path, Addresses.local(), settings={"leader": ALONE})
+    with process("leader", operators.settings("leader"), tmp_path / "log") as (url, server):
+        at = urlsplit(url)
+        connection = http.client.HTTPConnection(str(at.hostname), at.port, timeout=30)
+        connection.putrequest("POST", f"/dap/tasks/{'A' * 43}/collection_jobs")
+        connection.putheader("Content-Length", "2")
+        connection.endheaders(b"x")
+        ended = threading.Thread(target=stop, args=(server,))
+        ended.start()
+        connection.send(b"y")
+        assert connection.getresponse().status == 401
+        ended.join()
+        assert server.returncode == 0
+
+
+def test_tasks(tmp_path: Path) -> None:
+    operators = Operators(tmp_path, settings={"leader": {"collectors": []}})
+    recipe = operators.recipe("ages", SystemClock().now(), {"group_by": ["user.locale"]})
+    core = open_core(operators.leader(), SystemClock(), migrate=True)
+    core.tasks.accept([SignedRecipe.parse(operators.entry(recipe).jws)])
+    ids = [b64url_encode(task.task_id) for task in core.tasks.all()]
+    core.database.close()
+    config = ["--config", str(operators.settings("leader"))]
+    result = CliRunner().invoke(app, ["tasks", "list", *config, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)["tasks"]
+    assert [each["task"] for each in found] == ids
+    assert len(found) == 5  # four locales and others
+    assert {each["state"] for each in found} == {"open"}
+    none = CliRunner().invoke(app, ["tasks", "list", *config, "--recipe", "zz", "--json"])
+    assert json.loads(none.output) == {"tasks": []}
+    shown = CliRunner().invoke(app, ["tasks", "show", ids[0], *config, "--json"])
+    one = json.loads(shown.output)
+    assert one["rejected"] == {"upload": {}, "leader": {}, "helper": {}}
+    assert one["waiting_for"] == [
+        f"collector {operators.digest.hex()[:16]}… is not in the settings: it can't collect",
+        "3 more verified reports",
+    ]
+    for command in (["list"], ["show", ids[0]]):
+        text = CliRunner().invoke(app, ["tasks", *command, *config])
+        assert text.exit_code == 0, text.output
+        assert "keyboard.next-word" in text.output
+    ambiguous = CliRunner().invoke(app, ["tasks", "show", "", *config])
+    assert ambiguous.exit_code == 2
+    assert "5 tasks have an id" in " ".join(ambiguous.output.split())
+
+
+# --- What can be wrong, each with a message that says what to do ---------------------------------
+
+
+def refused(operators: Operators, role: str, *options: str) -> str:
+    arguments = ["serve", role, "--config", str(operators.settings(role)), *options]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2, result.output
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", result.output).split())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "does not know what it signed last"),
+        ({"role": "helper", "helper_token": None}, "leader_token_digests"),
+        ({"tls_certificate": "policy.toml", "tls_key": "log.key"}, "no certificate with its key"),
+        ({"host": "203.0.113.1"}, "can't listen on 203.0.113.1"),
+        ({"at_rest_key": "policy.toml"}, "others can read"),
+        ({"at_rest_key": "env:NO_SUCH_VARIABLE"}, "NO_SUCH_VARIABLE is not set"),
+        ({"verify_key": "leader.key", **ALONE}, "not 32 bytes in base64url"),
+        ({"cosigning_key": "helper.key"}, "does not list our cosigning key"),
+        ({"url": "https://other.example/"}, "has no aggregator at https://other.example/"),
+        ({"policies": ["none.toml"]}, "none.toml"),
+        ({"database": "mysql://x/y", **ALONE}, "SQLite or PostgreSQL"),
+        ({"ca_bundle": "policy.toml"}, "authorities"),
+        ({"upload_credential": "no_such_app:check", **ALONE}, "can't load no_such_app:check"),
+    ],
+)
+def test_wrong_settings(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    operators = Operators(tmp_path, settings={"leader": {"port": 0, **changes}})
+    assert message in refused(operators, "leader")
+
+
+def test_the_other_role(tmp_path: Path) -> None:
+    operators = Operators(tmp_path)
+    arguments = ["serve", "leader", "--config", str(operators.settings("helper"))]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "chorister serve helper" in " ".join(result.output.split())
