@@ -7,6 +7,7 @@ import http.client
 import ipaddress
 import json
 import re
+import socket
 import ssl
 import threading
 import time
@@ -101,6 +102,46 @@ def test_tls_metrics_health_and_an_orderly_end(tmp_path: Path) -> None:
     events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
     assert events[0] == "started"
     assert events[-1] == "stopped"
+
+
+def test_logs_have_nobody_in_them(tmp_path: Path) -> None:
+    """Everything that can go wrong with a request, at the most talkative level."""
+    settings = {"leader": {**ALONE, "log_level": "debug", "log_format": "text"}}
+    operators = Operators(tmp_path, Addresses.local(), settings=settings)
+    recipe = operators.recipe("ages", SystemClock().now())
+    core = open_core(operators.leader(), SystemClock(), migrate=True)
+    core.tasks.accept([SignedRecipe.parse(operators.entry(recipe).jws)])
+    core.database.close()
+    log = tmp_path / "log"
+    secret = "c0ffee" * 8
+    path = f"/dap/{reports_path(operators.task(recipe).task_id)}"
+    with process("leader", operators.settings("leader"), log) as (url, server):
+        at = urlsplit(url)
+        assert at.hostname is not None
+        assert at.port is not None
+        requests = [
+            ("POST", path, {"Content-Type": UPLOAD_REQUEST}, secret),
+            ("POST", path, {"Content-Type": "text/plain"}, secret),
+            ("POST", f"/dap/tasks/{secret[:43]}/reports", {"Content-Type": UPLOAD_REQUEST}, secret),
+            ("POST", path.replace("reports", "collection_jobs"), {"Authorization": secret}, secret),
+            ("GET", f"/{secret}", {"Chorister-Upload-Credential": secret}, ""),
+            ("GET", f"/dap/chorister/recipes/{secret}", {"Authorization": f"Bearer {secret}"}, ""),
+        ]
+        for method, target, headers, body in requests:
+            connection = http.client.HTTPConnection(at.hostname, at.port, timeout=20)
+            connection.request(method, target, body.encode(), headers)
+            assert connection.getresponse().status >= 400
+            connection.close()
+        with socket.create_connection((at.hostname, at.port), timeout=20) as raw:
+            raw.sendall(f"{secret}\r\n\r\n".encode())
+            assert b"400" in raw.recv(4096)
+        with socket.create_connection((at.hostname, at.port), timeout=20) as raw:
+            raw.sendall(f"POST {path} HTTP/1.1\r\nContent-Length: 900\r\n\r\n{secret}".encode())
+        assert stop(server) == 0
+    text = log.read_text().replace(operators.at.leader, "")
+    assert "started" in text
+    assert secret[:12] not in text
+    assert not re.search(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+", text)
 
 
 def test_a_request_under_way_is_answered_before_the_end(tmp_path: Path) -> None:
