@@ -202,6 +202,7 @@ class Service:
             metrics=self.metrics,
             prefix=config.prefix,
             upload_bytes=config.upload_bytes,
+            held_bytes=config.waiting_bytes,
             credential=at_once,
             slow_credential=in_thread,
             collection_asked=loop.collection_asked if loop is not None else lambda: None,
