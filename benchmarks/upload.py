@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import multiprocessing
-import os
 import secrets
 import socket
 import subprocess
@@ -26,7 +25,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
-from _pair import Pair, free_port
+from _pair import Pair, cpu_seconds, free_port
 from _uploads import exchange, request_head
 
 BARE = """
@@ -80,12 +79,6 @@ class Requests:
 
 def send(requests: Requests, port: int, number: int, connections: int) -> None:
     assert exchange(requests.make(number), port, connections) == number
-
-
-def cpu_seconds(process: int) -> float:
-    """What a process has used of all cores so far."""
-    fields = Path(f"/proc/{process}/stat").read_text().rsplit(")")[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def rate(requests: Requests, port: int, number: int, connections: int) -> float:

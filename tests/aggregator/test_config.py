@@ -203,3 +203,13 @@ def test_every_setting_is_documented(title: str, model: Any, base: Any) -> None:
         field = model.model_fields[name]
         expected = "required" if field.is_required() else shown(field.default)
         assert rows[name] == expected, name
+
+
+def test_the_guides_settings_are_accepted(tmp_path: Path) -> None:
+    page = (PAGE.parents[1] / "howto" / "run-a-pair.md").read_text()
+    found = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    assert len(found) == 2
+    for text, model in zip(found, (LeaderConfig, HelperConfig), strict=True):
+        path = tmp_path / "settings.toml"
+        path.write_text(text)
+        assert isinstance(load_config(path, {}), model)

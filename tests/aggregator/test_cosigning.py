@@ -1,4 +1,4 @@
-"""An aggregator at its log: keys are published before use, rotated, destroyed; heads are decided."""
+"""An aggregator at its log: keys are published before use, rotated, destroyed; heads are kept."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def test_keys_are_rotated_and_old_ones_destroyed(pair: InProcessPair) -> None:
     for _ in range(3):
         turn(pair)
     (first,) = pair.leader.core.keys.published()
-    for _ in range(3):
-        turn(pair, 31 * DAY)
+    for wait in (31 * DAY, 1, 1):
+        turn(pair, wait)
     (second,) = pair.leader.core.keys.published()
     assert first != second
-    assert logged(pair, pair.leader)[:2] == [first, second]
+    assert logged(pair, pair.leader) == [first, second]
     # Nothing can be sealed to it any more, and no task needs it.
     turn(pair, 3 * DAY)
     living = [each.config for each in pair.leader.core.keys.keypairs()]

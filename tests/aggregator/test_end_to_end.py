@@ -7,6 +7,7 @@ is cosigned, keys are published and recipes enumerated by the servers themselves
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -103,6 +104,19 @@ def test_from_an_event_to_an_estimate(servers: ServerProcesses) -> None:
         assert (task["state"], task["verified"]) == ("collected", DEVICES)
     for role in ("leader", "helper", "registry"):
         assert stop(servers.running[role]) in (0, -15), servers.log(role).read_text()
+    for role in ("leader", "helper"):
+        check_log(servers, role)
+
+
+def check_log(servers: ServerProcesses, role: str) -> None:
+    """Nobody is in it: no address of a client, no token; and it does tell what was done."""
+    text = servers.log(role).read_text()
+    assert "an HPKE key is in use" in text
+    assert "cosigned" in text
+    for url in (servers.operators.at.leader, servers.operators.at.helper):
+        text = text.replace(url, "")
+    assert not re.search(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+", text)
+    assert not any(token in text for token in TOKENS.values())
 
 
 def collect(servers: ServerProcesses, recipe: Recipe) -> Collected:

@@ -13,16 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorister._native import scan_reports
-from chorister.aggregator.service import Service
-from chorister.aggregator.upload_check import quick_check
 from chorister.canonical import b64url_encode
 from chorister.clock import SystemClock
 from chorister.dap import draft
 from chorister.dap.messages import CollectionJobReq, Query
 from chorister.dap.task import Task
 from chorister.dap.taskprov import advertise
-from chorister.errors import DecodeError, ProblemError
 from tests.aggregator.inprocess_pair import InProcessPair, a_pair
 from tests.aggregator.operators import TOKENS
 
@@ -168,29 +164,3 @@ def test_altered_messages(
     url = f"{pair.operators.at.leader}tasks/{b64url_encode(task.task_id)}/{kind}"
     headers = {"Content-Type": media, "Authorization": f"Bearer {TOKENS[whose]}"}
     send(pair, "POST", url, headers, bytes(altered))
-
-
-@settings(max_examples=300)
-@given(data=st.data())
-def test_the_quick_look_says_what_the_rule_says(
-    pair: InProcessPair, task: Task, report: bytes, data: st.DataObject
-) -> None:
-    service: Service = pair.leader
-    known = service.core.tasks.find(task.task_id)
-    assert known is not None
-    altered = bytearray(report * data.draw(st.integers(0, 2)))
-    for _ in range(data.draw(st.integers(0, 2))):
-        if altered:
-            place = data.draw(st.integers(0, min(len(altered), 120) - 1))
-            altered[place] ^= data.draw(st.integers(0, 255))
-    body = bytes(altered)
-    try:
-        expected = service.leader.check_upload(known, body)
-    except ProblemError as error:
-        with pytest.raises(ProblemError) as caught:
-            quick_check(service.leader, SystemClock(), known, body)
-        assert caught.value.problem == error.problem
-        with pytest.raises(DecodeError):
-            scan_reports(body)
-    else:
-        assert quick_check(service.leader, SystemClock(), known, body) == expected

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -283,3 +286,42 @@ def test_healthz(pair: InProcessPair) -> None:
         answer = pair.request("GET", f"{service.config.url.removesuffix('dap/')}healthz")
         assert answer.status_code == 200
         assert json.loads(answer.content) == {"ok": True, "role": role}
+
+
+def test_bodies_that_are_still_arriving_have_bounded_room(pair: InProcessPair, task: Task) -> None:
+    """In parts, as over a socket: too long, too much at once, and whoever goes away."""
+    app = pair.leader.app
+    routes = app._routes  # type: ignore[attr-defined]
+    path = urlsplit(url(pair, task, "reports")).path
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "headers": [(b"content-type", UPLOAD_REQUEST.encode())],
+    }
+
+    async def answer(*parts: bytes, gone: bool = False) -> list[Any]:
+        messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+        messages.append({"type": "http.disconnect"} if gone else {"type": "http.request"})
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return messages.pop(0)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await app(scope, receive, send)
+        return sent
+
+    (report,) = pair.seal(task, [1])
+    halves = report[:50], report[50:]
+    assert asyncio.run(answer(*halves, gone=True)) == []
+    too_long = [bytes(1 << 20)] * 17
+    assert asyncio.run(answer(*too_long))[0]["status"] == 413
+    routes.held_bytes, before = 1000, routes.held_bytes
+    try:
+        assert asyncio.run(answer(b"x", bytes(2000)))[0]["status"] == 503
+    finally:
+        routes.held_bytes = before
+    assert routes._held == 0

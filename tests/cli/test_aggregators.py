@@ -1,4 +1,4 @@
-"""`chorister serve leader|helper` and `chorister tasks`: real processes, TLS, metrics, orderly ends."""
+"""`chorister serve leader|helper` and `chorister tasks`: processes, TLS, metrics, orderly ends."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import http.client
 import ipaddress
 import json
 import re
+import socket
 import ssl
 import threading
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,6 +26,7 @@ from chorister.aggregator.service import open_core
 from chorister.canonical import b64url_encode
 from chorister.cli import app
 from chorister.clock import SystemClock
+from chorister.dap.draft import UPLOAD_REQUEST, reports_path
 from chorister.recipe import SignedRecipe
 from tests.aggregator.operators import Addresses, Operators, free_port
 from tests.aggregator.server_processes import process, stop
@@ -101,18 +104,66 @@ def test_tls_metrics_health_and_an_orderly_end(tmp_path: Path) -> None:
     assert events[-1] == "stopped"
 
 
+def test_logs_have_nobody_in_them(tmp_path: Path) -> None:
+    """Everything that can go wrong with a request, at the most talkative level."""
+    settings = {"leader": {**ALONE, "log_level": "debug", "log_format": "text"}}
+    operators = Operators(tmp_path, Addresses.local(), settings=settings)
+    recipe = operators.recipe("ages", SystemClock().now())
+    core = open_core(operators.leader(), SystemClock(), migrate=True)
+    core.tasks.accept([SignedRecipe.parse(operators.entry(recipe).jws)])
+    core.database.close()
+    log = tmp_path / "log"
+    secret = "c0ffee" * 8
+    path = f"/dap/{reports_path(operators.task(recipe).task_id)}"
+    with process("leader", operators.settings("leader"), log) as (url, server):
+        at = urlsplit(url)
+        assert at.hostname is not None
+        assert at.port is not None
+        requests = [
+            ("POST", path, {"Content-Type": UPLOAD_REQUEST}, secret),
+            ("POST", path, {"Content-Type": "text/plain"}, secret),
+            ("POST", f"/dap/tasks/{secret[:43]}/reports", {"Content-Type": UPLOAD_REQUEST}, secret),
+            ("POST", path.replace("reports", "collection_jobs"), {"Authorization": secret}, secret),
+            ("GET", f"/{secret}", {"Chorister-Upload-Credential": secret}, ""),
+            ("GET", f"/dap/chorister/recipes/{secret}", {"Authorization": f"Bearer {secret}"}, ""),
+        ]
+        for method, target, headers, body in requests:
+            connection = http.client.HTTPConnection(at.hostname, at.port, timeout=20)
+            connection.request(method, target, body.encode(), headers)
+            assert connection.getresponse().status >= 400
+            connection.close()
+        with socket.create_connection((at.hostname, at.port), timeout=20) as raw:
+            raw.sendall(f"{secret}\r\n\r\n".encode())
+            assert b"400" in raw.recv(4096)
+        with socket.create_connection((at.hostname, at.port), timeout=20) as raw:
+            raw.sendall(f"POST {path} HTTP/1.1\r\nContent-Length: 900\r\n\r\n{secret}".encode())
+        assert stop(server) == 0
+    text = log.read_text().replace(operators.at.leader, "")
+    assert "started" in text
+    assert secret[:12] not in text
+    assert not re.search(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+", text)
+
+
 def test_a_request_under_way_is_answered_before_the_end(tmp_path: Path) -> None:
     operators = Operators(tmp_path, Addresses.local(), settings={"leader": ALONE})
+    recipe = operators.recipe("ages", SystemClock().now())
+    core = open_core(operators.leader(), SystemClock(), migrate=True)
+    core.tasks.accept([SignedRecipe.parse(operators.entry(recipe).jws)])
+    core.database.close()
+    path = f"/dap/{reports_path(operators.task(recipe).task_id)}"
     with process("leader", operators.settings("leader"), tmp_path / "log") as (url, server):
         at = urlsplit(url)
         connection = http.client.HTTPConnection(str(at.hostname), at.port, timeout=30)
-        connection.putrequest("POST", f"/dap/tasks/{'A' * 43}/collection_jobs")
+        connection.putrequest("POST", path)
         connection.putheader("Content-Length", "2")
+        connection.putheader("Content-Type", UPLOAD_REQUEST)
         connection.endheaders(b"x")
+        time.sleep(1)  # it waits for the rest of the body
         ended = threading.Thread(target=stop, args=(server,))
         ended.start()
+        time.sleep(1)
         connection.send(b"y")
-        assert connection.getresponse().status == 401
+        assert connection.getresponse().status == 400
         ended.join()
         assert server.returncode == 0
 
@@ -140,10 +191,10 @@ def test_tasks(tmp_path: Path) -> None:
         f"collector {operators.digest.hex()[:16]}… is not in the settings: it can't collect",
         "3 more verified reports",
     ]
-    for command in (["list"], ["show", ids[0]]):
+    for command, words in ((["list"], "verified"), (["show", ids[0]], "keyboard.next-word")):
         text = CliRunner().invoke(app, ["tasks", *command, *config])
         assert text.exit_code == 0, text.output
-        assert "keyboard.next-word" in text.output
+        assert words in text.output
     ambiguous = CliRunner().invoke(app, ["tasks", "show", "", *config])
     assert ambiguous.exit_code == 2
     assert "5 tasks have an id" in " ".join(ambiguous.output.split())

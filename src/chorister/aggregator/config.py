@@ -188,7 +188,7 @@ class LeaderConfig(AggregatorConfig):
     waiting_uploads: Annotated[Int, Field(ge=1, le=1_000_000)] = 4096
     """Uploads that may wait for the disk; more are answered 503."""
     waiting_bytes: _Bytes = 256 << 20
-    """Their bytes, all together."""
+    """Their bytes, all together; as many again may be in bodies that are still arriving."""
     jobs_in_flight: Annotated[Int, Field(ge=1, le=64)] = 3
     """Jobs at once: while the helper verifies one, the leader prepares another."""
     linger_milliseconds: Annotated[Int, Field(ge=0, le=60_000)] = 200

@@ -6,7 +6,7 @@
     GET, DELETE {url}tasks/ID/aggregate_shares/ID
 
 Whoever carries no token of the leader is refused before its body is read. Verification runs in
-threads, a few at once; further jobs wait with their bodies unread.
+threads, a few at once; further jobs wait, and beyond a few of these with their bodies unread.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ from chorister.errors import DecodeError, ProblemError
 __all__ = ["HelperRoutes", "helper_app"]
 
 _SHARE_BYTES: Final = 65_536
+_BODIES: Final = 4
 
 
 @dataclass(kw_only=True)
@@ -69,7 +70,8 @@ class HelperRoutes:
     _threads: anyio.CapacityLimiter = field(init=False)
 
     def __post_init__(self) -> None:
-        self._slots = anyio.Semaphore(self.jobs_at_once)
+        # Bodies in memory; a few more than can be verified at once, so that none is waited for.
+        self._slots = anyio.Semaphore(_BODIES * self.jobs_at_once)
         self._threads = anyio.CapacityLimiter(self.jobs_at_once)
 
     def routes(self) -> Sequence[Route]:

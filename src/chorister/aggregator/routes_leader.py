@@ -38,9 +38,7 @@ from chorister.aggregator.gate import (
 from chorister.aggregator.leader import Leader, NotReady, UploadPlan
 from chorister.aggregator.metrics import Metrics
 from chorister.aggregator.tasks import KnownTask
-from chorister.aggregator.upload_check import quick_check
 from chorister.aggregator.upload_queue import QueueFull, UploadQueue
-from chorister.clock import Clock
 from chorister.dap.draft import (
     COLLECTION_JOB_REQUEST,
     COLLECTION_JOB_RESPONSE,
@@ -55,6 +53,7 @@ __all__ = ["LeaderApp", "LeaderRoutes"]
 
 _UPLOAD_TYPE: Final = UPLOAD_REQUEST.encode()
 _COLLECTION_BYTES: Final = 65_536
+_LARGE: Final = 1 << 18
 _SOON: Final = "1"
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _GONE: Final = Answer(499, ())  # the sender went away: nobody reads it
@@ -65,13 +64,13 @@ class LeaderRoutes:
     """What the handlers need."""
 
     leader: Leader
-    clock: Clock
     gate: Gate
     queue: UploadQueue[UploadPlan, UploadErrors]
     collectors: Bearers[bytes]  # tokens -> the digest of their owner's HPKE config
     metrics: Metrics
     prefix: str
     upload_bytes: int
+    held_bytes: int
     # How an upload's credential is checked: at once, or in a thread; neither, if none is needed.
     credential: UploadCredential | None = None
     slow_credential: UploadCredential | None = None
@@ -79,6 +78,7 @@ class LeaderRoutes:
     _uploads: re.Pattern[str] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._held = 0
         self._uploads = re.compile(re.escape(self.prefix) + r"tasks/([^/]+)/reports")
         self._accepted = self.metrics.requests.labels("reports", "200")
         self._stored = self.metrics.reports.labels("stored")
@@ -147,20 +147,43 @@ class LeaderRoutes:
         message = await receive()
         body = message.get("body", b"")
         if message.get("more_body"):
-            parts, size = [body], len(body)
-            while message.get("more_body"):
-                message = await receive()
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                if size > self.upload_bytes:
-                    raise self._too_long()
-            body = b"".join(parts)
-        if message["type"] == "http.disconnect":
+            whole = await self._rest_of(body, receive)
+            if whole is None:
+                return _GONE
+            body = whole
+        elif message["type"] == "http.disconnect":
             return _GONE
         return await self._store(task, body)
 
+    async def _rest_of(self, body: bytes, receive: Receive) -> bytes | None:
+        """A body that comes in parts; None if its sender went away.
+
+        What all of them hold together is bounded, by what has arrived and not by what was
+        announced: whoever trickles takes no room from others.
+        """
+        parts, size, more = [body], 0, True
+        try:
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                self._held += len(parts[-1])
+                if size + len(body) > self.upload_bytes:
+                    raise self._too_long()
+                if self._held > self.held_bytes:
+                    raise QueueFull
+                more = message.get("more_body", False)
+        finally:
+            self._held -= size
+        return b"".join(parts)
+
     async def _store(self, task: KnownTask, body: bytes) -> Answer:
-        plan = quick_check(self.leader, self.clock, task, body)
+        if len(body) < _LARGE:
+            plan = self.leader.check_upload(task, body)
+        else:  # many reports: the look takes its time
+            plan = await anyio.to_thread.run_sync(self.leader.check_upload, task, body)
         errors = await self.queue.put(plan, len(body))
         refused = len(errors.statuses)
         if not refused:

@@ -11,6 +11,7 @@ import contextlib
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,7 @@ from chorister.errors import ServiceError
 __all__ = ["serve"]
 
 _GRACE: Final = 30
+_SWITCH_SECONDS: Final = 0.0005
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -42,6 +44,9 @@ def serve(
     """Serve until told to stop. `ready` is told the address, for the system may choose the port."""
     configure_logs(level=config.log_level, form=config.log_format)
     check_tls(config)
+    # A thread that comes back from the database waits this long for the event loop to let go of
+    # the interpreter, statement by statement; Python's own 5 ms would be most of a transaction.
+    sys.setswitchinterval(_SWITCH_SECONDS)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(config.host, config.port))
         operators = None

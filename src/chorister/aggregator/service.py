@@ -190,7 +190,6 @@ class Service:
         self.metrics.waiting.set_function(lambda: queue.waiting)
         routes = LeaderRoutes(
             leader=leader,
-            clock=self._clock,
             gate=Gate(self.core.tasks, self._clock),
             queue=queue,
             collectors=Bearers(
@@ -203,6 +202,7 @@ class Service:
             metrics=self.metrics,
             prefix=config.prefix,
             upload_bytes=config.upload_bytes,
+            held_bytes=config.waiting_bytes,
             credential=at_once,
             slow_credential=in_thread,
             collection_asked=loop.collection_asked if loop is not None else lambda: None,
