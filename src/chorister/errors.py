@@ -45,11 +45,14 @@ Each message says what was wrong and what to do; fields carry the values for pro
     ├── DeviceBusy          another process runs this device at the moment
     ├── Unreachable         a server can't be reached, or does not answer as it must
     ├── UploadFailed        a leader did not take a report
+    ├── ProblemError        an aggregator refuses a request: RFC 9457's problem document
+    ├── CollectionInvalid   what a leader hands a collector is not the task's result
     └── InternalError       a bug in Chorister; nothing was released
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
 
 __all__ = [
@@ -57,6 +60,7 @@ __all__ = [
     "CheckpointTime",
     "ChoristerError",
     "CohortTooSmall",
+    "CollectionInvalid",
     "DecodeError",
     "DeviceBusy",
     "DuplicateEntry",
@@ -80,6 +84,7 @@ __all__ = [
     "LogWithheld",
     "NotAuthorized",
     "PolicyError",
+    "ProblemError",
     "ProofInvalid",
     "QueryRefused",
     "QuestionWithdrawn",
@@ -372,6 +377,34 @@ class UploadFailed(ChoristerError):
     def __init__(self, message: str, *, final: bool) -> None:
         super().__init__(message)
         self.final = final
+
+
+class ProblemError(ChoristerError):
+    """An aggregator refuses a request, this one or a peer.
+
+    `problem` is a token of DAP's error types (`dap.draft.Problem`), or None where the refusal is
+    none of DAP's, such as a missing credential: then the HTTP `status` says it all.
+    """
+
+    def __init__(
+        self,
+        problem: str | None,
+        detail: str,
+        *,
+        status: int = 400,
+        task_id: bytes | None = None,
+        extra: Mapping[str, object] | None = None,
+    ) -> None:
+        super().__init__(f"{problem or f'HTTP status {status}'}: {detail}")
+        self.problem = problem
+        self.detail = detail  # for people
+        self.status = status  # 400 to 599
+        self.task_id = task_id
+        self.extra = dict(extra or {})  # further members of the problem document
+
+
+class CollectionInvalid(ChoristerError):
+    """What a leader handed a collector is not the task's result; nothing of it may be used."""
 
 
 class InternalError(ChoristerError, RuntimeError):

@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from chorister.device.transport import HTTPTransport, LogSource, check_url
+from chorister.dap.urls import check_url
+from chorister.device.transport import HTTPTransport, LogSource
 from chorister.errors import InvalidInput, LogWithheld, Unreachable
 from tests.device.loopback import Reply, Seen, serve
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chorister.errors import ServiceError
-from chorister.registry.config import RegistryConfig, load_key
+from chorister.registry.config import RegistryConfig
+from chorister.transparency.key_file import load_key
 
 SETTINGS = """\
 origin = "registry.example/log"

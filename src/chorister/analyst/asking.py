@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
+from functools import lru_cache
 from typing import Final
 
 from chorister.analyst.features import Real, as_exact
@@ -189,10 +190,15 @@ class PrivacyRequest:
         )
         least = self.min_cohort
         if least is None:
-            least = max(claim.least_cohort(), analysis.cohort.smallest)
+            least = max(_least_cohort(claim), analysis.cohort.smallest)
         return Privacy(
             min_cohort=least, **{field.name: getattr(claim, field.name) for field in fields(claim)}
         )
+
+
+@lru_cache(maxsize=1024)
+def _least_cohort(claim: Claim) -> int:
+    return claim.least_cohort()
 
 
 def _share(whole: Decimal, parts: int) -> Decimal:
@@ -201,6 +207,7 @@ def _share(whole: Decimal, parts: int) -> Decimal:
     return part.quantize(Decimal(1).scaleb(part.adjusted() - 5), context=DOWN)
 
 
+@lru_cache(maxsize=1024)
 def _largest(
     cohort: int,
     epsilon: Decimal,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from chorister.analyst.ledgers import Ledgers
-from chorister.analyst.result import Part
 from chorister.analyst.rounds import Archive, Round
+from chorister.analyst.view import Part
 from chorister.clock import Clock
 from chorister.policy import Policy
 from chorister.recipe import Recipe

@@ -8,7 +8,7 @@ is in the number of rows, never in the number of devices.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from chorister.analyst.extras import needed
 from chorister.analyst.queries import SimpleQuery, parse_simple
 from chorister.analyst.selecting import choose
-from chorister.analyst.texts import Column, NumberColumn, coded, ngram_rows
+from chorister.analyst.texts import AnyColumn, Words, column_of
 from chorister.encoding import Encoding
 from chorister.errors import InvalidInput, QueryRefused
 from chorister.policy import OTHER, Policy
@@ -31,6 +31,7 @@ __all__ = ["Answers", "Population"]
 
 Ints: TypeAlias = NDArray[np.int64]
 _KEPT_QUERIES: Final = 4
+_CUTTING: Final = ("ngrams", "words")  # table-valued functions: no table has their names
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -53,12 +54,7 @@ class _Rows:
     """A query's result for every class."""
 
     owners: Ints  # increasing
-    columns: dict[str, Column | NumberColumn]
-    one_each: bool = field(init=False)  # every class has exactly one row, in order
-
-    def __post_init__(self) -> None:
-        size = len(self.owners)
-        self.one_each = size > 0 and bool((self.owners == np.arange(size, dtype=np.int64)).all())
+    columns: dict[str, AnyColumn]
 
 
 class Population:
@@ -86,6 +82,7 @@ class Population:
         """Devices a class."""
         self._rows: dict[str, _Rows] = {}
         self._groups: dict[tuple[str, ...], Ints] = {}
+        self._cut: dict[str, Words] = {}
 
     @property
     def size(self) -> int:
@@ -104,7 +101,7 @@ class Population:
         keep = None if everyone else answering[rows.owners] > 0
         bins = _bins(encoding, rows, keep)
         owners = rows.owners if keep is None else rows.owners[keep]
-        if rows.one_each and everyone and len(rows.owners) == len(answering):
+        if everyone and _one_each(owners, len(answering)):
             classes, held, devices = owners, np.maximum(bins, 0), answering
         else:
             classes, held, devices = choose(
@@ -168,7 +165,6 @@ class Population:
         if query.cut is not None and query.cut[0] != main:
             return None
         functions = self._policy.analyses[recipe.analysis].functions
-        cutting = any(item.table in ("ngrams", "words") for item in query.items)
         if query.cut is not None:
             needed_function = "words" if "words(" in recipe.query.lower() else "ngrams"
             if needed_function not in functions:
@@ -188,24 +184,30 @@ class Population:
             keep &= place[owners] >= 0
         if not keep.all():
             owners, frame = owners[keep], frame.filter(keep)
-        columns: dict[str, Column | NumberColumn] = {}
+        columns: dict[str, AnyColumn] = {}
         repeat: Ints | None = None
         if query.cut is not None:
-            cut = ngram_rows(frame[query.cut[1]], query.cut[2])
-            repeat = cut.rows
+            words = self._words(f"{main}.{query.cut[1]} {places.keys()}", frame[query.cut[1]])
+            repeat, ngrams = words.ngrams(query.cut[2])
             for item in query.items:
-                if item.table in ("ngrams", "words"):
-                    columns[item.name] = cut.column
+                if item.table in _CUTTING:
+                    columns[item.name] = ngrams
         for item in query.items:
-            if item.table in ("ngrams", "words") and cutting:
+            if item.table in _CUTTING:
                 continue
             if item.table == main:
                 values = frame[item.field]
             else:
                 values = self._table(item.table, recipe)[1][item.field][places[item.table][owners]]
-            column = coded(values)
+            column = column_of(values)
             columns[item.name] = column if repeat is None else column.take(repeat)
         return _Rows(owners if repeat is None else owners[repeat], columns)
+
+    def _words(self, key: str, texts: polars.Series) -> Words:
+        """The words of a column, cut once for all lengths of n-grams."""
+        if key not in self._cut:
+            self._cut[key] = Words(texts)
+        return self._cut[key]
 
     def _table(self, name: str, recipe: Recipe) -> tuple[Ints, polars.DataFrame]:
         """The declared fields of a table; devices that lack a field hold NULL there."""
@@ -235,7 +237,12 @@ class Population:
                 raise QueryRefused(
                     check="query", why=f"its result has no column {column!r}", field="query"
                 )
-        return _Rows(owners, {name: coded(column) for name, column in values.items()})
+        return _Rows(owners, {name: column_of(column) for name, column in values.items()})
+
+
+def _one_each(owners: Ints, classes: int) -> bool:
+    """Whether every class has exactly one row, so that there is nothing to choose."""
+    return len(owners) == classes and bool((owners == np.arange(classes)).all())
 
 
 def _bins(encoding: Encoding, rows: _Rows, keep: NDArray[np.bool_] | None) -> Ints:

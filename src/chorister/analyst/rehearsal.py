@@ -23,9 +23,9 @@ from chorister.analyst.files import write_atomically
 from chorister.analyst.fleet import Gathered, Progress, Tell
 from chorister.analyst.ledgers import Ledgers, refusal
 from chorister.analyst.population import Answers, Population
-from chorister.analyst.result import Part
 from chorister.analyst.rounds import Archive, Round, State
 from chorister.analyst.study import Study
+from chorister.analyst.view import Part
 from chorister.clock import Clock, SettableClock, SystemClock
 from chorister.errors import CohortTooSmall, InvalidInput, StudyError
 from chorister.policy import Policy

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from chorister.analyst import pictures, tables, words
+from chorister.analyst import pictures, saving, steps, tables, words
 from chorister.analyst.comparison import Comparison, compare
 from chorister.analyst.estimate import (
     Estimates,
@@ -26,8 +25,8 @@ from chorister.analyst.estimate import (
     estimate,
     quantile,
 )
-from chorister.analyst.files import pack, require_format, unpack, write_atomically
-from chorister.canonical import WIRE
+from chorister.analyst.files import write_atomically
+from chorister.analyst.view import Labels, Part, View, column_names
 from chorister.encoding import AnyFeature, Encoding
 from chorister.errors import DecodeError, InvalidInput
 from chorister.privacy import Interval, Mechanism
@@ -40,29 +39,6 @@ if TYPE_CHECKING:
     import pyarrow  # type: ignore[import-untyped]
 
 __all__ = ["Part", "Result"]
-
-_FORMAT: Final = "chorister-result-1"
-_MAX_BYTES: Final = 1_000_000_000
-Labels: TypeAlias = Mapping[str, Sequence[str]]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class Part:
-    """The released sums of one group, or of the whole cohort where there are no groups."""
-
-    group: tuple[str, ...]  # its values, in the order of the recipe's group_by
-    reports: int  # verified
-    sums: NDArray[np.uint64]  # one a bin, noise included
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class _View:
-    """Rows that are not, or no longer, the bins as they came."""
-
-    labels: Labels
-    rows: Estimates
-    bounds: tuple[Floats, Floats] | None = None  # (least, most) possible, if a step knows them
-    shown: Floats | None = None  # estimates after post-processing; intervals stay the noise's
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,7 +62,7 @@ class Result:
     """Over how many rows the intervals hold at once."""
     steps: tuple[str, ...] = ()
     """What was done to the released sums beyond removing the noise's mean."""
-    view: _View | None = None
+    view: View | None = None
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -199,10 +175,11 @@ class Result:
         return found
 
     @cached_property
-    def _view(self) -> _View:
+    def table(self) -> View:
+        """Labels and rows, whatever was done to them."""
         if self.view is not None:
             return self.view
-        return _View(labels=self._all_labels(), rows=self.rows)
+        return View(labels=self._all_labels(), rows=self.rows)
 
     @cached_property
     def rows(self) -> Estimates:
@@ -215,7 +192,7 @@ class Result:
     @property
     def labels(self) -> Labels:
         """The label columns: groups first, then one column a feature."""
-        return self._view.labels
+        return self.table.labels
 
     @property
     def estimate(self) -> Floats:
@@ -235,7 +212,8 @@ class Result:
         bounds = self.view.bounds if self.view is not None else None
         if bounds is None:
             return found
-        return Interval(low=np.clip(found.low, *bounds), high=np.clip(found.high, *bounds))
+        low, high = np.clip(found.low, *bounds), np.clip(found.high, *bounds)
+        return Interval(low=np.minimum(low, self.estimate), high=np.maximum(high, self.estimate))
 
     @property
     def ci_low(self) -> Floats:
@@ -285,61 +263,15 @@ class Result:
 
     def group(self, *values: str) -> Result:
         """The result of one group."""
-        for part in self.parts:
-            if part.group == values:
-                found = replace(self, parts=(part,), missing=(), view=None)
-                chosen = np.flatnonzero(np.ones(self.encoding.size))
-                kept = {
-                    name: column
-                    for name, column in found.labels.items()
-                    if name not in column_names(self.recipe)[: len(values)]
-                }
-                step = f"group {', '.join(values)}"
-                view = _View(labels=kept, rows=found.rows.take(chosen))
-                return replace(found, view=view, steps=(*self.steps, step))
-        if values in self.missing:
-            raise InvalidInput(
-                f"group {', '.join(values)} had fewer than {self.min_cohort:,} reports: nothing of "
-                "it was released"
-            )
-        known = "; ".join(", ".join(part.group) for part in self.parts)
-        raise InvalidInput(f"there is no group {', '.join(values)!r}; there are: {known}")
+        return steps.group(self, values)
 
     def marginal(self, *columns: str) -> Result:
         """Sums over all other label columns. Bins' noises are independent, so variances add up."""
-        labels = self.labels
-        for column in columns:
-            if column not in labels:
-                raise InvalidInput(f"there is no column {column!r}, but {', '.join(labels)}")
-        groups = column_names(self.recipe)[: len(self.recipe.group_by)]
-        lost = [name for name in groups if name in labels and name not in columns]
-        if lost and len(self.parts) > 1:
-            raise InvalidInput(
-                f"{', '.join(lost)} forms groups, each a cohort of its own: keep it as a column, "
-                "or take one with `result.group(...)`"
-            )
-        self._unprocessed("marginal")
-        keys = list(zip(*(labels[column] for column in columns), strict=True))
-        keys = keys or [()] * len(self)
-        index = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-        into = np.array([index[key] for key in keys], dtype=np.int64)
-        kept = {column: [key[i] for key in index] for i, column in enumerate(columns)}
-        view = _View(labels=kept, rows=self.rows.summed(into, len(index)))
-        step = f"summed to {', '.join(columns) or 'one total'}"
-        return replace(self, view=view, steps=(*self.steps, step))
+        return steps.marginal(self, columns)
 
     def filter(self, **wanted: str | Sequence[str]) -> Result:
         """The rows whose labels are among those given: `result.filter(age=["[10, 20)"])`."""
-        keep = np.ones(len(self), dtype=np.bool_)
-        for column, value in wanted.items():
-            if column not in self.labels:
-                raise InvalidInput(f"there is no column {column!r}, but {', '.join(self.labels)}")
-            values = {value} if isinstance(value, str) else set(value)
-            unknown = values.difference(self.labels[column])
-            if unknown:
-                raise InvalidInput(f"{column} has no label {min(unknown)!r}")
-            keep &= np.fromiter((label in values for label in self.labels[column]), np.bool_)
-        return self._rows(np.flatnonzero(keep), f"filtered by {', '.join(wanted)}")
+        return steps.filtered(self, wanted)
 
     def top(self, count: int = 10) -> Result:
         """The rows with the largest estimates, largest first.
@@ -348,29 +280,25 @@ class Result:
         `simultaneous()` intervals, or ask a fresh cohort about them.
         """
         order = np.argsort(-self.estimate, kind="stable")[:count]
-        return self._rows(order, f"the {len(order):,} largest of {len(self):,} rows")
+        return steps.rows(self, order, f"the {len(order):,} largest of {len(self):,} rows")
 
-    def _rows(self, rows: NDArray[np.int64], step: str) -> Result:
-        old = self._view
-        view = _View(
-            labels={name: [column[i] for i in rows] for name, column in old.labels.items()},
-            rows=old.rows.take(rows),
-            bounds=None if old.bounds is None else (old.bounds[0][rows], old.bounds[1][rows]),
-            shown=None if old.shown is None else old.shown[rows],
-        )
-        return replace(self, view=view, steps=(*self.steps, step))
+    def nonnegative(self) -> Result:
+        """The nearest counts that are not negative and add up to the reports (Norm-Sub).
 
-    def adjusted(self, shown: Floats, step: str) -> Result:
-        """The same rows with post-processed estimates; intervals stay those of the noise.
-
-        They are cut to what is possible (0 to the number of reports), which loses no coverage.
+        Estimates are then biased near 0; intervals stay the noise's, cut to what is possible.
         """
-        values = np.asarray(shown, dtype=np.float64)
-        if values.shape != (len(self),):
-            raise InvalidInput(f"one estimate a row: {len(self):,}, not {values.shape}")
-        most = self.rows.reports.astype(np.float64)
-        view = replace(self._view, shown=values, bounds=(np.zeros(len(self)), most))
-        return replace(self, view=view, steps=(*self.steps, step))
+        return steps.nonnegative(self)
+
+    def summing_to_reports(self) -> Result:
+        """Use that every device is in exactly one bin: unbiased, and a little more precise."""
+        return steps.summing_to_reports(self)
+
+    def consistent(self, coarser: Result, parents: Sequence[int]) -> Result:
+        """Combine with a coarser result: `parents[i]` is the row of it in which row i lies, or -1.
+
+        Precision-weighted least squares on shares of the reports: unbiased if both are.
+        """
+        return steps.consistent(self, coarser, parents)
 
     def compare(self, other: Result, *, population: bool = False) -> Comparison:
         """How the shares of reports differ, row by row, with intervals of the difference.
@@ -378,15 +306,9 @@ class Result:
         Of the noise alone, unless `population`: then also of the chance that other devices had
         answered, which is what matters if the two results are about two cohorts.
         """
-        self._unprocessed("compare")
-        other._unprocessed("compare")
+        steps.unprocessed(self, "compare")
+        steps.unprocessed(other, "compare")
         return compare(self, other, population=population)
-
-    def _unprocessed(self, what: str) -> None:
-        if self.view is not None and self.view.shown is not None:
-            raise InvalidInput(
-                f"{what} needs unbiased estimates: call it before {self.steps[-1]!r}"
-            )
 
     # --- Out ------------------------------------------------------------------------------------
 
@@ -441,52 +363,25 @@ class Result:
 
     def to_json(self) -> str:
         """Everything, as JSON."""
-        return json.dumps(
-            {
-                "format": _FORMAT,
-                "recipe": json.loads(self.recipe.canonical()),
-                "parts": [
-                    {"group": part.group, "reports": part.reports, "sums": pack(part.sums)}
-                    for part in self.parts
-                ],
-                "missing": self.missing,
-                "round": self.round,
-                "confidence": self.confidence,
-                "candidates": self.candidates,
-                "steps": self.steps,
-                "view": None if self.view is None else _view_to_json(self.view),
-            },
-            ensure_ascii=False,
-        )
+        return json.dumps(saving.result_to_tree(self), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Result:
         """What `to_json` wrote; anything else raises `DecodeError`."""
-        if len(text) > _MAX_BYTES:
-            raise DecodeError(f"a result has at most {_MAX_BYTES:,} bytes")
+        if len(text) > saving.MAX_BYTES:
+            raise DecodeError(f"a result has at most {saving.MAX_BYTES:,} bytes")
         try:
             tree = json.loads(text)
-            require_format(tree, _FORMAT)
-            return cls(
-                recipe=Recipe.model_validate(tree["recipe"], context=WIRE),
-                parts=tuple(
-                    Part(
-                        group=tuple(str(value) for value in part["group"]),
-                        reports=int(part["reports"]),
-                        sums=unpack(part["sums"]).copy(),
-                    )
-                    for part in tree["parts"]
-                ),
-                missing=tuple(tuple(group) for group in tree["missing"]),
-                round=tree["round"],
-                confidence=float(tree["confidence"]),
-                candidates=int(tree["candidates"]),
-                steps=tuple(tree["steps"]),
-                view=None if tree["view"] is None else _view_from_json(tree["view"]),
-            )
-        except DecodeError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
+            raise DecodeError(f"not JSON: {error}") from None
+        return cls.from_tree(tree)
+
+    @classmethod
+    def from_tree(cls, tree: Any) -> Result:  # noqa: ANN401 (any JSON)
+        """The same from JSON values."""
+        try:
+            return cls(**saving.fields_from_tree(tree))
+        except InvalidInput as error:
             raise DecodeError(f"not a saved result: {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -500,49 +395,3 @@ class Result:
             return cls.from_json(Path(path).read_bytes())
         except OSError as error:
             raise InvalidInput(f"can't read {path}: {error.strerror}") from None
-
-
-def column_names(recipe: Recipe) -> list[str]:
-    """Of the label columns: groups, then features; no two alike."""
-    names: list[str] = []
-    wanted = [ref.rpartition(".")[2] for ref in recipe.group_by]
-    wanted += ["_".join(feature.columns_read) for feature in recipe.features]
-    reserved = {"estimate", "std_error", "ci_low", "ci_high"}
-    for name in wanted:
-        unique, number = name, 1
-        while unique in names or unique in reserved:
-            number += 1
-            unique = f"{name}_{number}"
-        names.append(unique)
-    return names
-
-
-def _view_to_json(view: _View) -> dict[str, Any]:
-    rows = view.rows
-    return {
-        "labels": {name: list(column) for name, column in view.labels.items()},
-        "value": rows.value.tolist(),
-        "base": rows.base.tolist(),
-        "slope": rows.slope.tolist(),
-        "reports": rows.reports.tolist(),
-        "bounds": None if view.bounds is None else [ends.tolist() for ends in view.bounds],
-        "shown": None if view.shown is None else view.shown.tolist(),
-    }
-
-
-def _view_from_json(tree: dict[str, Any]) -> _View:
-    def floats(values: list[float]) -> Floats:
-        return np.array(values, dtype=np.float64)
-
-    bounds = tree["bounds"]
-    return _View(
-        labels={str(name): [str(v) for v in column] for name, column in tree["labels"].items()},
-        rows=Estimates(
-            floats(tree["value"]),
-            floats(tree["base"]),
-            floats(tree["slope"]),
-            np.array(tree["reports"], dtype=np.int64),
-        ),
-        bounds=None if bounds is None else (floats(bounds[0]), floats(bounds[1])),
-        shown=None if tree["shown"] is None else floats(tree["shown"]),
-    )

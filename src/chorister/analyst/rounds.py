@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from chorister.analyst.files import require_format, write_atomically
 from chorister.analyst.result import Result
+from chorister.analyst.saving import result_to_tree
 from chorister.canonical import WIRE
 from chorister.errors import ChoristerError, DecodeError, StudyError
 from chorister.recipe import Recipe
@@ -60,7 +61,7 @@ class Round:
                 "target": self.target,
                 "state": self.state,
                 "published": self.published,
-                "result": None if self.result is None else json.loads(self.result.to_json()),
+                "result": None if self.result is None else result_to_tree(self.result),
                 "failure": self.failure,
                 "handles": self.handles,
             },
@@ -82,7 +83,7 @@ class Round:
                 target=tree["target"],
                 state=State(tree["state"]),
                 published=bool(tree["published"]),
-                result=None if result is None else Result.from_json(json.dumps(result)),
+                result=None if result is None else Result.from_tree(result),
                 failure=tree["failure"],
                 handles=dict(tree["handles"]),
             )

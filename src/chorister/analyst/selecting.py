@@ -29,7 +29,8 @@ def choose(
     `owners` (increasing) and `bins` are of the rows of all classes, a denied row being -1;
     `answering` is the number of devices a class. Classes without a row report bin 0.
     """
-    keep = bins >= 0
+    # With one feature an OOV row is never better than no row at all.
+    keep = bins > 0 if len(encoding.features) == 1 else bins >= 0
     if not keep.all():
         owners, bins = owners[keep], bins[keep]
     if len(bins):

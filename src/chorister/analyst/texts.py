@@ -8,30 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chorister.analyst.extras import needed
-from chorister.encoding import Feature, canonical_texts
+from chorister.encoding import Categories, Feature, PrefixTree, canonical_texts
 
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["Column", "Ngrams", "NumberColumn", "coded", "ngram_rows"]
+__all__ = ["AnyColumn", "Column", "NgramColumn", "NumberColumn", "Words", "column_of"]
 
 Ints: TypeAlias = NDArray[np.int64]
+_Integer = TypeVar("_Integer", np.int32, np.int64)
 Mask: TypeAlias = NDArray[np.bool_] | None
 Marking: TypeAlias = Callable[[Sequence[Any]], NDArray[np.bool_]]
 _CANONICAL: Final = r"^(?:[a-z0-9]+(?: [a-z0-9]+)*)?$"
+_MOST_TABLE: Final = 20_000_000  # entries of a table that is looked up directly
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Column:
     """A column as codes into its different values."""
 
-    codes: Ints
+    codes: NDArray[np.int32]
     distinct: list[Any]
 
     def cells(self, feature: Feature, keep: Mask) -> Ints:
@@ -77,75 +80,198 @@ class NumberColumn:
         return NumberColumn(self.numbers[rows])
 
 
-def _kept(codes: Ints, keep: Mask) -> Ints:
+def _kept(codes: NDArray[_Integer], keep: Mask) -> NDArray[_Integer]:
     return codes if keep is None else codes[keep]
 
 
-def coded(values: polars.Series) -> Column | NumberColumn:
-    """A column, coded if it is text or repeats itself."""
-    if values.dtype.is_float():
-        return NumberColumn(values)
+def column_of(values: polars.Series) -> Column | NumberColumn:
+    """A column, coded unless its values are reals, which seldom repeat."""
+    return NumberColumn(values) if values.dtype.is_float() else coded(values)
+
+
+def coded(values: polars.Series) -> Column:
+    """A column as codes into its different values."""
     arrow = values.to_arrow().dictionary_encode(null_encoding="encode")
-    if hasattr(arrow, "combine_chunks"):
-        arrow = arrow.combine_chunks()
-    codes = np.asarray(arrow.indices, dtype=np.int64)
-    distinct = arrow.dictionary.to_pylist()
-    return Column(codes, distinct)
+    # Through the buffer: pyarrow's own conversion loads pandas.
+    whole = np.frombuffer(arrow.indices.buffers()[1], dtype=np.int32)
+    codes = whole[arrow.indices.offset : arrow.indices.offset + len(arrow)]
+    return Column(codes, arrow.dictionary.to_pylist())
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Ngrams:
-    """What cutting texts into n-grams gives: whose row each is, and the n-grams."""
+class Words:
+    """The words of a column of texts: text by text, in order, as codes into a vocabulary."""
 
-    rows: Ints  # the row of the text that each n-gram is of
-    column: Column
+    def __init__(self, texts: polars.Series) -> None:
+        pl = needed("polars")
+        several = coded(texts.cast(pl.String))  # people repeat each other: cut each text once
+        distinct = pl.Series(several.distinct, dtype=pl.String)
+        split = canonical(distinct).str.split(" ")
+        numbers = pl.int_range(len(distinct), eager=True, dtype=pl.Int64)
+        flat = (
+            pl.DataFrame({"text": numbers, "word": split})
+            .explode("word")
+            .filter(pl.col("word").is_not_null() & (pl.col("word") != ""))
+        )
+        column = coded(flat["word"])
+        lengths = np.bincount(flat["text"].to_numpy(), minlength=len(distinct)).astype(np.int64)
+        begins = np.concatenate(([0], np.cumsum(lengths)[:-1])) if len(lengths) else lengths
+        each = lengths[several.codes]
+        self.rows: Ints = np.repeat(np.arange(len(texts), dtype=np.int64), each)
+        """The text that each word is of."""
+        ends = np.cumsum(each)
+        shift = np.repeat(begins[several.codes] - (ends - each), each)
+        self.codes: NDArray[np.int32] = column.codes[shift + np.arange(len(shift))]
+        self.vocabulary: list[str] = column.distinct
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Each word's code."""
+        return {word: code for code, word in enumerate(self.vocabulary)}
+
+    def ngrams(self, n: int) -> tuple[Ints, NgramColumn]:
+        """All n-grams of n words: the text that each is of, and what they are."""
+        whole = max(len(self.rows) - n + 1, 0)
+        starts = np.flatnonzero(self.rows[:whole] == self.rows[len(self.rows) - whole :])
+        return self.rows[starts], NgramColumn(self, starts, n)
 
 
-def ngram_rows(texts: polars.Series, n: int) -> Ngrams:
-    """All n-grams of n words, text by text, in order; what is not text has none."""
-    pl = needed("polars")
-    words = canonical(texts)
-    split = words.str.split(" ")
-    frame = pl.DataFrame({"row": pl.int_range(len(texts), eager=True, dtype=pl.Int64), "w": split})
-    flat = frame.explode("w").filter(pl.col("w").is_not_null() & (pl.col("w") != ""))
-    rows = flat["row"].to_numpy()
-    single = coded(flat["w"])
-    if not isinstance(single, Column):
-        raise TypeError("words are text")
-    whole = len(rows) - n + 1
-    if whole <= 0:
-        return Ngrams(np.zeros(0, dtype=np.int64), Column(np.zeros(0, dtype=np.int64), []))
-    inside = rows[:whole] == rows[n - 1 :]
-    if n == 1:
-        return Ngrams(rows, single)
-    parts = [single.codes[i : i + whole][inside] for i in range(n)]
-    key, first = _numbered(parts, len(single.distinct))
-    names = single.distinct
-    distinct = [" ".join(names[part[at]] for part in parts) for at in first.tolist()]
-    return Ngrams(rows[:whole][inside], Column(key, distinct))
+@dataclass(frozen=True, eq=False)
+class NgramColumn:
+    """A column of n-grams, each where it begins among all words."""
 
+    words: Words
+    starts: Ints
+    n: int
 
-def _numbered(parts: list[Ints], size: int) -> tuple[Ints, Ints]:
-    """Number the different tuples of codes; where each occurs first."""
-    key = parts[0]
-    scale = size
-    for part in parts[1:]:
-        if scale > 2**62 // max(size, 1):
+    def cells(self, feature: Feature, keep: Mask) -> Ints:
+        """The cell of every row that is kept: candidates are looked up word by word."""
+        starts = _kept(self.starts, keep)
+        if isinstance(feature, Categories):
+            texts = [value if isinstance(value, str) else "" for value in feature.values]
+            paths = [text.split(" ") for text in texts]
+            # What is not n canonical words is no n-gram of ours.
+            ends = {
+                tuple(path): cell
+                for cell, path in enumerate(paths, start=1)
+                if len(path) == self.n and "" not in path
+            }
+            return self._walk(starts, ends)
+        if isinstance(feature, PrefixTree):
+            return self._grow(starts, feature)
+        return self._plain.cells(feature, keep)
+
+    def _walk(self, starts: Ints, ends: dict[tuple[str, ...], int]) -> Ints:
+        """The number of the path that each n-gram's first words follow to its end, or 0."""
+        found = np.zeros(len(starts), dtype=np.int64)
+        lengths = {len(path) for path in ends}
+        for length in lengths:
+            chosen = {path: cell for path, cell in ends.items() if len(path) == length}
+            at, cell = _follow(self.words, starts, chosen, length)
+            found[at] = cell
+        return found
+
+    def _grow(self, starts: Ints, tree: PrefixTree) -> Ints:
+        """A prefix tree: the prefix that an n-gram begins with, then the word after it."""
+        width = 2 + len(tree.vocabulary)
+        paths = {tuple(prefix.split()): i for i, prefix in enumerate(tree.prefixes, start=1)}
+        cells = np.zeros(len(starts), dtype=np.int64)
+        following = np.full(len(self.words.vocabulary), 1, dtype=np.int64)  # OOV
+        for i, word in enumerate(tree.vocabulary, start=2):
+            if (code := self.words.index.get(word)) is not None:
+                following[code] = i
+        for depth in sorted({len(path) for path in paths}):
+            if depth > self.n:
+                continue
+            chosen = {path: i for path, i in paths.items() if len(path) == depth}
+            if depth == 0:
+                at, number = np.arange(len(starts)), np.ones(len(starts), dtype=np.int64)
+            else:
+                at, number = _follow(self.words, starts, chosen, depth)
+            step = (
+                following[self.words.codes[starts[at] + depth]]
+                if depth < self.n
+                else np.zeros(len(at), dtype=np.int64)  # END
+            )
+            cells[at] = 1 + (number - 1) * width + step
+        return cells
+
+    @cached_property
+    def _plain(self) -> Column:
+        """The same with every different n-gram spelled out, for features that must read it."""
+        names = self.words.vocabulary
+        parts = [self.words.codes[self.starts + i] for i in range(self.n)]
+        key = parts[0].astype(np.int64)
+        for part in parts[1:]:
             _, key = np.unique(key, return_inverse=True)
-            scale = int(key.max(initial=0)) + 1
-        key = key * size + part
-        scale *= size
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    return inverse.astype(np.int64), first
+            key = key * len(names) + part
+        _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        distinct = [" ".join(names[part[at]] for part in parts) for at in first.tolist()]
+        return Column(inverse.astype(np.int32), distinct)
+
+    def marked(self, marking: Marking, keep: Mask) -> NDArray[np.bool_]:
+        """Which of the kept rows are marked, by their value."""
+        return self._plain.marked(marking, keep)
+
+    def values(self, keep: Mask) -> list[Any]:
+        """The kept rows' values."""
+        return self._plain.values(keep)
+
+    def take(self, rows: Ints) -> NgramColumn:
+        """Some rows, perhaps repeated."""
+        return NgramColumn(self.words, self.starts[rows], self.n)
+
+
+def _follow(
+    words: Words, starts: Ints, paths: dict[tuple[str, ...], int], length: int
+) -> tuple[Ints, Ints]:
+    """Which n-grams begin with one of the paths, all of `length` words, and with which.
+
+    Level by level: after i words an n-gram is in one of the states that the paths' first i words
+    make, or out. What is out is looked at no more, and most are out soon.
+    """
+    get = words.index.get
+    spelled = [[get(word, -1) for word in path] for path in paths]
+    table = np.array(spelled, dtype=np.int64).reshape(len(paths), length)
+    numbers = np.fromiter(paths.values(), dtype=np.int64, count=len(paths))
+    known = (table >= 0).all(axis=1)  # a word that nobody uses leads nowhere
+    table, numbers = table[known], numbers[known]
+    at = np.arange(len(starts), dtype=np.int64)
+    state = np.zeros(len(starts), dtype=np.int64)
+    path_state = np.zeros(len(table), dtype=np.int64)
+    for level in range(length):
+        size = len(words.vocabulary)
+        edges, next_state = np.unique(path_state * size + table[:, level], return_inverse=True)
+        key = state * size + words.codes[starts[at] + level]
+        state = _lookup(edges, key, size * (int(path_state.max(initial=0)) + 1))
+        inside = state >= 0
+        at, state = at[inside], state[inside]
+        path_state = next_state.astype(np.int64)
+    number_of = np.zeros(int(path_state.max(initial=-1)) + 1, dtype=np.int64)
+    number_of[path_state] = numbers
+    return at, number_of[state]
+
+
+def _lookup(sorted_keys: Ints, keys: Ints, space: int) -> Ints:
+    """The place of each key among the sorted ones, or -1: by a table if it is small enough."""
+    if space <= _MOST_TABLE:
+        table = np.full(space, -1, dtype=np.int32)
+        table[sorted_keys] = np.arange(len(sorted_keys), dtype=np.int32)
+        return table[keys].astype(np.int64)
+    if not len(sorted_keys):
+        return np.full(len(keys), -1, dtype=np.int64)
+    place = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
+    return np.where(sorted_keys[place] == keys, place, -1)
 
 
 def canonical(texts: polars.Series) -> polars.Series:
     """Texts in canonical form; those that plainly are in it already are not touched."""
-    pl = needed("polars")
-    strings = texts.cast(pl.String)
-    plain = strings.str.contains(_CANONICAL).fill_null(True).to_numpy()
-    if plain.all():
-        return strings
-    odd = np.flatnonzero(~plain)
-    fixed = canonical_texts(strings[odd].to_list())
-    return strings.scatter(odd, fixed)
+    plain = texts.str.contains(_CANONICAL).fill_null(True).to_numpy()
+    narrow = (texts.str.len_bytes() == texts.str.len_chars()).fill_null(True).to_numpy()
+    # Apart, because one text beyond ASCII would slow down all others.
+    for rows in (np.flatnonzero(~plain & narrow), np.flatnonzero(~plain & ~narrow)):
+        if len(rows):
+            texts = texts.scatter(rows, canonical_texts(texts[rows].to_list()))
+    return texts
+
+
+AnyColumn: TypeAlias = Column | NumberColumn | NgramColumn

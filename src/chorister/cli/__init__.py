@@ -67,4 +67,15 @@ def root(
 
 
 # Each module adds its commands to `app`.
-from chorister.cli import demo, device, log, policy, privacy, publish, recipe, serve  # noqa: E402, F401
+from chorister.cli import (  # noqa: E402, F401
+    demo,
+    device,
+    keygen,
+    log,
+    policy,
+    privacy,
+    publish,
+    recipe,
+    serve,
+    tasks,
+)

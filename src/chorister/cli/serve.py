@@ -10,10 +10,32 @@ from rich.markup import escape
 
 from chorister.cli import app, console
 from chorister.clock import SystemClock
-from chorister.errors import ServiceError
+from chorister.errors import InvalidInput, ServiceError
 
 commands = typer.Typer(no_args_is_help=True, help="Run a server.")
 app.add_typer(commands, name="serve")
+
+Config = Annotated[
+    Path, typer.Option("--config", help="Settings in TOML; see docs/reference/aggregator.md.")
+]
+Host = Annotated[str | None, typer.Option(help="The address to listen on; overrides the file.")]
+Port = Annotated[
+    int | None,
+    typer.Option(min=0, max=65_535, help="The port; 0 lets the system choose. Overrides the file."),
+]
+BeginLog = Annotated[
+    bool,
+    typer.Option(
+        "--begin-log", help="Cosign a log that was never cosigned here: first start only."
+    ),
+]
+Adopt = Annotated[
+    Path | None,
+    typer.Option(
+        "--adopt-checkpoint",
+        help="Go on after the newest checkpoint that was cosigned here; the memory of it was lost.",
+    ),
+]
 
 
 @commands.callback()
@@ -39,12 +61,62 @@ def registry_command(
         from chorister.registry.config import RegistryConfig
         from chorister.registry.server import serve
     except ModuleNotFoundError as error:
-        raise ServiceError(
-            f"servers need more packages ({error.name}): pip install 'chorister[server]'"
-        ) from error
+        raise missing(error) from error
     settings = RegistryConfig.load(config)
 
     def ready(url: str, registry: object) -> None:
         console.print(f"{escape(str(registry))} listening on {url}", highlight=False)
 
     serve(settings, SystemClock(), host=host, port=port, create=create, ready=ready)
+
+
+@commands.command("leader")
+def leader_command(
+    config: Config = Path("leader.toml"),
+    host: Host = None,
+    port: Port = None,
+    begin_log: BeginLog = False,
+    adopt_checkpoint: Adopt = None,
+) -> None:
+    """Take reports, verify them with the helper and hand out sums, until stopped."""
+    _serve_aggregator("leader", config, host, port, begin_log, adopt_checkpoint)
+
+
+@commands.command("helper")
+def helper_command(
+    config: Config = Path("helper.toml"),
+    host: Host = None,
+    port: Port = None,
+    begin_log: BeginLog = False,
+    adopt_checkpoint: Adopt = None,
+) -> None:
+    """Verify with a leader what devices reported, until stopped."""
+    _serve_aggregator("helper", config, host, port, begin_log, adopt_checkpoint)
+
+
+def _serve_aggregator(
+    role: str, path: Path, host: str | None, port: int | None, begin: bool, adopt: Path | None
+) -> None:
+    try:
+        from chorister.aggregator.config import load_config
+        from chorister.aggregator.server import serve
+    except ModuleNotFoundError as error:
+        raise missing(error) from error
+    settings = load_config(path)
+    if settings.role != role:
+        raise InvalidInput(f"{path} is a {settings.role}'s: chorister serve {settings.role}")
+    given = {"host": host, "port": port}
+    settings = settings.model_copy(update={k: v for k, v in given.items() if v is not None})
+
+    def ready(url: str) -> None:
+        line = f"{role} {settings.url} listening on {url}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    serve(settings, SystemClock(), begin_log=begin, adopt=adopt, ready=ready)
+
+
+def missing(error: ModuleNotFoundError) -> ServiceError:
+    """What to do where the packages of servers are not installed."""
+    return ServiceError(
+        f"servers need more packages ({error.name}): pip install 'chorister[server]'"
+    )

@@ -10,31 +10,31 @@ Two departures from the draft, both because a report was paid for with privacy b
 
 from __future__ import annotations
 
-import base64
-import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from chorister._native import hpke_seal
-from chorister.canonical import b64url_encode
 from chorister.dap.binding import task_binding
-from chorister.dap.codec import Reader
 from chorister.dap.draft import (
-    ERROR_PREFIX,
-    TASKPROV_HEADER,
+    REPORT_ID_BYTES,
     UPLOAD_ERRORS,
     UPLOAD_REQUEST,
     Problem,
     ReportError,
+    reports_path,
 )
+from chorister.dap.media import is_media_type
+from chorister.dap.messages import UploadErrors
+from chorister.dap.problems import parse_problem
 from chorister.dap.task import TaskConfiguration, task_id
+from chorister.dap.taskprov import advertise
+from chorister.dap.urls import resource_url
 from chorister.errors import DecodeError, UploadFailed
 
 __all__ = [
     "MAX_ANSWER",
-    "REPORT_ID_BYTES",
     "Upload",
     "check_answer",
     "check_hpke_config",
@@ -43,7 +43,6 @@ __all__ = [
     "upload",
 ]
 
-REPORT_ID_BYTES: Final = 16
 MAX_ANSWER: Final = 16_384
 """What is read of an answer: one error of 17 bytes, or a problem document."""
 
@@ -109,11 +108,9 @@ def upload(configuration: bytes, report: bytes) -> Upload:
     The task is advertised each time (taskprov): the leader may meet it here for the first time.
     """
     decoded = TaskConfiguration.decode(configuration)
-    advertised = base64.b64encode(configuration).decode("ascii")
-    task = b64url_encode(task_id(decoded))
     return Upload(
-        url=f"{decoded.leader_aggregator_endpoint}tasks/{task}/reports",
-        headers={"Content-Type": UPLOAD_REQUEST, TASKPROV_HEADER: f":{advertised}:"},
+        url=resource_url(decoded.leader_aggregator_endpoint, reports_path(task_id(decoded))),
+        headers={"Content-Type": UPLOAD_REQUEST, **advertise(configuration)},
         body=report,
     )
 
@@ -123,26 +120,26 @@ def check_answer(report_id: bytes, *, status: int, content_type: str, body: byte
     if 200 <= status < 300:
         _check_upload_errors(report_id, content_type, body)
         return
-    problem = _problem(body) if 400 <= status < 500 else None
-    if problem is None:
+    refusal = parse_problem(status, content_type, body) if 400 <= status < 500 else None
+    if refusal is None or refusal.problem is None:
         # Redirects too: what follows one tells a stranger that this device answered.
         raise UploadFailed(f"the leader answers {status}", final=False)
-    raise UploadFailed(f"the leader answers {status}, {problem}", final=problem in _FINAL)
+    final = refusal.problem in _FINAL
+    raise UploadFailed(f"the leader answers {status}, {refusal.problem}", final=final)
 
 
 def _check_upload_errors(report_id: bytes, content_type: str, body: bytes) -> None:
     if not body:
         return
-    if _media_type(content_type) != UPLOAD_ERRORS:
+    if not is_media_type(content_type, UPLOAD_ERRORS):
         raise UploadFailed("the leader's answer is no DAP message", final=False)
     try:
-        with Reader(body, "UploadErrors") as reader:
-            named = reader.opaque(REPORT_ID_BYTES)
-            code = reader.uint8()
+        statuses = UploadErrors.decode(body).statuses
     except DecodeError as error:
         raise UploadFailed(str(error), final=False) from None
-    if named != report_id:
+    if len(statuses) != 1 or statuses[0].report_id != report_id:
         raise UploadFailed("the leader's answer is about another report", final=False)
+    code = statuses[0].error
     try:
         error_code = ReportError(code)
     except ValueError:
@@ -151,17 +148,3 @@ def _check_upload_errors(report_id: bytes, content_type: str, body: bytes) -> No
         return
     why = f"the leader refuses the report: {error_code.name.lower()}"
     raise UploadFailed(why, final=error_code not in _LATER)
-
-
-def _media_type(text: str) -> str:
-    return ";".join(part.strip() for part in text.lower().split(";"))
-
-
-def _problem(body: bytes) -> Problem | None:
-    """The DAP error that a problem document names; None for any other body."""
-    try:
-        document = json.loads(body)
-        kind = document["type"]
-        return Problem(kind.removeprefix(ERROR_PREFIX)) if kind.startswith(ERROR_PREFIX) else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None

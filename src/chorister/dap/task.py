@@ -49,6 +49,11 @@ class Interval(NamedTuple):
         """struct { Time start; Duration duration; } Interval."""
         return uint64(self.start) + uint64(self.duration)
 
+    @classmethod
+    def read(cls, reader: Reader) -> Interval:
+        """Read it as a part of a message."""
+        return cls(reader.uint64(), reader.uint64())
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskConfiguration:
@@ -128,7 +133,7 @@ def _decode_extensions(data: bytes) -> Interval | None:
         if (kind := reader.uint16()) != TaskExtensionType.TASK_INTERVAL:
             raise reader.error(f"unknown task extension {kind:#06x}")
         with Reader(reader.vector(prefix=2), "task_interval") as body:
-            return Interval(body.uint64(), body.uint64())
+            return Interval.read(body)
 
 
 def _ascii(url: str) -> bytes:

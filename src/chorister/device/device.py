@@ -14,6 +14,7 @@ from typing import Final, Self
 import apsw
 
 from chorister.clock import Clock, SystemClock
+from chorister.dap.urls import check_url
 from chorister.device import lock
 from chorister.device.agent import Agent
 from chorister.device.attempts import Attempts
@@ -33,7 +34,7 @@ from chorister.device.status import Status, read_status
 from chorister.device.steps import Hook, pass_by
 from chorister.device.store import EventStore
 from chorister.device.timing import Timing
-from chorister.device.transport import HTTPTransport, Transport, check_url
+from chorister.device.transport import HTTPTransport, Transport
 from chorister.device.verifier import verify_query
 from chorister.errors import BudgetExceeded, LedgerError, QueryRefused
 from chorister.policy import Policy

@@ -14,28 +14,22 @@ own.
 
 from __future__ import annotations
 
-import socket
 import ssl
-import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Final, Protocol
-from urllib.parse import urlsplit
 
-import httpcore2
 import httpx2
 
-from chorister.errors import InvalidInput, LogWithheld, Unreachable
+from chorister.dap.urls import check_url
+from chorister.dap.watch import Watch, WatchedNetwork
+from chorister.errors import LogWithheld, Unreachable
 
-__all__ = ["USER_AGENT", "Answer", "HTTPTransport", "LogSource", "Transport", "check_url"]
+__all__ = ["USER_AGENT", "Answer", "HTTPTransport", "LogSource", "Transport"]
 
 USER_AGENT: Final = "chorister"
 """The same for every version: a rare version would be a name."""
-
-_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,99 +51,6 @@ class Transport(Protocol):
     def post(self, url: str, *, headers: Mapping[str, str], body: bytes, limit: int) -> Answer:
         """Send a message."""
         ...
-
-
-def check_url(url: str) -> None:
-    """Raise unless `url` is https, or http on this machine."""
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname
-    except ValueError:
-        raise InvalidInput(f"{url!r} is not a URL") from None
-    if not host or (parts.scheme != "https" and not (parts.scheme == "http" and host in _LOOPBACK)):
-        raise InvalidInput(f"{url!r} must start with https:// (http:// for this machine only)")
-
-
-class _Watch:
-    """Ends the connections of one exchange when its time is over.
-
-    httpx limits each read and each write, not their sum: a server that trickles, be it TLS, header
-    fields or the body, would hold a device for ever.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._deadline = time.monotonic() + seconds
-        self._lock = threading.Lock()
-        self._sockets: list[socket.socket] = []
-        self._timer = threading.Timer(seconds, self._end)
-        self._timer.daemon = True
-
-    def left(self) -> float:
-        """How many seconds."""
-        return self._deadline - time.monotonic()
-
-    def over(self, connection: socket.socket) -> None:
-        """Watch over a connection."""
-        # A descriptor of its own: TLS takes the other one away from its socket.
-        copy = connection.dup()
-        with self._lock:
-            self._sockets.append(copy)
-        if self.left() <= 0:
-            self._end()
-
-    def _end(self) -> None:
-        with self._lock:
-            for each in self._sockets:
-                with suppress(OSError):  # the other side was faster
-                    each.shutdown(socket.SHUT_RDWR)
-
-    def __enter__(self) -> None:
-        self._timer.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        self._timer.join()
-        while self._sockets:
-            self._sockets.pop().close()
-
-
-class _Network(httpcore2.SyncBackend):
-    """Connects within the time that is left, however many addresses a name has.
-
-    Only the system's resolver has limits of its own.
-    """
-
-    def __init__(self, watch: _Watch) -> None:
-        self._watch = watch
-
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ARG002 (the watch knows better)
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
-    ) -> httpcore2.NetworkStream:
-        """Connect to the first address that answers."""
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            raise httpcore2.ConnectError(str(error)) from error
-        addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
-        failed: Exception = httpcore2.ConnectError("the name has no address")
-        for tried, address in enumerate(addresses):
-            # A share for each: the first may be of a network that leads nowhere.
-            share = self._watch.left() / (len(addresses) - tried)
-            if share <= 0:
-                raise httpcore2.ConnectTimeout("no time is left")
-            try:
-                stream = super().connect_tcp(address, port, share, local_address, socket_options)
-            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
-                failed = error
-                continue
-            self._watch.over(stream.get_extra_info("socket"))
-            return stream
-        raise failed
 
 
 class HTTPTransport:
@@ -180,7 +81,7 @@ class HTTPTransport:
     ) -> Answer:
         check_url(url)
         data = bytearray()
-        watch = _Watch(self._timeout)
+        watch = Watch(self._timeout)
         late = f"{url} takes more than {self._timeout:g} s to answer"
         try:
             with (
@@ -205,15 +106,14 @@ class HTTPTransport:
                 raise Unreachable(late) from error
             raise Unreachable(f"{url} can't be reached: {type(error).__name__}") from error
 
-    def _client(self, url: str, watch: _Watch) -> httpx2.Client:
+    def _client(self, url: str, watch: Watch) -> httpx2.Client:
         transport = httpx2.HTTPTransport(
             # On this machine nothing is encrypted, so there is nothing to load.
             verify=self._tls() if url.startswith("https:") else False,
             trust_env=False,
             proxy=self._proxy,
         )
-        # httpx has no name for it; its pools hand it to every connection, proxied or not.
-        transport._pool._network_backend = _Network(watch)
+        WatchedNetwork(watch).serve(transport)
         return httpx2.Client(
             transport=transport,
             headers={

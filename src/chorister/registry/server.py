@@ -14,9 +14,10 @@ import uvicorn
 from chorister.clock import Clock
 from chorister.errors import ServiceError, StorageDamaged
 from chorister.registry.app import build_app
-from chorister.registry.config import RegistryConfig, load_key
+from chorister.registry.config import RegistryConfig
 from chorister.registry.folder import LogFolder
 from chorister.registry.log import Registry
+from chorister.transparency.key_file import load_key
 from chorister.transparency.sources import ABOUT, policy_path
 from chorister.transparency.trust import Authority
 

@@ -23,10 +23,20 @@ _MAX_ANSWER: Final = 65_536
 class RegistryClient:
     """A registry that one may write to. Every call may be repeated: it then changes nothing."""
 
-    def __init__(self, url: str, *, timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = 30.0,
+        transport: httpx2.BaseTransport | None = None,
+    ) -> None:
+        """`transport` replaces the network: other authorities, or the same process."""
         self._base = url.rstrip("/")
         self._client = httpx2.Client(
-            headers={"User-Agent": "chorister"}, follow_redirects=False, timeout=timeout
+            headers={"User-Agent": "chorister"},
+            follow_redirects=False,
+            timeout=timeout,
+            transport=transport,
         )
 
     def __enter__(self) -> Self:

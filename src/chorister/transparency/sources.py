@@ -82,7 +82,14 @@ class HTTPSource:
     no conditional requests: a validator that a server chose would come back to it as a name.
     """
 
-    def __init__(self, url: str, *, timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = 30.0,
+        transport: httpx2.BaseTransport | None = None,
+    ) -> None:
+        """`transport` replaces the network: other authorities, or the same process."""
         self._base = url.rstrip("/")
         self._timeout = timeout
         self._client = httpx2.Client(
@@ -91,6 +98,7 @@ class HTTPSource:
             follow_redirects=False,
             trust_env=False,
             timeout=timeout,
+            transport=transport,
         )
 
     def __enter__(self) -> Self:

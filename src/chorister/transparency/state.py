@@ -169,6 +169,10 @@ class LogState:
             ),
         )
 
+    def hpke_entries(self, aggregator: str) -> tuple[HPKEConfigEntry, ...]:
+        """All that an aggregator ever published, in the log's order."""
+        return tuple(entry for entry, _ in self._hpke.get(aggregator, ()))
+
     def _current_hpke(self, time: int) -> Iterator[tuple[str, bytes]]:
         for name, entries in self._hpke.items():
             valid = [at for entry, at in entries if entry.not_before <= time < entry.not_after]

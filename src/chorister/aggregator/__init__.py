@@ -1,0 +1,3 @@
+"""The two aggregators: sealed reports in, one noisy sum out, and nothing else."""
+
+from __future__ import annotations

@@ -1,0 +1,275 @@
+"""The leader's aggregation jobs: made from waiting reports, verified with the helper, added up.
+
+A job's reports and their order are fixed when it is made, and everything computed from them is
+deterministic. So a job that was interrupted anywhere is simply begun anew: its request comes out
+byte for byte the same, which the helper answers from memory, and its SHA-256, durable before the
+first byte is sent, proves it. The transaction that finishes a job deletes it: whoever comes second,
+in another process too, finds nothing to finish and adds nothing.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from sqlalchemy import Connection, Select, delete, insert, select, update
+
+from chorister._native import Aggregated, LeaderJob
+from chorister.aggregator import batches
+from chorister.aggregator.counters import VERIFIED, count, rejections
+from chorister.aggregator.database import Database
+from chorister.aggregator.hpke_keys import KeyRing
+from chorister.aggregator.schema import (
+    BatchState,
+    aggregation_jobs,
+    report_blobs,
+    segments,
+    tasks,
+)
+from chorister.aggregator.tasks import KnownTask, TaskRegister
+from chorister.aggregator.uploads import job_capacity
+from chorister.canonical import sha256
+from chorister.clock import Clock
+from chorister.dap.messages import AggregationJobInitReq
+from chorister.dap.taskprov import verify_key
+from chorister.errors import DecodeError, ProblemError, Unreachable
+
+__all__ = ["AggregationJobs", "HelperClient", "JobRef", "Step"]
+
+_JOB_ID_BYTES: Final = 16
+MAX_FAILURE: Final = 300
+
+
+class HelperClient(Protocol):
+    """The leader's view of the helper. Raises `ProblemError` (refused) or `Unreachable`."""
+
+    def create_aggregation_job(self, task: KnownTask, request: bytes) -> bytes:
+        """An encoded `AggregationJobInitReq` -> an encoded `AggregationJobResp`."""
+        ...
+
+    def aggregate_share(self, task: KnownTask, request: bytes) -> bytes:
+        """An encoded `AggregateShareReq` -> an encoded `AggregateShare`."""
+        ...
+
+
+class JobRef(NamedTuple):
+    """One aggregation job of the leader."""
+
+    task_id: bytes
+    job_id: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What became of one step."""
+
+    done: bool  # nothing is left to do for this job
+    why: str | None = None  # if not done: what it waits for
+    peer: bool = False  # the helper is away, or asks to be left alone for now: back off
+
+
+class AggregationJobs:
+    """Makes and steps the jobs of one leader."""
+
+    def __init__(
+        self,
+        database: Database,
+        register: TaskRegister,
+        keys: KeyRing,
+        clock: Clock,
+        *,
+        verify_key_init: bytes,
+        helper: HelperClient,
+        threads: int = 0,
+    ) -> None:
+        self._database = database
+        self._register = register
+        self._keys = keys
+        self._clock = clock
+        self._verify_key_init = verify_key_init
+        self._helper = helper
+        self._threads = threads
+        self._last_task = b""
+
+    def create(self, limit: int) -> list[JobRef]:
+        """Make up to `limit` jobs of waiting reports, task by task in turn."""
+        if not self._anything_waits():
+            return []
+        made: list[JobRef] = []
+        with self._database.write(durable=False) as connection:
+            while len(made) < limit:
+                task_id = self._next_waiting(connection)
+                if task_id is None:
+                    break
+                task = self._register.find(task_id)
+                ref = None if task is None else self._create_one(connection, task)
+                if ref is None:
+                    break  # swept, or others are at it
+                made.append(ref)
+        return made
+
+    def _anything_waits(self) -> bool:
+        """Without a writer's lock: mostly there is nothing to do."""
+        waiting = select(segments.c.task_id).where(segments.c.job_id.is_(None)).limit(1)
+        with self._database.read() as connection:
+            return connection.scalar(waiting) is not None
+
+    def _next_waiting(self, connection: Connection) -> bytes | None:
+        """The task after the last one, in the order of ids, that has waiting reports."""
+        waiting = (
+            select(segments.c.task_id)
+            .where(segments.c.job_id.is_(None))
+            .order_by(segments.c.task_id)
+            .limit(1)
+        )
+        found = connection.scalar(waiting.where(segments.c.task_id > self._last_task))
+        if found is None:
+            found = connection.scalar(waiting)
+        self._last_task = b"" if found is None else bytes(found)
+        return self._last_task or None
+
+    def _create_one(self, connection: Connection, task: KnownTask) -> JobRef | None:
+        capacity = job_capacity(task)
+        rows = connection.execute(
+            select(segments.c.segment_id, segments.c.reports)
+            .where(segments.c.task_id == task.task_id, segments.c.job_id.is_(None))
+            .order_by(segments.c.segment_id)
+            .limit(capacity)
+            .with_for_update(skip_locked=True)
+        )
+        chosen: list[bytes] = []
+        reports = 0
+        for segment_id, size in rows:
+            if chosen and reports + size > capacity:
+                break
+            chosen.append(bytes(segment_id))
+            reports += size
+        if not chosen:
+            return None
+        ref = JobRef(task.task_id, secrets.token_bytes(_JOB_ID_BYTES))
+        connection.execute(
+            update(segments)
+            .where(segments.c.task_id == task.task_id, segments.c.segment_id.in_(chosen))
+            .values(job_id=ref.job_id)
+        )
+        connection.execute(
+            insert(aggregation_jobs).values(
+                **ref._asdict(), created=self._clock.now(), reports=reports, attempts=0
+            )
+        )
+        return ref
+
+    def unfinished(self, limit: int = 1000) -> list[JobRef]:
+        """The jobs to step, the oldest first: after a start, those of the process before."""
+        with self._database.read() as connection:
+            rows = connection.execute(
+                select(aggregation_jobs.c.task_id, aggregation_jobs.c.job_id)
+                .join(tasks, tasks.c.task_id == aggregation_jobs.c.task_id)
+                .where(tasks.c.ends > self._clock.now())
+                .order_by(aggregation_jobs.c.created, aggregation_jobs.c.job_id)
+                .limit(limit)
+            )
+            return [JobRef(bytes(task_id), bytes(job_id)) for task_id, job_id in rows]
+
+    def step(self, ref: JobRef) -> Step:
+        """Verify a job's reports with the helper and add them up; harmless to do twice."""
+        task = self._register.find(ref.task_id)
+        if task is None or self._clock.now() >= task.ends:
+            return Step(done=True)
+        with self._database.read() as connection:
+            row = connection.execute(
+                select(aggregation_jobs.c.request_digest).filter_by(**ref._asdict())
+            ).one_or_none()
+            if row is None:
+                return Step(done=True)
+            reports = b"".join(connection.execute(_reports_of(ref)).scalars())
+        try:
+            return self._step(task, ref, reports, row.request_digest)
+        except (DecodeError, ProblemError, Unreachable) as error:
+            return self._failed(ref, str(error), peer=not isinstance(error, DecodeError))
+
+    def _step(self, task: KnownTask, ref: JobRef, reports: bytes, sent: bytes | None) -> Step:
+        job = task.binding.leader_initialize(
+            verify_key(self._verify_key_init, task.task_id),
+            self._keys.keypairs(),
+            reports,
+            threads=self._threads,
+        )
+        verify_resps = b""
+        if job.verify_inits:
+            request = AggregationJobInitReq(verify_inits=job.verify_inits).encode()
+            if not self._may_send(ref, sha256(request), sent):
+                return self._failed(ref, "the request would not be the one that was sent before")
+            verify_resps = self._helper.create_aggregation_job(task, request)
+        finished = job.finish(verify_resps, threads=self._threads)
+        return self._finish(task, ref, job, finished)
+
+    def _may_send(self, ref: JobRef, digest: bytes, sent: bytes | None) -> bool:
+        """Write down, durably, what is about to be sent, unless something was sent before."""
+        if sent is None:
+            key = aggregation_jobs.c.request_digest
+            with self._database.write() as connection:
+                connection.execute(
+                    update(aggregation_jobs)
+                    .filter_by(**ref._asdict())
+                    .where(key.is_(None))
+                    .values(request_digest=digest)
+                )
+                sent = connection.scalar(select(key).filter_by(**ref._asdict()))
+        # None: another worker has finished the job, and the helper's answer will be the same.
+        return sent is None or hmac.compare_digest(bytes(sent), digest)
+
+    def _finish(self, task: KnownTask, ref: JobRef, job: LeaderJob, added: Aggregated) -> Step:
+        by_helper = bytes(
+            after if not before else 0
+            for before, after in zip(job.errors, added.errors, strict=True)
+        )
+        names = {VERIFIED: added.count}
+        names |= rejections("leader", job.errors) | rejections("helper", by_helper)
+        with self._database.write(durable=False) as connection:
+            state = batches.lock(connection, task.task_id, alone=False)
+            if state is not BatchState.OPEN and state is not BatchState.FROZEN:
+                return Step(done=True)  # the task has ended meanwhile
+            if not connection.execute(delete(aggregation_jobs).filter_by(**ref._asdict())).rowcount:
+                return Step(done=True)  # another worker was faster, and did the same
+            _delete_reports(connection, ref)
+            batches.accumulate(self._database, connection, task, added)
+            count(self._database, connection, task.task_id, names)
+        return Step(done=True)
+
+    def _failed(self, ref: JobRef, why: str, *, peer: bool = False) -> Step:
+        why = why[:MAX_FAILURE]
+        with self._database.write(durable=False) as connection:
+            connection.execute(
+                update(aggregation_jobs)
+                .filter_by(**ref._asdict())
+                .values(failure=why, attempts=aggregation_jobs.c.attempts + 1)
+            )
+        return Step(done=False, why=why, peer=peer)
+
+
+def _reports_of(ref: JobRef) -> Select[bytes]:
+    return (
+        select(report_blobs.c.reports)
+        .join(
+            segments,
+            (segments.c.task_id == report_blobs.c.task_id)
+            & (segments.c.segment_id == report_blobs.c.segment_id),
+        )
+        .where(segments.c.task_id == ref.task_id, segments.c.job_id == ref.job_id)
+        .order_by(segments.c.segment_id)
+    )
+
+
+def _delete_reports(connection: Connection, ref: JobRef) -> None:
+    """Delete a job's sealed reports, in the transaction that finishes it."""
+    own = (segments.c.task_id == ref.task_id) & (segments.c.job_id == ref.job_id)
+    connection.execute(
+        delete(report_blobs).where(
+            report_blobs.c.task_id == ref.task_id,
+            report_blobs.c.segment_id.in_(select(segments.c.segment_id).where(own)),
+        )
+    )
+    connection.execute(delete(segments).where(own))

@@ -1,0 +1,249 @@
+"""SQLite or PostgreSQL behind one face: short transactions, durable or not, as the caller says.
+
+**SQLite** (one file a role): the write-ahead log, one writer at a time, begun with BEGIN IMMEDIATE
+so that whatever a writer reads is still so when it writes. Writers of one process queue at a lock
+of their own, because SQLite's is a busy loop. **PostgreSQL**: READ COMMITTED; whoever depends on
+what it read locks the row (see `batches.py`).
+
+*Durable* means on the disk before the block is left: for whatever is acknowledged to somebody. The
+rest (a job made, a job finished) may be lost with the power, because it is done again, with the
+same outcome; it is never lost out of order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, Table, event
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from chorister.aggregator.schema import properties
+from chorister.aggregator.sealing import Sealer
+from chorister.dap.draft import Role
+from chorister.errors import InternalError, KeyUnavailable, ServiceError, StorageDamaged
+
+__all__ = ["Database"]
+
+_BUSY_SECONDS: Final = 30
+_PAGE_BYTES: Final = 8192
+_CACHE_KIB: Final = 65_536
+_PAGES_AT_ONCE: Final = 2000
+_CHECK: Final = b"chorister at-rest key"
+
+
+class Database:
+    """One aggregator's database. Threads share it; each transaction has a connection."""
+
+    def __init__(self, engine: Engine, sealer: Sealer) -> None:
+        self.engine = engine
+        self.sealer = sealer
+        self.is_sqlite: Final = engine.dialect.name == "sqlite"
+        # How many rows the sum and each counter of a task are spread over.
+        self.shards: Final = 1 if self.is_sqlite else 16
+        self._writer: contextlib.AbstractContextManager[object] = (
+            threading.Lock() if self.is_sqlite else contextlib.nullcontext()
+        )
+
+    @classmethod
+    def open(cls, url: str, *, role: Role, sealer: Sealer, migrate: bool = False) -> Database:
+        """Open the database of one role: `sqlite:///FILE` or `postgresql+psycopg://...`.
+
+        Raises `ServiceError` where its schema is not this version's (unless told to `migrate`) or
+        it belongs to the other role, and `KeyUnavailable` where the at-rest key is another one.
+        """
+        database = cls(_engine(url), sealer)
+        try:
+            if migrate:
+                database.migrate()
+            database._check_version()
+            database._check_owner(role)
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Connection]:
+        """One consistent look (on PostgreSQL: consistent statement by statement)."""
+        with _as_service_error(), self.engine.connect() as connection, connection.begin():
+            yield connection
+
+    @contextlib.contextmanager
+    def write(self, *, durable: bool = True) -> Iterator[Connection]:
+        """One transaction: committed when the block is left, rolled back if it raises."""
+        with _as_service_error(), self._writer, self.engine.connect() as raw:
+            connection = raw.execution_options(chorister_write=True, chorister_durable=durable)
+            with connection.begin():
+                yield connection
+
+    def insert(self, table: Table) -> Any:  # noqa: ANN401 - both dialects' own `Insert`
+        """INSERT that knows ON CONFLICT, which both dialects spell alike."""
+        return sqlite_insert(table) if self.is_sqlite else postgresql_insert(table)
+
+    def insert_new(
+        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, object]]
+    ) -> int:
+        """Insert what is not there yet; how many rows that were."""
+        statement = self.insert(table).on_conflict_do_nothing()
+        return sum(connection.execute(statement, row).rowcount for row in rows)
+
+    # --- versions -------------------------------------------------------------------------------
+
+    def migrate(self) -> None:
+        """Bring the schema up to this version; does nothing if it is."""
+        with self.write() as connection:
+            config = _alembic()
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    def revision(self) -> str | None:
+        """The version of the schema, None in an empty database."""
+        with self.read() as connection:
+            return MigrationContext.configure(connection).get_current_revision()
+
+    def _check_version(self) -> None:
+        script = ScriptDirectory.from_config(_alembic())
+        wanted, found = script.get_current_head(), self.revision()
+        if found == wanted:
+            return
+        known = {each.revision for each in script.walk_revisions()}
+        if found is not None and found not in known:
+            raise ServiceError(
+                f"the database has schema {found}, newer than this software's {wanted}: upgrade it"
+            )
+        raise ServiceError(
+            f"the database has schema {found or 'none'}, this software needs {wanted}: migrate it"
+        )
+
+    def _check_owner(self, role: Role) -> None:
+        name = role.name.lower()
+        with self.write() as connection:
+            self.insert_new(connection, properties, [{"name": "role", "value": name.encode()}])
+            sealed = self.sealer.seal(_CHECK, b"properties", b"at-rest key")
+            self.insert_new(connection, properties, [{"name": "at-rest key", "value": sealed}])
+            found = {row.name: bytes(row.value) for row in connection.execute(properties.select())}
+        if not hmac.compare_digest(found["role"], name.encode()):
+            raise ServiceError(
+                f"the database is a {found['role'].decode()}'s, not a {name}'s: each needs its own"
+            )
+        try:
+            self.sealer.open(found["at-rest key"], b"properties", b"at-rest key")
+        except StorageDamaged:
+            raise KeyUnavailable(
+                "the at-rest key is not the one that this database was made with"
+            ) from None
+
+    # --- space ----------------------------------------------------------------------------------
+
+    def give_back(self) -> None:
+        """Return freed pages to the file system, a few at a time; PostgreSQL vacuums itself."""
+        if not self.is_sqlite:
+            return
+        with _as_service_error(), self.engine.connect() as connection:
+            raw = connection.connection.dbapi_connection
+            if not isinstance(raw, sqlite3.Connection):
+                raise InternalError("SQLite without its driver")
+            (free,) = raw.execute("PRAGMA freelist_count").fetchone()
+            for _ in range(0, free, _PAGES_AT_ONCE):
+                with self._writer:
+                    # As a script: the driver would make one step of a statement without columns.
+                    raw.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})")
+            with self._writer:
+                raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+@contextlib.contextmanager
+def _as_service_error() -> Iterator[None]:
+    try:
+        yield
+    except DBAPIError as error:
+        reason = str(error.orig).splitlines()[0] if error.orig else type(error).__name__
+        raise ServiceError(f"the database does not do its work: {reason}; try again") from error
+
+
+def _alembic() -> Config:
+    config = Config()
+    config.set_main_option("script_location", "chorister.aggregator:migrations")
+    return config
+
+
+def _engine(url: str) -> Engine:
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise ServiceError("the database is no URL: sqlite:///FILE or postgresql://...") from None
+    match parsed.get_backend_name():
+        case "sqlite":
+            if not parsed.database or parsed.database == ":memory:":
+                raise ServiceError("an aggregator's SQLite database is a file: sqlite:///FILE")
+            return _sqlite(sa.create_engine(
+                parsed.set(drivername="sqlite+pysqlite"),
+                connect_args={"timeout": _BUSY_SECONDS, "isolation_level": None,
+                              "check_same_thread": False, "cached_statements": 256},
+                pool_size=8, max_overflow=56,
+            ))  # fmt: skip
+        case "postgresql":
+            return _postgresql(sa.create_engine(
+                parsed.set(drivername="postgresql+psycopg"),
+                pool_size=8, max_overflow=24, pool_pre_ping=True,
+                isolation_level="READ COMMITTED",
+            ))  # fmt: skip
+    raise ServiceError(f"{parsed.get_backend_name()}: an aggregator runs on SQLite or PostgreSQL")
+
+
+def _sqlite(engine: Engine) -> Engine:
+    @event.listens_for(engine, "connect")
+    def configure(connection: sqlite3.Connection, _record: object) -> None:
+        # Settings of the file, made while it is empty; later each would wait for a writer.
+        if connection.execute("PRAGMA page_count").fetchone() == (0,):
+            for pragma in (f"page_size = {_PAGE_BYTES}", "auto_vacuum = INCREMENTAL"):
+                connection.execute(f"PRAGMA {pragma}").fetchall()
+        if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+            connection.execute("PRAGMA journal_mode = WAL").fetchall()
+        for pragma in (
+            "foreign_keys = ON",
+            "trusted_schema = OFF",
+            f"cache_size = -{_CACHE_KIB}",
+            "wal_autocheckpoint = 1000",
+            "journal_size_limit = 16777216",
+        ):
+            connection.execute(f"PRAGMA {pragma}").fetchall()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        options = connection.get_execution_options()
+        if options.get("chorister_write"):
+            level = "FULL" if options["chorister_durable"] else "NORMAL"
+            connection.exec_driver_sql(f"PRAGMA synchronous = {level}")
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        else:
+            connection.exec_driver_sql("BEGIN")
+
+    return engine
+
+
+def _postgresql(engine: Engine) -> Engine:
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        options = connection.get_execution_options()
+        if options.get("chorister_write") and not options["chorister_durable"]:
+            connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
+
+    return engine

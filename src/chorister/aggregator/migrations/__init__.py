@@ -1,0 +1,3 @@
+"""Alembic's migrations of an aggregator's database, part of the installed package."""
+
+from __future__ import annotations

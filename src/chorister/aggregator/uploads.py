@@ -1,0 +1,176 @@
+"""Uploads at the leader: looked at without a database, then stored, many requests at a time.
+
+`check_upload` is cheap and decides all that a report's header and our clock decide. `store_uploads`
+is one durable transaction for any number of requests: the ids are claimed in it (of two copies of a
+report, at the same moment, one is taken), and with them the reports are written as they came.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from sqlalchemy import Connection, insert
+
+from chorister._native import scan_reports
+from chorister.aggregator import batches
+from chorister.aggregator.counters import UPLOADED, count, rejections
+from chorister.aggregator.database import Database
+from chorister.aggregator.hpke_keys import KeyRing
+from chorister.aggregator.schema import BatchState, report_blobs, segments
+from chorister.aggregator.tasks import MAX_SKEW, KnownTask
+from chorister.clock import Clock
+from chorister.dap.draft import REPORT_ID_BYTES, ReportError
+from chorister.dap.messages import ReportUploadStatus, UploadErrors
+from chorister.dap.problems import invalid_message
+from chorister.errors import DecodeError
+
+__all__ = ["UploadPlan", "Uploads", "job_capacity"]
+
+_MAX_JOB_REPORTS: Final = 500
+_MAX_JOB_BYTES: Final = 16 << 20
+"""Of output shares, which wait in memory until the helper has answered."""
+_MAX_SEGMENT_REPORTS: Final = 64
+_SEGMENT_ID_BYTES: Final = 16
+
+
+def job_capacity(task: KnownTask) -> int:
+    """How many reports a job of the task may have."""
+    return max(1, min(_MAX_JOB_REPORTS, _MAX_JOB_BYTES // (16 * task.vdaf.length)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UploadPlan:
+    """One request, looked at: what would be stored, and what not."""
+
+    task: KnownTask
+    reports: bytes
+    ids: tuple[bytes, ...]
+    ends: tuple[int, ...]  # where each report ends
+    errors: bytes  # a `ReportError` a report, 0 where there is none yet
+
+
+class Uploads:
+    """The leader's door."""
+
+    def __init__(self, database: Database, keys: KeyRing, clock: Clock) -> None:
+        self._database = database
+        self._keys = keys
+        self._clock = clock
+
+    def check_upload(self, task: KnownTask, reports: bytes) -> UploadPlan:
+        """Look at a request; raises `ProblemError` where it is no list of reports."""
+        try:
+            headers = scan_reports(reports)
+        except DecodeError as error:
+            raise invalid_message(error, task_id=task.task_id) from None
+        ids = tuple(
+            headers.ids[start : start + REPORT_ID_BYTES]
+            for start in range(0, len(headers.ids), REPORT_ID_BYTES)
+        )
+        ends = np.frombuffer(headers.ends, np.uint64)
+        times = np.frombuffer(headers.times, np.uint64)
+        config_ids = np.frombuffer(headers.config_ids, np.uint8)
+        known = [keys.config_id for keys in self._keys.keypairs(set(config_ids.tolist()))]
+        now = self._clock.now()
+        # Of several complaints the last one written counts: those that end a device's attempts.
+        errors = np.zeros(headers.count, np.uint8)
+        errors[~np.isin(config_ids, known)] = ReportError.OUTDATED_CONFIG
+        if now < task.starts - MAX_SKEW:
+            errors[:] = ReportError.REPORT_TOO_EARLY
+        sizes = np.diff(ends, prepend=np.uint64(0))
+        wrong = (sizes != task.report_bytes) | (np.frombuffer(headers.extensions, np.uint8) != 0)
+        errors[wrong] = ReportError.INVALID_MESSAGE
+        errors[times != task.interval.start] = ReportError.REPORT_DROPPED
+        if now >= task.closes:
+            errors[:] = ReportError.TASK_EXPIRED
+        return UploadPlan(
+            task=task,
+            reports=reports,
+            ids=ids,
+            ends=tuple(ends.tolist()),
+            errors=errors.tobytes(),
+        )
+
+    def store_uploads(self, plans: Sequence[UploadPlan]) -> list[UploadErrors]:
+        """Store what can be stored, all in one transaction; what was refused, plan by plan.
+
+        Durable when it returns: then, and not before, the requests are answered.
+        """
+        errors = [bytearray(plan.errors) for plan in plans]
+        by_task: dict[bytes, list[int]] = defaultdict(list)
+        for place, plan in enumerate(plans):
+            by_task[plan.task.task_id].append(place)
+        with self._database.write() as connection:
+            for task_id in sorted(by_task):
+                self._store(
+                    connection,
+                    [(plans[place], errors[place]) for place in by_task[task_id]],
+                )
+        return [
+            UploadErrors(
+                tuple(
+                    ReportUploadStatus(report_id, code)
+                    for report_id, code in zip(plan.ids, codes, strict=True)
+                    if code
+                )
+            )
+            for plan, codes in zip(plans, errors, strict=True)
+        ]
+
+    def _store(self, connection: Connection, parts: Sequence[tuple[UploadPlan, bytearray]]) -> None:
+        """The plans of one task."""
+        task = parts[0][0].task
+        state = batches.lock(connection, task.task_id, alone=False)
+        if state is not BatchState.OPEN:
+            over = state is None or state >= BatchState.ENDING
+            closed = ReportError.TASK_EXPIRED if over else ReportError.BATCH_COLLECTED
+            for _, codes in parts:
+                codes[:] = bytes(code or closed for code in codes)
+            if over:
+                return  # nothing about it is written any more
+        wanted = {
+            report_id
+            for plan, codes in parts
+            for report_id, code in zip(plan.ids, codes, strict=True)
+            if not code
+        }
+        new = batches.add_ids(self._database, connection, task.task_id, wanted)
+        taken: list[bytes] = []
+        for plan, codes in parts:
+            start = 0
+            for place, (report_id, end) in enumerate(zip(plan.ids, plan.ends, strict=True)):
+                if not codes[place]:
+                    if report_id in new:
+                        new.discard(report_id)  # a second copy in the same requests
+                        taken.append(plan.reports[start:end])
+                    else:
+                        codes[place] = ReportError.REPORT_REPLAYED
+                start = end
+        self._write(connection, task, taken)
+        names = Counter({UPLOADED: len(taken)})
+        for _, codes in parts:
+            names.update(rejections("upload", codes))
+        count(self._database, connection, task.task_id, names)
+
+    def _write(self, connection: Connection, task: KnownTask, reports: Sequence[bytes]) -> None:
+        if not reports:
+            return
+        size = min(_MAX_SEGMENT_REPORTS, job_capacity(task))
+        headers: list[dict[str, Any]] = []
+        blobs: list[dict[str, Any]] = []
+        for start in range(0, len(reports), size):
+            chunk = reports[start : start + size]
+            key = {"task_id": task.task_id, "segment_id": self._segment_id()}
+            headers.append(key | {"reports": len(chunk)})
+            blobs.append(key | {"reports": b"".join(chunk)})
+        connection.execute(insert(segments), headers)
+        connection.execute(insert(report_blobs), blobs)
+
+    def _segment_id(self) -> bytes:
+        """In the order of arrival, and unique."""
+        return self._clock.now().to_bytes(6, "big") + secrets.token_bytes(_SEGMENT_ID_BYTES - 6)

@@ -1,0 +1,135 @@
+"""`chorister tasks`: what an aggregator knows of its tasks, for its operator.
+
+Exact counts: these commands read the aggregator's own database, and nobody else can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from chorister.canonical import b64url_encode
+from chorister.cli import app, console
+from chorister.cli.serve import missing
+from chorister.clock import SystemClock
+from chorister.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from chorister.aggregator.progress import TaskStatus
+
+commands = typer.Typer(no_args_is_help=True, help="Look at an aggregator's tasks.")
+app.add_typer(commands, name="tasks")
+
+Config = Annotated[Path, typer.Option("--config", help="The aggregator's settings.")]
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@commands.callback()
+def tasks() -> None:
+    """Look at an aggregator's tasks."""
+
+
+@commands.command("list")
+def list_command(
+    config: Config,
+    recipe: Annotated[
+        str | None, typer.Option(help="Only tasks of the recipe whose digest begins so (hex).")
+    ] = None,
+    json_: JSON = False,
+) -> None:
+    """All tasks: their state and how many reports were uploaded, verified and rejected."""
+    with _opened(config) as (statuses, collectors):
+        found = [
+            _described(each, collectors)
+            for each in statuses
+            if each.task.recipe_digest.hex().startswith(recipe or "")
+        ]
+    if json_:
+        typer.echo(json.dumps({"tasks": found}))
+        return
+    table = Table(show_edge=False)
+    for title in ("task", "analysis", "group", "state", "uploaded", "verified", "rejected"):
+        table.add_column(title, overflow="fold")
+    for each in found:
+        rejected = sum(sum(reasons.values()) for reasons in each["rejected"].values())
+        names = (each["task"][:12], each["analysis"], each["group"], each["state"])
+        table.add_row(*names, *map(str, (each["uploaded"], each["verified"], rejected)))
+    console.print(table)
+
+
+@commands.command("show")
+def show_command(
+    task: Annotated[str, typer.Argument(help="The task's id in base64url, or its beginning.")],
+    config: Config,
+    json_: JSON = False,
+) -> None:
+    """One task: rejections by reason at both aggregators, and why its jobs do not step."""
+    with _opened(config) as (statuses, collectors):
+        found = [
+            _described(each, collectors)
+            for each in statuses
+            if b64url_encode(each.task.task_id).startswith(task)
+        ]
+    if len(found) != 1:
+        raise InvalidInput(f"{len(found)} tasks have an id that begins with {task}")
+    (one,) = found
+    if json_:
+        typer.echo(json.dumps(one))
+        return
+    for name, value in one.items():
+        if name == "rejected":
+            lines = [f"{who}: {why} {n}" for who, r in value.items() for why, n in r.items()]
+            value = "; ".join(lines) or "none"
+        elif name == "waiting_for":
+            value = "; ".join(value) or "nothing"
+        console.print(f"{name:>15}  {value}", highlight=False, markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[Sequence[TaskStatus], frozenset[bytes]]]:
+    try:
+        from chorister.aggregator.config import load_config
+        from chorister.aggregator.progress import task_status
+        from chorister.aggregator.service import open_core
+    except ModuleNotFoundError as error:
+        raise missing(error) from error
+    config = load_config(path)
+    core = open_core(config, SystemClock(), migrate=False)
+    try:
+        collectors = frozenset(each.digest for each in config.collectors)
+        yield task_status(core.database, core.tasks.all()), collectors
+    finally:
+        core.database.close()
+
+
+def _described(status: TaskStatus, collectors: frozenset[bytes]) -> dict[str, Any]:
+    task = status.task
+    waiting = list(status.failures)
+    if task.collector not in collectors:
+        waiting.append(
+            f"collector {task.collector.hex()[:16]}… is not in the settings: it can't collect"
+        )
+    if status.verified < task.min_batch_size:
+        waiting.append(f"{task.min_batch_size - status.verified} more verified reports")
+    return {
+        "task": b64url_encode(task.task_id),
+        "recipe": task.recipe_digest.hex(),
+        "analysis": task.analysis,
+        "group": task.group,
+        "state": status.state.name.lower(),
+        "minimum": task.min_batch_size,
+        "uploaded": status.uploaded,
+        "verified": status.verified,
+        "rejected": {who: status.rejected(who) for who in ("upload", "leader", "helper")},
+        "unfinished_jobs": status.unfinished_jobs,
+        "waiting_for": waiting,
+        "opens": task.opens,
+        "closes": task.closes,
+        "ends": task.ends,
+    }

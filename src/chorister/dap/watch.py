@@ -1,0 +1,101 @@
+"""A time for a whole exchange over HTTP, which httpx has not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+import httpcore2
+import httpx2
+
+__all__ = ["Watch", "WatchedNetwork"]
+
+
+class Watch:
+    """Ends the connections of one exchange when its time is over.
+
+    httpx limits each read and each write, not their sum: a server that trickles, be it TLS, header
+    fields or the body, would hold us for ever.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+
+    def left(self) -> float:
+        """How many seconds."""
+        return self._deadline - time.monotonic()
+
+    def over(self, connection: socket.socket) -> None:
+        """Watch over a connection."""
+        # A descriptor of its own: TLS takes the other one away from its socket.
+        copy = connection.dup()
+        with self._lock:
+            self._sockets.append(copy)
+        if self.left() <= 0:
+            self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            for each in self._sockets:
+                with suppress(OSError):  # the other side was faster
+                    each.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self._timer.join()
+        while self._sockets:
+            self._sockets.pop().close()
+
+
+class WatchedNetwork(httpcore2.SyncBackend):
+    """Connects within the time that is left, however many addresses a name has.
+
+    Only the system's resolver has limits of its own.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ARG002 (the watch knows better)
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.NetworkStream:
+        """Connect to the first address that answers."""
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise httpcore2.ConnectError(str(error)) from error
+        addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
+        failed: Exception = httpcore2.ConnectError("the name has no address")
+        for tried, address in enumerate(addresses):
+            # A share for each: the first may be of a network that leads nowhere.
+            share = self._watch.left() / (len(addresses) - tried)
+            if share <= 0:
+                raise httpcore2.ConnectTimeout("no time is left")
+            try:
+                stream = super().connect_tcp(address, port, share, local_address, socket_options)
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                failed = error
+                continue
+            self._watch.over(stream.get_extra_info("socket"))
+            return stream
+        raise failed
+
+    def serve(self, transport: httpx2.HTTPTransport) -> None:
+        """Make every connection of a transport."""
+        # httpx has no name for it; its pools hand it to every connection, proxied or not.
+        transport._pool._network_backend = self

@@ -1,0 +1,1 @@
+"""Devices and servers put together in one process, for tests, rehearsals and the demo."""

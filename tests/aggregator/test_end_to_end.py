@@ -1,0 +1,133 @@
+"""From an event on a device to an estimate: three processes, two databases, real sockets.
+
+The devices are those that an app embeds, with the transport that they have in the field. The log
+is cosigned, keys are published and recipes enumerated by the servers themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from chorister.clock import SystemClock
+from chorister.dap.collector import Collected, Collector
+from chorister.device import Device, GivenKey, HeadFile, Sandbox, Timing
+from chorister.recipe import Recipe
+from tests.aggregator.inprocess_pair import wait_until
+from tests.aggregator.operators import TOKENS, Addresses, Operators
+from tests.aggregator.server_processes import (
+    COMMAND,
+    ServerProcesses,
+    environment,
+    server_processes,
+    stop,
+)
+
+DEVICES = 24
+AGE = 33
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[ServerProcesses]:
+    with server_processes(Operators(tmp_path, Addresses.local())) as processes:
+        yield processes
+
+
+def a_device(servers: ServerProcesses, number: int, sandbox: Sandbox) -> Device:
+    folder = servers.operators.folder / f"device-{number}"
+    folder.mkdir()
+    device = Device(
+        folder / "store",
+        servers.operators.policy,
+        GivenKey(number.to_bytes(32)),
+        registry=servers.operators.at.registry,
+        head=HeadFile(folder / "head"),
+        timing=Timing(query=1, slack=1, spread=1, poll=1),
+        sandbox=sandbox,
+        create=True,
+    )
+    device.opt_in()
+    assert device.set_profile("user", {"age": AGE, "locale": "de_DE"})
+    return device
+
+
+def tasks(servers: ServerProcesses, role: str) -> list[dict[str, object]]:
+    settings = str(servers.operators.settings(role))
+    run = subprocess.run(
+        [*COMMAND, "tasks", "list", "--config", settings, "--json"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: list[dict[str, object]] = json.loads(run.stdout)["tasks"]
+    return found
+
+
+def test_from_an_event_to_an_estimate(servers: ServerProcesses) -> None:
+    operators = servers.operators
+    recipe = operators.recipe(
+        "ages", SystemClock().now(), {"privacy/min_cohort": DEVICES, "privacy/epsilon": "8"}
+    )
+    with ExitStack() as stack:
+        sandbox = stack.enter_context(Sandbox())
+        devices = [
+            stack.enter_context(a_device(servers, number, sandbox)) for number in range(DEVICES)
+        ]
+        # Their ledgers begin with the first checkpoint that they see.
+        wait_until(lambda: devices[0].run_once().problems == (), "a published checkpoint")
+        for device in devices[1:]:
+            device.run_once()
+        with servers.registry() as registry:
+            registry.submit(operators.entry(recipe))
+        for device in devices:
+            wait_until(lambda: device.run_once().answered, "an answer")  # noqa: B023
+        for device in devices:
+            due = device.next_upload()
+            assert due is not None
+            while SystemClock().now() < due:
+                time.sleep(0.05)
+            assert device.upload_due().uploaded == 1
+    found = collect(servers, recipe)
+    assert found.report_count == DEVICES
+    check_estimate(recipe, found)
+    for role in ("leader", "helper"):
+        (task,) = tasks(servers, role)
+        assert (task["state"], task["verified"]) == ("collected", DEVICES)
+    for role in ("leader", "helper", "registry"):
+        assert stop(servers.running[role]) in (0, -15), servers.log(role).read_text()
+
+
+def collect(servers: ServerProcesses, recipe: Recipe) -> Collected:
+    operators = servers.operators
+    collector = Collector(operators.at.leader, TOKENS["collector"], operators.collector)
+    handle = collector.create(operators.task(recipe))
+    trials = recipe.privacy.min_cohort - 1
+
+    def result() -> Collected | None:
+        found = collector.poll(handle, noise_trials=trials)
+        return found if isinstance(found, Collected) else None
+
+    return wait_until(result, "the result")
+
+
+def check_estimate(recipe: Recipe, found: Collected) -> None:
+    """All devices are in one bin. By the exact law of each count, a false alarm is below 1e-6."""
+    randomizer = recipe.randomizer
+    n, trials = found.report_count, recipe.privacy.min_cohort - 1
+    (their_bin,) = recipe.encoding.find({"age": [AGE]}).tolist()
+    counts = found.counts.tolist()
+    true = stats.binom(n, randomizer.h)
+    others = stats.binom(n + 2 * trials, randomizer.q)
+    rate = 1e-7 / len(counts)
+    assert true.ppf(rate) <= counts.pop(their_bin) <= true.isf(rate) + others.isf(rate)
+    assert max(counts) <= others.isf(rate)
+    estimates = randomizer.debias(found.counts, n, trials)
+    assert int(estimates.argmax()) == their_bin

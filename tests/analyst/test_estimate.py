@@ -1,0 +1,202 @@
+"""Estimates: unbiased, covering, also for cells that an earlier round selected."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.stats import binom, norm
+
+import chorister as ch
+from chorister.analyst.estimate import Estimates, check_weight, estimate, quantile
+from chorister.analyst.rehearsal import draw_sums
+from chorister.errors import InvalidInput
+from chorister.privacy import OneHotRandomizer
+from chorister.recipe import Recipe
+from tests.analyst.fleets import fleet
+from tests.keyboard import ANALYSIS
+
+RUNS = 2000
+ALARM = 1e-6
+
+
+def within_binomial_error(hits: int, trials: int, chance: float) -> bool:
+    """Whether a count is likely enough: false alarms in one of a million runs at most."""
+    low, high = binom.ppf([ALARM / 2, 1 - ALARM / 2], trials, chance)
+    return bool(low <= hits <= high)
+
+
+def recipe(crowd: str = "noised", cells: int = 20, mechanism: str = "asymmetric") -> Recipe:
+    from tests.analyst.fleets import generous
+
+    policy = generous(
+        **{
+            f"analyses/{ANALYSIS}/crowds": ["noised", "honest"],
+            f"analyses/{ANALYSIS}/honest_fraction": "1/1",
+        }
+    )
+    study = fleet(policy).study("coverage", analysis=ANALYSIS)
+    question = study.histogram(
+        ch.intervals("age", range(cells)),
+        local_epsilon=3,
+        epsilon=1,
+        min_cohort=1000,
+        crowd=crowd,  # type: ignore[arg-type]
+        mechanism=mechanism,
+    )
+    return question.recipe(number=1, opens=0)
+
+
+def truth(cells: int, devices: int) -> NDArray[np.int64]:
+    """Heavy, light and empty cells."""
+    counts = np.zeros(cells, dtype=np.int64)
+    counts[:8] = [0, 1, 5, 20, 50, 100, 200, 400]
+    counts[8] = devices - counts.sum()
+    return counts
+
+
+def estimates(asked: Recipe, sums: NDArray[np.uint64], devices: int) -> Estimates:
+    trials = asked.privacy.min_cohort - 1 if asked.privacy.crowd == "noised" else 0
+    return estimate(asked.randomizer, sums, devices, trials)
+
+
+@pytest.mark.parametrize("crowd", ["noised", "honest"])
+@pytest.mark.parametrize("mechanism", ["asymmetric", "symmetric"])
+def test_estimates_are_unbiased_and_intervals_cover(crowd: str, mechanism: str) -> None:
+    asked = recipe(crowd, mechanism=mechanism)
+    devices, size = 2000, asked.encoding.size
+    counts = truth(size, devices)
+    rng = np.random.default_rng(11)
+    seen = np.empty((RUNS, size))
+    covered = np.zeros(size, dtype=np.int64)
+    for run in range(RUNS):
+        found = estimates(asked, draw_sums(asked, counts, devices, rng), devices)
+        seen[run] = found.value
+        ends = found.interval()
+        covered += (ends.low <= counts) & (counts <= ends.high)
+    trials = asked.privacy.min_cohort - 1 if crowd == "noised" else 0
+    exact = asked.randomizer.std_error(devices, counts, trials) / np.sqrt(RUNS)
+    z = norm.isf(ALARM / 2 / size)
+    assert (np.abs(seen.mean(axis=0) - counts) < z * exact).all()
+    # Sums are whole numbers, so a cell's own coverage is off .95 by its lattice: take them all.
+    assert abs(covered.sum() / (RUNS * size) - 0.95) < 0.006
+    assert all(0.93 < count / RUNS < 0.97 for count in covered)
+
+
+def test_a_fresh_cohort_covers_selected_cells_and_pooling_does_not() -> None:
+    """Select the largest of many empty-ish cells in one round; ask another cohort about it."""
+    asked = recipe(cells=60)
+    devices, size = 2000, asked.encoding.size
+    counts = np.full(size, 10, dtype=np.int64)
+    counts[0] = devices - counts[1:].sum()
+    rng = np.random.default_rng(5)
+    fresh = pooled = 0
+    for _ in range(RUNS):
+        first = estimates(asked, draw_sums(asked, counts, devices, rng), devices)
+        second = estimates(asked, draw_sums(asked, counts, devices, rng), devices)
+        chosen = 1 + int(np.argmax(first.value[1:]))
+        ends = second.interval()
+        fresh += bool(ends.low[chosen] <= 10 <= ends.high[chosen])
+        both = Estimates(
+            first.value + second.value,
+            first.base + second.base,
+            first.slope,
+            first.reports + second.reports,
+        ).interval()
+        pooled += bool(both.low[chosen] <= 20 <= both.high[chosen])
+    assert within_binomial_error(fresh, RUNS, 0.95)
+    assert not within_binomial_error(pooled, RUNS, 0.95)
+
+
+def test_adaptively_selected_cells_are_covered_by_a_whole_study() -> None:
+    """The same through studies: disjoint cohorts, the second asked about what the first showed."""
+    runs, covered = 150, 0
+    for seed in range(runs):
+        study = fleet(seed=seed).study("adaptive", analysis=ANALYSIS)
+        settings = {"local_epsilon": 3, "epsilon": 1, "min_cohort": 1000}
+        first = study.ask(
+            study.histogram(ch.intervals("age", range(5, 95)), participation=".3", **settings)
+        )
+        best = 1 + int(np.argmax(first.counts[1:]))
+        age = 5 + best - 1
+        question = study.histogram(
+            ch.intervals("age", [age, age + 1]), participation="0.4", **settings
+        )
+        second = study.ask(question)
+        answered = study.fleet.gather  # the devices of round 2 alone
+        assert answered is not None
+        assert second.n_reports < 0.4 * 0.75 * 89_100
+        # Truth among the devices that answered: recomputed from the rehearsal's own draw.
+        held = true_counts(study, 2)
+        ends = second.intervals()
+        covered += bool(ends.low[1] <= held[1] <= ends.high[1])
+    assert within_binomial_error(covered, runs, 0.95)
+
+
+def true_counts(study: ch.Study, number: int) -> NDArray[np.int64]:
+    """What the devices that answered a round held, from a replay of the rehearsal."""
+    from chorister.analyst.rehearsal import Rehearsal
+
+    assert isinstance(study.fleet, Rehearsal)
+    replay = fleet(seed=study.fleet.seed)
+    answering = None
+    for round_ in study.rounds[:number]:
+        answering = replay._answer(round_)
+        rows = replay._rng(round_, "rows")
+    assert answering is not None
+    return replay.population.answers(round_.recipe, answering, rows).counts[0]
+
+
+def test_simultaneous_intervals_cover_all_at_once() -> None:
+    asked = recipe(cells=60)
+    devices, size = 2000, asked.encoding.size
+    counts = truth(size, devices)
+    rng = np.random.default_rng(3)
+    all_hold = 0
+    for _ in range(RUNS):
+        found = estimates(asked, draw_sums(asked, counts, devices, rng), devices)
+        ends = found.interval(candidates=size)
+        all_hold += bool(((ends.low <= counts) & (counts <= ends.high)).all())
+    # Bonferroni never falls short; a lattice adds or takes a little.
+    assert all_hold / RUNS > 0.94
+    assert quantile(0.95, 1000) > quantile(0.95) > 1.95
+
+
+def test_score_intervals_are_the_randomizers_and_normal_ones_are_symmetric() -> None:
+    randomizer = OneHotRandomizer(mechanism="asymmetric", local_epsilon=2, length=5)
+    found = estimate(randomizer, [100, 200, 300, 150, 120], 1000, 99)
+    theirs = randomizer.interval(found.value, 1000, 99)
+    ours = found.interval()
+    np.testing.assert_allclose(ours.low, theirs.low)
+    np.testing.assert_allclose(ours.high, theirs.high)
+    normal = found.interval(method="normal")
+    np.testing.assert_allclose(normal.low + normal.high, 2 * found.value)
+    np.testing.assert_allclose(found.std_error, randomizer.std_error(1000, found.value, 99))
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0])
+def test_a_confidence_lies_between_0_and_1(confidence: float) -> None:
+    with pytest.raises(InvalidInput, match="confidence"):
+        quantile(confidence)
+
+
+def test_a_strange_total_weight_is_marked_with_the_least_number_of_hostile_reports() -> None:
+    asked = recipe(cells=100)
+    devices, size = 10_000, asked.encoding.size
+    counts = truth(size, devices)
+    sums = draw_sums(asked, counts, devices, np.random.default_rng(1))
+    trials = asked.privacy.min_cohort - 1
+    good = check_weight(asked.randomizer, sums, devices, trials)
+    assert not good.marked
+    assert good.least_hostile == 0
+    assert "nothing unusual" in good.explain()
+    limit = asked.randomizer.max_weight
+    hostile = 300
+    bad = check_weight(asked.randomizer, sums + np.uint64(hostile * limit // size), devices, trials)
+    assert bad.marked
+    assert bad.least_hostile is not None
+    assert hostile * 0.8 < bad.least_hostile < hostile * 1.2
+    assert "hostile" in bad.explain()
+    worse = check_weight(asked.randomizer, sums + np.uint64(10**9), devices, trials)
+    assert worse.least_hostile is None
+    assert "aggregator" in worse.explain()
