@@ -24,13 +24,15 @@ from scipy.stats import binom
 
 from chorister.errors import InvalidInput
 
-__all__ = ["Ranked", "check_vocabulary", "extend", "heard", "largest", "worth_asking"]
+__all__ = ["KEPT", "LEAST_EXPECTED", "LEAST_ON_THE_WAY", "Ranked", "check_vocabulary", "extend", "heard", "largest", "worth_asking"]
 
 Floats: TypeAlias = NDArray[np.float64]
 Codes: TypeAlias = NDArray[np.int64]
 
 LEAST_EXPECTED: Final = 0.2
 """Standard errors that a candidate is expected to have at least."""
+LEAST_ON_THE_WAY: Final = 0.02
+"""The same where what is heard only leads to the next round: pruning is loose."""
 KEPT: Final = 8_000
 """n-grams that are extended, at most."""
 
@@ -116,12 +118,15 @@ class _Grouped:
         return cls(order, ranks, starts, sizes)
 
 
-def worth_asking(ranked: Ranked, *, reports: int, sigma: float, most: int) -> Ranked:
+def worth_asking(
+    ranked: Ranked, *, reports: int, sigma: float, most: int, least: float = LEAST_EXPECTED
+) -> Ranked:
     """The candidates of the next round: expected to be heard of, and as many as it holds.
 
-    `reports` and `sigma` (the standard error of an empty cell, in devices) are the next round's.
+    `reports` and `sigma` (the standard error of an empty cell, in devices) are the next round's;
+    `least` is how many of these a candidate is expected to have.
     """
-    promising = ranked.take(ranked.shares * reports >= LEAST_EXPECTED * sigma)
+    promising = ranked.take(ranked.shares * reports >= least * sigma)
     if not len(promising):  # nothing promises anything: ask for the best there is
         promising = largest(ranked, min(most, 100))
     return largest(promising, most)
