@@ -137,8 +137,8 @@ def _mosaic(found: Crosstab) -> altair.Chart:
                 scale=alt.Scale(scheme="blueorange", domain=[-2, 2], domainMid=0, clamp=True),
                 legend=alt.Legend(
                     values=[-2, -1, 0, 1, 2],
-                    labelExpr="{'-2':'1/4','-1':'1/2','0':'1','1':'2','2':'4'}[datum.label]"
-                    " || datum.label",
+                    labelExpr="datum.value == -2 ? '1/4' : datum.value == -1 ? '1/2' : "
+                    "datum.value == 0 ? '1' : datum.value == 1 ? '2' : '4'",
                 ),
             ),
             tooltip=[
@@ -153,5 +153,13 @@ def _mosaic(found: Crosstab) -> altair.Chart:
         .mark_text(angle=315, align="right", baseline="top", dy=4, fontSize=10)
         .encode(x="x:Q", y=alt.value(400), text="label:N")
     )
-    chart: altair.Chart = alt.layer(boxes, under).properties(width=520, height=400)
+    # Cells that are large enough to hold their name.
+    large = [row for row in rows if row["x2"] - row["x"] > 5.0 and row["y2"] - row["y"] > 6.0]
+    inside = (
+        alt.Chart(alt.InlineData(values=large))
+        .transform_calculate(mx="(datum.x + datum.x2) / 2", my="(datum.y + datum.y2) / 2")
+        .mark_text(fontSize=8, color="#1c2430")
+        .encode(x="mx:Q", y="my:Q", text="column:N")
+    )
+    chart: altair.Chart = alt.layer(boxes, inside, under).properties(width=620, height=400)
     return chart
