@@ -21,6 +21,7 @@ __all__ = [
     "connect",
     "crosstab",
     "discover_ngrams",
+    "errors",
     "grid",
     "heatmap",
     "intervals",
@@ -48,6 +49,8 @@ _MODULES: Final = {
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 (whatever the name stands for)
+    if name == "errors":
+        return import_module(f"{__name__}.errors")
     if name in _MODULES:
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,3 +1,4 @@
+from chorister import errors
 from chorister.analyst.algorithms.crosstab import crosstab
 from chorister.analyst.algorithms.heatmap import heatmap
 from chorister.analyst.algorithms.ngrams import discover_ngrams
@@ -19,6 +20,7 @@ __all__ = [
     "connect",
     "crosstab",
     "discover_ngrams",
+    "errors",
     "grid",
     "heatmap",
     "intervals",

@@ -181,7 +181,7 @@ def test_a_window_that_is_over_before_the_recipe_was_published(tmp_path: Path) -
 
 
 def test_cancel_and_status() -> None:
-    study = a_study()
+    study = a_study(generous(1))  # a question that is taken back at once costs nobody anything
     assert "Nothing was asked" in study.status().explain()
     question = a_question(study)
     study.post(question)

@@ -101,6 +101,11 @@ class Population:
             for _ in range(weight):
                 yield rows
 
+    def truth(self, recipe: Recipe, seed: int) -> NDArray[np.float64]:
+        """The true counts if every device answered: one a bin, or a row a group."""
+        found = self.answers(recipe, self.weights, np.random.default_rng([seed, 0])).counts
+        return (found if recipe.group_by else found[0]).astype(np.float64)
+
     def answers(self, recipe: Recipe, answering: Ints, rng: np.random.Generator) -> Answers:
         """What `answering` devices a class report, each one bin, by the device's own rule."""
         rows = self._result(recipe)
