@@ -197,6 +197,7 @@ QUERIES = [
     "SELECT ngrams.ngram AS t FROM keyboard, ngrams(keyboard.ngram, 2)",
     "SELECT g.ngram AS t FROM keyboard, ngrams(keyboard.ngram, 2) AS g",
     "SELECT ngrams.ngram AS t FROM keyboard, ngrams(keyboard.ngram, 1)",
+    "SELECT DISTINCT ngrams.ngram AS t FROM keyboard, ngrams(keyboard.ngram, 2)",
     "SELECT lower(keyboard.ngram) AS t FROM keyboard WHERE length(keyboard.ngram) > 3",
 ]
 FEATURES = [
@@ -220,6 +221,25 @@ def test_simple_queries_give_what_sqlite_gives(query: str, feature: Any) -> None
     assert fast.sum() == 4
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT DISTINCT ngrams.ngram AS t FROM keyboard, ngrams(keyboard.ngram, 2)",
+        "SELECT DISTINCT keyboard.ngram AS t FROM keyboard",
+    ],
+)
+def test_distinct_rows_weigh_the_same(query: str) -> None:
+    people, study = texts(
+        device=[0] * 5 + [1] * 3, ngram=["a b"] * 4 + ["c d"] + ["e f", "c d", "c d"]
+    )
+    recipe = a_recipe(study, ch.categories("t", ["a b"]), query, reads={"keyboard": ["ngram"]})
+    fast = people._result(recipe)
+    slow = people._run_sqlite(recipe)
+    assert fast.owners.tolist() == slow.owners.tolist() == [0, 0, 1, 1]
+    for rows in (fast, slow):
+        assert sorted(rows.columns["t"].values(None)[:2]) == ["a b", "c d"]
+
+
 def test_which_queries_are_simple() -> None:
     columns = {"keyboard": ("ngram",), "user": ("age", "locale")}
     simple = parse_simple("SELECT age, ngram AS n FROM keyboard, user", columns)
@@ -231,7 +251,6 @@ def test_which_queries_are_simple() -> None:
         "SELECT age FROM user -- a comment",
         "SELECT age FROM user, user",
         "SELECT height FROM user",
-        "SELECT DISTINCT age FROM user",
         "SELECT age, age FROM user",
         "SELECT ngram FROM keyboard, ngrams(keyboard.ngram, 2)",
         "SELECT age FROM user LIMIT 1",
