@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -108,6 +109,7 @@ class Archive:
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
+        self.patience = 10.0  # seconds to wait for another process that writes
         self._rounds: dict[str, dict[int, Round]] = {}
         self._seen: dict[Path, tuple[int, int]] = {}  # files as they were last read or written
         self._read_changes()
@@ -171,23 +173,45 @@ class Archive:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Only one process asks at a time."""
+        """Only one process writes at a time; what others wrote before is read."""
+        with self._locked(None, self.patience):
+            yield
+
+    @contextmanager
+    def waiting(self, study: str) -> Iterator[None]:
+        """Only one process waits for a study's results; others may ask in other studies."""
+        with self._locked(study, 0.0):
+            yield
+
+    @contextmanager
+    def _locked(self, study: str | None, patience: float) -> Iterator[None]:
         if self.folder is None:
             yield
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        folder = self.folder if study is None else self.folder / study
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise StudyError(
-                    f"another process is asking from {self.folder}: let it finish, or stop it"
-                ) from None
+            _acquire(descriptor, folder, patience)
             self._read_changes()
             yield
         finally:
             os.close(descriptor)
+
+
+def _acquire(descriptor: int, folder: Path, patience: float) -> None:
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise StudyError(
+                    f"another process is asking from {folder}: let it finish, or stop it"
+                ) from None
+            time.sleep(0.02)
+        else:
+            return
 
 
 def _mark(path: Path) -> tuple[int, int]:

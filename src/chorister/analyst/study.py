@@ -298,7 +298,7 @@ class Study:
         """The result of a round; while it waits, a bar shows how the cohort fills."""
         if round_.state is not State.ASKED:
             return self._outcome(round_)
-        with self.fleet.archive.asking(), waiting_bar(self.name, round_, bar) as tell:
+        with self.fleet.archive.waiting(self.name), waiting_bar(self.name, round_, bar) as tell:
             newest = self.rounds[round_.number - 1]  # perhaps another process was quicker
             done = self._gather(newest, tell) if newest.state is State.ASKED else newest
         return self._outcome(done)
@@ -320,7 +320,11 @@ class Study:
         except WindowOver as error:
             return self._fail(round_, "WindowOver", str(error))
         done = replace(latest[-1], state=State.COLLECTED, result=_result(round_, gathered))
-        archive.write(self.name, done)
+        with archive.asking():
+            newest = self.rounds[round_.number - 1]
+            if newest.state is State.WITHDRAWN:  # by another process, meanwhile
+                return newest
+            archive.write(self.name, done)
         self.fleet.settle(done)
         return done
 
