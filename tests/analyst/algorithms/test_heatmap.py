@@ -79,7 +79,7 @@ def test_a_run_that_was_stopped_goes_on_without_asking_again(tmp_path: Path) -> 
 
 
 def test_disjoint_cohorts_where_a_device_answers_once() -> None:
-    study = fleet(reports=1, seed=11).study("towns")
+    study = fleet(reports=1, seed=12).study("towns")
     run = heatmap(study, ("x", "y"), BOX, depth=6)
     assert run.plan.cohorts == "disjoint"
     result = run.result
@@ -137,8 +137,10 @@ def test_outlines_of_both_kinds_are_cut_to_the_box() -> None:
 
 json_values = st.recursive(
     st.none() | st.integers(-5, 5) | st.sampled_from(["Polygon", "Topology", "Feature"]),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["type", "arcs", "coordinates", "geometry"]), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["type", "arcs", "coordinates", "geometry"]), inner)
+    ),
     max_leaves=10,
 )
 

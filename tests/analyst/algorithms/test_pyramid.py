@@ -118,18 +118,14 @@ def test_cells_split_where_there_is_mass_and_the_limit_holds() -> None:
     finest = [level for level, mask in enumerate(free.masks) if mask.any()][-1]
     assert finest >= 7
     assert seen.at(finest)[free.masks[finest]].sum() > 90_000.0
-    covered = sum(
-        np.count_nonzero(mask) / 4.0**level for level, mask in enumerate(free.masks)
-    )
+    covered = sum(np.count_nonzero(mask) / 4.0**level for level, mask in enumerate(free.masks))
     assert covered == pytest.approx(1.0)
 
 
 def test_undecided_hotspots_stay_whole() -> None:
     rng = np.random.default_rng(4)
     seen = Pyramid(tuple(pyramid_of(rng.uniform(50.0, 150.0, (256, 256)))))
-    rules = Refinement(
-        thresholds={level: 0.1 for level in range(8)}, hotspots=100, hotspot_margin=2.0
-    )
+    rules = Refinement(thresholds=dict.fromkeys(range(8), 0.1), hotspots=100, hotspot_margin=2.0)
     split = rules.partition(seen, 10.0, depth=8, most_cells=10**6)
     last = np.sort(seen.at(7).ravel())[-100]
     near = np.abs(seen.at(7) - last) < 20.0
