@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -54,9 +56,7 @@ def trips_policy(*, reports: int, epsilon: float = 1.0, max_bins: int = 10_000) 
     keyboard = (REPOSITORY / "examples" / "keyboard" / "policy.toml").read_text()
     head = keyboard[: keyboard.index("# All analyses together")]
     local = 12 * reports
-    allowance = (
-        f"local_epsilon = {local}, epsilon = {epsilon}, delta = 1e-6, reports = {reports}"
-    )
+    allowance = f"local_epsilon = {local}, epsilon = {epsilon}, delta = 1e-6, reports = {reports}"
     fields = "\n".join(f'"trip.{name}" = {{ {allowance} }}' for name in ("x", "y", "fare"))
     device = (
         f"[device]\nepsilon = {2 * epsilon}\ndelta = 1e-5\nreports = {reports}\n"
@@ -81,3 +81,12 @@ def three_towns(devices: int, seed: int) -> tuple[pl.DataFrame, NDArray[np.float
         {"device": np.arange(devices), "x": points[:, 0], "y": points[:, 1], "fare": fare}
     )
     return frame, points
+
+
+def rows_of(spec: dict[str, Any], layer: dict[str, Any]) -> list[dict[str, Any]]:
+    """The data of a chart's layer, written in place or once for the whole chart."""
+    data = layer["data"]
+    rows: list[dict[str, Any]] = (
+        data["values"] if "values" in data else spec["datasets"][data["name"]]
+    )
+    return rows
