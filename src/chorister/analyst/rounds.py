@@ -109,9 +109,17 @@ class Archive:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self._rounds: dict[str, dict[int, Round]] = {}
-        if folder is not None:
-            for path in sorted(folder.glob("*/round-*.json")):
+        self._seen: dict[Path, tuple[int, int]] = {}  # files as they were last read or written
+        self._read_changes()
+
+    def _read_changes(self) -> None:
+        """Read what another process wrote since."""
+        if self.folder is None:
+            return
+        for path in sorted(self.folder.glob("*/round-*.json")):
+            if self._seen.get(path) != (mark := _mark(path)):
                 self._load(path)
+                self._seen[path] = mark
 
     def _load(self, path: Path) -> None:
         try:
@@ -158,6 +166,7 @@ class Archive:
         if self.folder is not None:
             path = self.folder / study / f"round-{round_.number:04}.json"
             write_atomically(path, round_.to_json().encode())
+            self._seen[path] = _mark(path)
         self._rounds.setdefault(study, {})[round_.number] = round_
 
     @contextmanager
@@ -175,6 +184,13 @@ class Archive:
                 raise StudyError(
                     f"another process is asking from {self.folder}: let it finish, or stop it"
                 ) from None
+            self._read_changes()
             yield
         finally:
             os.close(descriptor)
+
+
+def _mark(path: Path) -> tuple[int, int]:
+    """What changes whenever a file is replaced."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns

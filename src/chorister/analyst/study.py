@@ -299,7 +299,8 @@ class Study:
         if round_.state is not State.ASKED:
             return self._outcome(round_)
         with self.fleet.archive.asking(), waiting_bar(self.name, round_, bar) as tell:
-            done = self._gather(round_, tell)
+            newest = self.rounds[round_.number - 1]  # perhaps another process was quicker
+            done = self._gather(newest, tell) if newest.state is State.ASKED else newest
         return self._outcome(done)
 
     def _gather(self, round_: Round, tell: Tell) -> Round:
