@@ -281,7 +281,7 @@ def test_real_devices_answer_the_query(options: dict[str, Any]) -> None:
         answer = ask(sandbox, query, snapshot([("To be, or not TO BE", 1)]))
     every = ["to be", "be or", "or not", "not to", "to be"]
     assert answer.names == ("ngram",)
-    found = [row[0] for row in answer.rows]
+    found = [str(row[0]) for row in answer.rows]
     if "drawn" in options:
         assert len(set(found)) == len(found) == 2
         assert set(found) <= set(every)
