@@ -11,10 +11,9 @@ from __future__ import annotations
 import html as escaping
 import json
 import os
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,10 +52,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Ngrams", "discover_ngrams", "round_shares"]
 
+_COHORTS: Final[dict[str, Cohorts]] = {"everyone": "everyone", "disjoint": "disjoint"}
 _FORMAT: Final = "chorister-ngrams-1"
 _LONGEST: Final = 8
 _COLUMN: Final = "ngram"
-_DISJOINT: Final = {1: (1.0,), 2: (0.2, 0.8), 3: (0.08, 0.25, 0.67), 4: (0.06, 0.22, 0.28, 0.44)}
+_DISJOINT: Final = {1: (1.0,), 2: (0.2, 0.8), 3: (0.08, 0.32, 0.6), 4: (0.06, 0.22, 0.28, 0.44)}
 _EVERYONE: Final = {1: (1.0,), 2: (0.1, 0.9), 3: (0.05, 0.25, 0.7), 4: (0.04, 0.16, 0.3, 0.5)}
 
 
@@ -197,11 +197,9 @@ class Ngrams:
         try:
             tree = json.loads(text)
             require_format(tree, _FORMAT)
-            if tree["cohorts"] not in ("everyone", "disjoint"):
-                raise DecodeError("cohorts are everyone or disjoint", field="cohorts")
             return cls(
                 results=tuple(Result.from_json(json.dumps(each)) for each in tree["results"]),
-                cohorts=tree["cohorts"],
+                cohorts=_COHORTS[tree["cohorts"]],
                 drawn=None if tree["drawn"] is None else int(tree["drawn"]),
             )
         except DecodeError:
@@ -402,9 +400,3 @@ class _Words:
         size = len(self.names)
         digits = [(codes // size**i % size).tolist() for i in range(n - 1, -1, -1)]
         return tuple(" ".join(self.names[at] for at in gram) for gram in zip(*digits, strict=True))
-
-
-def prefixes(ngram: str) -> Sequence[tuple[str, str]]:
-    """Each beginning of an n-gram with the next longer one: ("", "how"), ("how", "how are")."""
-    words = ngram.split()
-    return list(pairwise(["", *(" ".join(words[: i + 1]) for i in range(len(words)))]))
