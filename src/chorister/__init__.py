@@ -18,7 +18,12 @@ __all__ = [
     "Study",
     "__version__",
     "categories",
+    "connect",
+    "crosstab",
+    "discover_ngrams",
+    "errors",
     "grid",
+    "heatmap",
     "intervals",
     "prefix_tree",
     "rehearse",
@@ -32,7 +37,11 @@ _MODULES: Final = {
     "Result": "analyst.result",
     "Study": "analyst.study",
     "categories": "analyst.features",
+    "connect": "analyst.live",
+    "crosstab": "analyst.algorithms.crosstab",
+    "discover_ngrams": "analyst.algorithms.ngrams",
     "grid": "analyst.features",
+    "heatmap": "analyst.algorithms.heatmap",
     "intervals": "analyst.features",
     "prefix_tree": "analyst.features",
     "rehearse": "analyst.rehearsal",
@@ -40,6 +49,8 @@ _MODULES: Final = {
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 (whatever the name stands for)
+    if name == "errors":
+        return import_module(f"{__name__}.errors")
     if name in _MODULES:
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

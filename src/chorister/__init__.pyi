@@ -1,4 +1,9 @@
+from chorister import errors
+from chorister.analyst.algorithms.crosstab import crosstab
+from chorister.analyst.algorithms.heatmap import heatmap
+from chorister.analyst.algorithms.ngrams import discover_ngrams
 from chorister.analyst.features import categories, grid, intervals, prefix_tree
+from chorister.analyst.live import connect
 from chorister.analyst.question import Question
 from chorister.analyst.rehearsal import rehearse
 from chorister.analyst.result import Result
@@ -12,7 +17,12 @@ __all__ = [
     "Study",
     "__version__",
     "categories",
+    "connect",
+    "crosstab",
+    "discover_ngrams",
+    "errors",
     "grid",
+    "heatmap",
     "intervals",
     "prefix_tree",
     "rehearse",

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from chorister.analyst.ledgers import Ledgers
-from chorister.analyst.rounds import Archive, Round
+from chorister.analyst.rounds import Archive, Round, State
 from chorister.analyst.view import Part
 from chorister.clock import Clock
 from chorister.policy import Policy
 from chorister.recipe import Recipe
 
-__all__ = ["Fleet", "Gathered", "Progress", "Tell", "Withdrawn", "expected_reports", "foreseen"]
+__all__ = ["Fleet", "Gathered", "Progress", "Tell", "expected_reports", "foreseen"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,10 +35,6 @@ class Progress:
     ends: int | None = None  # until when the result can be collected
     expected: int | None = None  # when the result is expected
     rejected: dict[str, dict[str, int]] = field(default_factory=dict)  # by aggregator and reason
-
-
-class Withdrawn(Exception):
-    """Raised by `tell` to stop waiting: the analyst cancelled."""
 
 
 Tell = Callable[[Progress], None]
@@ -71,6 +67,10 @@ class Fleet(Protocol):
         """Wait for the result; `keep` stores what is needed to go on after a crash."""
         ...
 
+    def settle(self, round_: Round) -> None:
+        """The result is kept: the aggregators may forget it."""
+        ...
+
     def progress(self, round_: Round) -> Progress:
         """How far an open round is."""
         ...
@@ -85,14 +85,32 @@ def foreseen(fleet: Fleet) -> Ledgers[float]:
     ledgers: Ledgers[float] = Ledgers(policy=fleet.policy, fresh=1.0)
     now = fleet.clock.now()
     for round_ in fleet.archive.all_rounds():
-        if not _renewed(round_.recipe, fleet.policy, now):
-            answered(ledgers, round_.recipe)
+        # Who answered a question that was taken back is not known: devices decide by themselves.
+        counts = round_.published and round_.state is not State.WITHDRAWN
+        if counts and not _renewed(round_.recipe, fleet.policy, now):
+            answered(ledgers, round_.recipe, most=_most(round_, fleet.devices))
     return ledgers
 
 
-def answered(ledgers: Ledgers[float], recipe: Recipe) -> float:
-    """Let a recipe be answered; returns the share of the fleet that does."""
+def _most(round_: Round, devices: int | None) -> float:
+    """The largest share of the fleet that answered: a target ends a recipe before all did."""
+    if round_.target is None or devices is None:
+        return 1.0
+    parts = len(round_.result.parts) if round_.result is not None else 1
+    reports = round_.result.n_reports if round_.result is not None else round_.target * parts
+    return min(1.0, reports / devices)
+
+
+def answered(ledgers: Ledgers[float], recipe: Recipe, *, most: float = 1.0) -> float:
+    """Let a recipe be answered; returns the share of the fleet that does, at most `most`."""
     chance = float(recipe.participation.probability)
+    willing = sum(
+        weight
+        for ledger, weight in ledgers.classes.values()
+        if ledgers.would_answer(ledger, recipe)
+    )
+    if chance * willing > most:
+        chance = most / willing
     shares = ledgers.answer(
         recipe,
         take=lambda weight: (weight * chance, weight * (1.0 - chance)),

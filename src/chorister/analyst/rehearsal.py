@@ -14,7 +14,7 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,12 +33,41 @@ from chorister.recipe import Recipe
 
 if TYPE_CHECKING:
     from chorister.analyst.question import Question
+    from chorister.analyst.reports import ReportsRehearsal
 
 __all__ = ["Rehearsal", "rehearse"]
 
 Ints: TypeAlias = NDArray[np.int64]
-Mode: TypeAlias = Literal["law", "reports"]
 _FORMAT: Final = "chorister-rehearsal-1"
+
+
+@overload
+def rehearse(
+    population: object,
+    policy: Policy | str | os.PathLike[str],
+    *,
+    mode: Literal["law"] = "law",
+    device: str = ...,
+    count: str = ...,
+    devices: int | None = ...,
+    device_policy: Policy | None = ...,
+    reach: float = ...,
+    seed: int | None = ...,
+    folder: str | os.PathLike[str] | None = ...,
+    clock: Clock | None = ...,
+) -> Rehearsal: ...
+
+
+@overload
+def rehearse(
+    population: object,
+    policy: Policy | str | os.PathLike[str],
+    *,
+    mode: Literal["reports"],
+    device: str = ...,
+    count: str = ...,
+    devices: int | None = ...,
+) -> ReportsRehearsal: ...
 
 
 def rehearse(
@@ -50,11 +79,11 @@ def rehearse(
     devices: int | None = None,
     device_policy: Policy | None = None,
     reach: float = 1.0,
-    mode: Mode = "law",
+    mode: Literal["law", "reports"] = "law",
     seed: int | None = None,
     folder: str | os.PathLike[str] | None = None,
     clock: Clock | None = None,
-) -> Rehearsal:
+) -> Rehearsal | ReportsRehearsal:
     """A simulated fleet with this population, under this policy.
 
     `population` is a frame (polars, pandas, Arrow, or columns by name) of events by device, its
@@ -63,20 +92,33 @@ def rehearse(
     adds devices without data, `reach` is the share of devices that come online in a window. With a
     `folder`, studies are kept there and can be resumed; with a `seed`, chance repeats itself.
     `device_policy` is what the devices have, if not what the analyst has.
+
+    With `mode="reports"` every device is a real one and every report goes through real aggregators
+    in this process: for small fleets, and to see that both modes agree. Close it when done.
     """
     rules = policy if isinstance(policy, Policy) else Policy.load(policy)
     if isinstance(population, Population):
         people = population
     else:
         people = Population(population, rules, device=device, count=count, devices=devices)
-    if mode not in ("law", "reports"):
+    if mode == "reports":
+        given = {"seed": seed, "folder": folder, "clock": clock, "device_policy": device_policy}
+        unused = [name for name, value in given.items() if value is not None]
+        if unused or reach != 1.0:
+            raise InvalidInput(
+                f"real devices draw by themselves and live in this process only: leave out "
+                f"{', '.join(unused) or 'reach'}"
+            )
+        from chorister.analyst.reports import ReportsRehearsal
+
+        return ReportsRehearsal(people, rules)
+    if mode != "law":
         raise InvalidInput(f"mode is law or reports, not {mode!r}")
     return Rehearsal(
         people,
         rules,
         device_policy=device_policy or rules,
         reach=reach,
-        mode=mode,
         seed=seed,
         folder=None if folder is None else Path(folder),
         clock=clock,
@@ -93,7 +135,6 @@ class Rehearsal:
         *,
         device_policy: Policy,
         reach: float,
-        mode: Mode,
         seed: int | None,
         folder: Path | None,
         clock: Clock | None,
@@ -108,11 +149,11 @@ class Rehearsal:
         self.devices: int | None = round(population.size * reach)
         self.margin = 1.0 if reach == 1.0 else 0.95
         self.reach = reach
-        self.mode = mode
         self.seed = _seed(folder, seed)
         self.identity = f"rehearsal {self.seed}"
         self._ledgers: Ledgers[Ints] = Ledgers(policy=device_policy, fresh=population.weights)
         self._followed = 0  # rounds whose answers are in the ledgers
+        self._waiting: dict[int, Ints] = {}  # who answered rounds that nobody collected yet
 
     def __repr__(self) -> str:
         return f"<Rehearsal of {self.population!r} under {self.policy.name}>"
@@ -131,10 +172,7 @@ class Rehearsal:
         One a bin, or a row a group; by `uniform` selection a device counts once, with one of its
         rows drawn by chance.
         """
-        recipe = question.recipe(number=question.study.next_number, opens=self.clock.now())
-        rng = np.random.default_rng([self.seed, 0])
-        found = self.population.answers(recipe, self.population.weights, rng).counts
-        return (found if recipe.group_by else found[0]).astype(np.float64)
+        return self.population.truth(question.recipe(number=1, opens=0), self.seed)
 
     # --- What a study asks of a fleet -----------------------------------------------------------
 
@@ -144,6 +182,9 @@ class Rehearsal:
 
     def publish(self, round_: Round) -> None:
         """The simulated devices read the study's archive."""
+
+    def settle(self, round_: Round) -> None:
+        """Nobody keeps anything in a rehearsal."""
 
     def withdraw(self, round_: Round) -> None:
         """Nothing is on the way in a rehearsal."""
@@ -161,20 +202,27 @@ class Rehearsal:
         """Let the devices answer and draw what the aggregators would release."""
         del keep  # a rehearsal that is killed draws the same again
         recipe = round_.recipe
-        for earlier in self.archive.all_rounds()[self._followed :]:
-            if earlier.sequence >= round_.sequence:
-                break
-            if earlier.state is not State.WITHDRAWN:
-                self._answer(earlier)
-            self._followed += 1
-        answering = self._answer(round_)
-        self._followed += 1
+        self._follow(round_)
+        answering = self._waiting.pop(round_.sequence)
         people = self.population.answers(recipe, answering, self._rng(round_, "rows"))
         tell(Progress(waiting_for="reports are being added up", filled=1.0))
         enough = people.reports >= recipe.privacy.min_cohort
         if not enough.any():
             raise self._too_small(recipe, people)
         return self._release(round_, people, enough)
+
+    def _follow(self, last: Round) -> None:
+        """Let the devices answer all rounds up to this one, in the order in which they were asked.
+
+        After a restart that is a replay: chance is the same, and so are the ledgers.
+        """
+        for round_ in self.archive.all_rounds()[self._followed : last.sequence]:
+            lost = round_.state is State.FAILED and not round_.published
+            if round_.state is not State.WITHDRAWN and not lost:
+                answering = self._answer(round_)
+                if round_.state is State.ASKED:
+                    self._waiting[round_.sequence] = answering
+            self._followed = round_.sequence
 
     def _release(self, round_: Round, people: Answers, enough: NDArray[np.bool_]) -> Gathered:
         recipe, rng = round_.recipe, self._rng(round_, "noise")

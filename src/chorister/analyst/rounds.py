@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -108,10 +109,19 @@ class Archive:
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
+        self.patience = 10.0  # seconds to wait for another process that writes
         self._rounds: dict[str, dict[int, Round]] = {}
-        if folder is not None:
-            for path in sorted(folder.glob("*/round-*.json")):
+        self._seen: dict[Path, tuple[int, int]] = {}  # files as they were last read or written
+        self._read_changes()
+
+    def _read_changes(self) -> None:
+        """Read what another process wrote since."""
+        if self.folder is None:
+            return
+        for path in sorted(self.folder.glob("*/round-*.json")):
+            if self._seen.get(path) != (mark := _mark(path)):
                 self._load(path)
+                self._seen[path] = mark
 
     def _load(self, path: Path) -> None:
         try:
@@ -158,23 +168,53 @@ class Archive:
         if self.folder is not None:
             path = self.folder / study / f"round-{round_.number:04}.json"
             write_atomically(path, round_.to_json().encode())
+            self._seen[path] = _mark(path)
         self._rounds.setdefault(study, {})[round_.number] = round_
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Only one process asks at a time."""
+        """Only one process writes at a time; what others wrote before is read."""
+        with self._locked(None, self.patience):
+            yield
+
+    @contextmanager
+    def waiting(self, study: str) -> Iterator[None]:
+        """Only one process waits for a study's results; others may ask in other studies."""
+        with self._locked(study, 0.0):
+            yield
+
+    @contextmanager
+    def _locked(self, study: str | None, patience: float) -> Iterator[None]:
         if self.folder is None:
             yield
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        folder = self.folder if study is None else self.folder / study
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise StudyError(
-                    f"another process is asking from {self.folder}: let it finish, or stop it"
-                ) from None
+            _acquire(descriptor, folder, patience)
+            self._read_changes()
             yield
         finally:
             os.close(descriptor)
+
+
+def _acquire(descriptor: int, folder: Path, patience: float) -> None:
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise StudyError(
+                    f"another process is asking from {folder}: let it finish, or stop it"
+                ) from None
+            time.sleep(0.02)
+        else:
+            return
+
+
+def _mark(path: Path) -> tuple[int, int]:
+    """What changes whenever a file is replaced."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns

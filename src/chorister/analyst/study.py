@@ -298,15 +298,18 @@ class Study:
         """The result of a round; while it waits, a bar shows how the cohort fills."""
         if round_.state is not State.ASKED:
             return self._outcome(round_)
-        with self.fleet.archive.asking(), waiting_bar(self.name, round_, bar) as tell:
-            done = self._gather(round_, tell)
+        with self.fleet.archive.waiting(self.name), waiting_bar(self.name, round_, bar) as tell:
+            newest = self.rounds[round_.number - 1]  # perhaps another process was quicker
+            done = self._gather(newest, tell) if newest.state is State.ASKED else newest
         return self._outcome(done)
 
     def _gather(self, round_: Round, tell: Tell) -> Round:
         archive = self.fleet.archive
+        latest = [round_]
 
         def keep(changed: Round) -> None:
             archive.write(self.name, changed)
+            latest.append(changed)
 
         try:
             gathered = self.fleet.gather(round_, tell, keep)
@@ -316,8 +319,13 @@ class Study:
             )
         except WindowOver as error:
             return self._fail(round_, "WindowOver", str(error))
-        done = replace(round_, state=State.COLLECTED, result=_result(round_, gathered))
-        archive.write(self.name, done)
+        done = replace(latest[-1], state=State.COLLECTED, result=_result(round_, gathered))
+        with archive.asking():
+            newest = self.rounds[round_.number - 1]
+            if newest.state is State.WITHDRAWN:  # by another process, meanwhile
+                return newest
+            archive.write(self.name, done)
+        self.fleet.settle(done)
         return done
 
     def _fail(self, round_: Round, error: str, message: str, **fields: int | None) -> Round:
