@@ -44,9 +44,9 @@ def policy(reports: int = 6) -> Policy:
         f"analyses/{ANALYSIS}/budget/epsilon": 6,
         f"analyses/{ANALYSIS}/budget/delta": Decimal("1e-5"),
         f"analyses/{ANALYSIS}/budget/reports": reports,
-        f"analyses/{ANALYSIS}/fields": {
-            ref: limits for ref in ("keyboard.ngram", "keyboard.perplexity", "user.age")
-        },
+        f"analyses/{ANALYSIS}/fields": dict.fromkeys(
+            ("keyboard.ngram", "keyboard.perplexity", "user.age"), limits
+        ),
         f"analyses/{ANALYSIS}/cohort/smallest": 50,
         "device/epsilon": 6,
         "device/delta": Decimal("1e-5"),

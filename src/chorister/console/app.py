@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from importlib import resources
 from typing import Final
 
@@ -110,7 +110,7 @@ def build_app(
     return Guard(app, origins)
 
 
-def _static():  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _static() -> Callable[[Request], Awaitable[Response]]:
     """The files that pages load; there are no others."""
     folder = resources.files("chorister.console") / "static"
     files = {

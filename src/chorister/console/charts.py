@@ -22,7 +22,8 @@ Spec: TypeAlias = dict[str, Any]
 
 _KEPT: Final = 300  # drawings
 _PIXELS: Final[dict[Width, int]] = {"wide": 620, "narrow": 230}
-_FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
+# Texts are measured here and drawn by the browser: fonts that are as wide as each other.
+_FONT: Final = "Arial, 'Liberation Sans', Helvetica, sans-serif"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +106,13 @@ def draw(spec: Spec, look: Look) -> str:
     vega = needed("vl_convert")
     colours = _DARK if look.theme == "dark" else _LIGHT
     dressed = _recoloured(spec) if look.theme == "dark" else dict(spec)
-    dressed["config"] = _merged(_config(colours), dressed.get("config", {}))
+    dressed["config"] = _merged(_config(colours, look.width), dressed.get("config", {}))
     dressed["config"]["background"] = "transparent"
     if "width" not in dressed and ("layer" in dressed or "mark" in dressed):
         dressed["width"] = _PIXELS[look.width]
     elif look.width == "narrow" and isinstance(dressed.get("width"), int | float):
         dressed["width"] = min(float(dressed["width"]), 330.0)
-    dressed.setdefault("padding", {"left": 2, "right": 6, "top": 4, "bottom": 2})
+    dressed.setdefault("padding", {"left": 18, "right": 14, "top": 4, "bottom": 4})
     drawn: str = vega.vegalite_to_svg(dressed, allowed_base_urls=[])
     return drawn
 
@@ -139,7 +140,7 @@ def _merged(base: Spec, over: Spec) -> Spec:
     return merged
 
 
-def _config(colours: _Colours) -> Spec:
+def _config(colours: _Colours, width: Width) -> Spec:
     axis = {
         "labelColor": colours.faint,
         "titleColor": colours.faint,
@@ -154,6 +155,9 @@ def _config(colours: _Colours) -> Spec:
     return {
         "font": _FONT,
         "axis": axis,
+        "axisQuantitative": {"tickCount": 4 if width == "narrow" else 7},
+        "axisY": {"titlePadding": 16},
+        "axisXDiscrete": {"labelAngle": -35},
         "header": {"labelColor": colours.ink, "titleColor": colours.faint},
         "legend": {"labelColor": colours.faint, "titleColor": colours.faint, "titleFontWeight": 500},
         "title": {

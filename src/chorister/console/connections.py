@@ -138,16 +138,14 @@ def open_connection(config: ConnectionConfig) -> FleetConnection:
     """The fleet that settings describe."""
     fleet: AnyFleet
     try:
-        if config.profile is not None:
-            fleet = connect(config.profile)
-        else:
-            fleet = _rehearsal(config)
+        fleet = _rehearsal(config) if config.profile is None else connect(config.profile)
         folder = fleet.archive.folder
-        if folder is None:  # both kinds were given one
-            raise ServiceError("its studies are kept nowhere")
-        folder.mkdir(parents=True, exist_ok=True)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
     except (ChoristerError, OSError) as error:
         raise ServiceError(f"connection {config.name}: {error}") from error
+    if folder is None:  # both kinds were given one
+        raise ServiceError(f"connection {config.name}: its studies are kept nowhere")
     return FleetConnection(
         name=config.name,
         title=config.title or config.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Final, TypeVar
 
 import anyio
@@ -63,7 +64,7 @@ class Streams:
                 if self._web.session_of(request) is None:
                     return  # signed out, or the session is over
                 try:
-                    state, html = await self._run(lambda: self._look(request, session, last))
+                    state, html = await self._run(partial(self._look, request, session, last))
                     if html is not None:
                         last, since_beat = state.fingerprint, 0.0
                         yield message(html)

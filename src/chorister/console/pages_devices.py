@@ -39,5 +39,5 @@ def find_device(visit: Visit) -> Response:
 def show_device(visit: Visit) -> Response:
     """One device's audit log."""
     number = visit.number()
-    status, entries = _devices(visit).audit(number)
-    return visit.page("device.html", number=number, status=status, entries=entries)
+    state, entries = _devices(visit).audit(number)
+    return visit.page("device.html", number=number, state=state, entries=entries)

@@ -19,6 +19,8 @@ __all__ = ["curve", "show_privacy"]
 
 _COHORTS: Final = tuple(round(100 * 10 ** (i / 2)) for i in range(9))  # 100 to a million
 _MOST_LOCAL: Final = 12.0
+_MECHANISM: Final = Mechanism.ASYMMETRIC
+_CROWD: Final = Crowd.NOISED
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,8 @@ class Knobs:
     local: float = 4.0
     log_cohort: float = 4.0
     log_delta: int = -6
-    mechanism: Mechanism = Mechanism.ASYMMETRIC
-    crowd: Crowd = Crowd.NOISED
+    mechanism: Mechanism = _MECHANISM
+    crowd: Crowd = _CROWD
 
     @classmethod
     def of(cls, query: QueryParams) -> Knobs:
@@ -39,8 +41,8 @@ class Knobs:
             local=_slider(query.get("local"), 4.0, 0.5, _MOST_LOCAL, 0.25),
             log_cohort=_slider(query.get("cohort"), 4.0, 2.0, 6.0, 0.1),
             log_delta=round(_slider(query.get("delta"), -6, -12, -4, 1)),
-            mechanism=Mechanism(mechanism) if mechanism in tuple(Mechanism) else cls.mechanism,
-            crowd=Crowd(crowd) if crowd in tuple(Crowd) else cls.crowd,
+            mechanism=Mechanism(mechanism) if mechanism in tuple(Mechanism) else _MECHANISM,
+            crowd=Crowd(crowd) if crowd in tuple(Crowd) else _CROWD,
         )
 
     @property

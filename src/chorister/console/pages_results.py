@@ -86,7 +86,7 @@ def show_recipe(visit: Visit) -> Response:
 
 def list_recipes(visit: Visit) -> Response:
     """Every recipe of the studies that somebody may see, the newest first."""
-    entries = []
+    entries: list[dict[str, Any]] = []
     for view in visit.workspace.visible(visit.analyst):
         for round_ in view.rounds:
             recipe = round_.recipe

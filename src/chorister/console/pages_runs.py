@@ -30,6 +30,16 @@ def _values(visit: Visit, algorithm: Algorithm) -> dict[str, str]:
     return {each.name: visit.form.get(each.name) for each in algorithm.inputs}
 
 
+def _planned(
+    visit: Visit, view: StudyView, algorithm: Algorithm, values: dict[str, str], *, take: bool
+) -> Run[Any]:
+    name = (view.connection.name, view.study.name, algorithm.name)
+    key = (*name, len(view.study.rounds), tuple(sorted(values.items())))
+    return visit.workspace.runs.planned(
+        key, lambda: plan_run(algorithm, view.study, values), take=take
+    )
+
+
 def show_form(visit: Visit) -> Response:
     """The form of an algorithm."""
     view = find_study(visit, to_ask=True)
@@ -45,7 +55,7 @@ def plan(visit: Visit) -> Response:
     values = _values(visit, algorithm)
     run, error = None, ""
     try:
-        run = plan_run(algorithm, view.study, values)
+        run = _planned(visit, view, algorithm, values, take=False)
     except ChoristerError as problem:
         error = str(problem)
     if visit.request.headers.get("hx-request") == "true":
@@ -59,7 +69,7 @@ def start(visit: Visit) -> Response:
     algorithm = _algorithm(visit, view)
     values = _values(visit, algorithm)
     try:
-        run = plan_run(algorithm, view.study, values)
+        run = _planned(visit, view, algorithm, values, take=True)
         record = visit.workspace.runs.start(
             view.connection.name, view.study.name, algorithm=algorithm.name, values=values,
             by=visit.analyst, run=run,

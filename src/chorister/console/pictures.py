@@ -77,7 +77,7 @@ def _map(result: Result, grid: Grid) -> dict[str, Any]:
 def _cross_table(result: Result) -> dict[str, Any]:
     """A coloured cell for every pair of labels."""
     alt = needed("altair")
-    (across, columns), (down, lines) = reversed(result.labels.items())
+    (across, columns), (down, lines) = reversed(list(result.labels.items()))
     rows = [
         {"across": column, "down": line, "devices": max(value, 0.0), "shown": f"{value:,.0f}"}
         for column, line, value in zip(columns, lines, result.estimate.tolist(), strict=True)

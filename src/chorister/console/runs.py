@@ -11,6 +11,8 @@ import json
 import logging
 import re
 import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +24,7 @@ from chorister.errors import ChoristerError, InvalidInput, ServiceError
 __all__ = ["RunRecord", "Runs"]
 
 _log = logging.getLogger("chorister.console")
+_PLANS: Final = 50
 _FORMAT: Final = "chorister-run-1"
 _NAME: Final = re.compile(r"run-(\d{4,9})\.json")
 
@@ -59,6 +62,23 @@ class Runs:
         self._folder = folder
         self._lock = threading.RLock()
         self._shelves: dict[tuple[str, str], _Shelf] = {}
+        self._planned: OrderedDict[Hashable, Run[Any]] = OrderedDict()
+
+    def planned(self, key: Hashable, plan: Callable[[], Run[Any]], *, take: bool) -> Run[Any]:
+        """A run that was planned with this key before, or now; planning takes seconds.
+
+        Whoever takes it starts it, so it is not kept any longer.
+        """
+        with self._lock:
+            run = self._planned.pop(key, None)
+        if run is None:
+            run = plan()
+        if not take:
+            with self._lock:
+                self._planned[key] = run
+                while len(self._planned) > _PLANS:
+                    self._planned.popitem(last=False)
+        return run
 
     def of(self, connection: str, study: str) -> list[RunRecord]:
         """The runs of a study, the newest first."""

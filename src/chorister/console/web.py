@@ -218,8 +218,9 @@ def _count(value: float) -> str:
 
 
 def _rounded(value: float) -> str:
-    """An estimate: whole above ten, one digit below."""
-    return f"{value:,.0f}" if abs(value) >= 10 else f"{value:,.1f}"
+    """An estimate: whole above ten, one digit below, with a minus that is one."""
+    text = f"{value:,.0f}" if abs(value) >= 10 else f"{value:,.1f}"
+    return text.replace("-", "−")
 
 
 def _decimal(value: Decimal) -> str:
