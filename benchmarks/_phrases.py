@@ -64,12 +64,12 @@ def generated(devices: int = 4_000, seed: int = 1) -> pl.DataFrame:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """Which device of the file holds which n-gram, each pair once."""
+    """Which device of the file holds which n-gram: each pair once, or as often as it occurs."""
 
     owners: Ints  # increasing
     grams: Ints  # index into `codes`
     codes: Ints  # increasing, each once
-    sizes: Ints  # how many different n-grams each device holds, of unknown words too
+    sizes: Ints  # how many n-grams each device holds, of unknown words too
 
     @property
     def devices(self) -> int:
@@ -129,7 +129,10 @@ class Corpus:
     held: dict[int, Held] = field(repr=False)
 
     @classmethod
-    def of(cls, rows: pl.DataFrame, words: int, depth: int) -> Corpus:
+    def of(
+        cls, rows: pl.DataFrame, words: int, depth: int, *, distinct: bool = True
+    ) -> Corpus:
+        """The corpus of so many words; unless `distinct`, an n-gram counts as often as it occurs."""
         rows = rows.with_columns(device=pl.col("device").rank("dense").cast(pl.Int64) - 1)
         spread = rows.group_by("word").agg(pl.col("device").n_unique().alias("devices"))
         spread = spread.sort(["devices", "word"], descending=[True, False]).with_row_index("code")
@@ -140,7 +143,8 @@ class Corpus:
         device, message = rows["device"].to_numpy(), rows["message"].to_numpy()
         known = spread["word"].head(words).to_list()
         held = {
-            n: _held(device, message, code, n, len(known), len(spread)) for n in range(1, depth + 1)
+            n: _held(device, message, code, n, len(known), len(spread), distinct=distinct)
+            for n in range(1, depth + 1)
         }
         return cls(tuple(known), int(device.max()) + 1, held)
 
@@ -153,7 +157,9 @@ class Corpus:
         return " ".join(self.vocabulary[code // words**i % words] for i in range(n - 1, -1, -1))
 
 
-def _held(device: Ints, message: Ints, code: Ints, n: int, known: int, words: int) -> Held:
+def _held(
+    device: Ints, message: Ints, code: Ints, n: int, known: int, words: int, *, distinct: bool
+) -> Held:
     length = len(code) - n + 1
     inside = message[:length] == message[n - 1 :]
     whole = np.zeros(length, dtype=np.int64)  # among all words: only to tell n-grams apart
@@ -166,7 +172,10 @@ def _held(device: Ints, message: Ints, code: Ints, n: int, known: int, words: in
         familiar &= part < known
     pairs = pl.DataFrame(
         {"d": device[:length], "w": whole, "g": gram, "k": familiar, "i": inside}
-    ).filter("i").unique(["d", "w"]).sort("d", "g")  # fmt: skip
+    ).filter("i")  # fmt: skip
+    if distinct:
+        pairs = pairs.unique(["d", "w"])
+    pairs = pairs.sort("d", "g")
     sizes = np.bincount(pairs["d"].to_numpy(), minlength=int(device.max()) + 1)
     pairs = pairs.filter("k")
     codes, grams = np.unique(pairs["g"].to_numpy(), return_inverse=True)

@@ -34,13 +34,14 @@ from scipy.stats import binom
 
 from chorister.analyst.algorithms.ngram_rules import (
     KEPT,
+    LEAST_ON_THE_WAY,
     Ranked,
     extend,
     heard,
     largest,
     worth_asking,
 )
-from chorister.analyst.algorithms.ngrams import SHARES
+from chorister.analyst.algorithms.ngrams import round_shares
 from chorister.analyst.algorithms.posterior import posterior_means, stratified_means
 
 WORDS = 1_000
@@ -48,9 +49,10 @@ DEVICES = 1_000_000
 EPSILONS = (0.15, 0.5)
 CROWDS = ("honest", "noised")
 LIMIT = 10_000
-PAIRS, TRIPLES = 100_000, 20_000  # cells without a limit
+MOST = 999_999  # candidates where there is no limit: what one report can encode
+TRIPLES = 20_000  # and in the last round, where more of them only take reports away
 DRAWN = 24  # n-grams that a device draws in the last round
-GRIDS = (8, 12, 16, 21, 32, 50, 75, 100, 150, 200, 300, 500, 700, 1_000)  # words of static grids
+GRIDS = (12, 16, 21, 50, 100, 150, 200, 300, 1_000)  # words of static grids
 
 Score: TypeAlias = dict[str, float]
 
@@ -73,7 +75,8 @@ class Truth:
         return cls(answering, held.codes[devices > 0], held.codes[top])
 
     def score(self, found: Ints) -> Score:
-        true = float(np.isin(found, self.exists).sum())
+        at = np.minimum(np.searchsorted(self.exists, found), len(self.exists) - 1)
+        true = float((self.exists[at] == found).sum())
         return {
             "found": true,
             "false": len(found) - true,
@@ -81,20 +84,29 @@ class Truth:
         }
 
 
-def static(
-    corpus: Corpus, truth: Truth, round_: Round, words: int, rng: np.random.Generator
-) -> Score:
-    """One question to everybody about the 3-grams of the most widespread words."""
+def grid(
+    corpus: Corpus, truth: Truth, words: int, rng: np.random.Generator
+) -> tuple[Ints, Ints]:
+    """The 3-grams of the most widespread words, and how many devices report each."""
     held = corpus.held[3]
     all_ = len(corpus.vocabulary)
     codes = held.codes
     inside = (codes // all_**2 < words) & (codes // all_ % all_ < words) & (codes % all_ < words)
     cells = codes[inside]
-    sums = round_.draw(report(held, cells, truth.answering, rng), rng)
+    counts = report(held, cells, truth.answering, rng)
+    return cells[counts > 0], counts[counts > 0]
+
+
+def static(
+    truth: Truth, round_: Round, words: int, held: tuple[Ints, Ints], rng: np.random.Generator
+) -> Score:
+    """One question to everybody about all 3-grams of some words."""
+    cells, counts = held
+    sums = round_.draw(counts, rng)
     candidates = words**3
     found = cells[heard(sums, trials=round_.trials, q=round_.randomizer.q, candidates=candidates)]
     score = truth.score(found)
-    # Cells that nobody in the file holds are too many to draw one by one.
+    # Cells that nobody reported are too many to draw one by one.
     tail = float(binom.sf(binom.isf(1.0 / candidates, round_.trials, round_.randomizer.q),
                           round_.trials, round_.randomizer.q))  # fmt: skip
     score["false"] += float(rng.poisson((candidates - len(cells)) * tail))
@@ -116,13 +128,16 @@ def interactive(
         np.split(truth.answering[: ends[-1]], ends[:-1]) if k == 1 else [truth.answering] * 3
     )
     first, second, third = plan
-    most_pairs, most_triples = (limit - 1, limit - 1) if limit else (PAIRS, TRIPLES)
+    most_pairs, most_triples = (limit - 1, limit - 1) if limit else (MOST, TRIPLES)
 
     asked = np.arange(words)
     seen = first.estimates(first.draw(report(corpus.held[1], asked, cohorts[0], rng), rng))
     known = Ranked(asked, posterior_means(seen, first.sigma) / first.reports)
 
-    pairs = largest(extend(known, words, 1, most_pairs), most_pairs)
+    pairs = worth_asking(
+        extend(known, words, 1, most_pairs), reports=second.reports, sigma=second.sigma,
+        most=most_pairs, least=LEAST_ON_THE_WAY,
+    )  # fmt: skip
     seen = second.estimates(
         second.draw(report(corpus.held[2], pairs.codes, cohorts[1], rng), rng)
     )
@@ -149,15 +164,21 @@ def one_seed(corpus: Corpus, seed: int) -> dict[str, Score]:
     """Every column of the table, on one population."""
     truth = Truth.of(corpus, seed)
     scores: dict[str, Score] = {}
+    rng = np.random.default_rng([seed, 2])
+    grids = {
+        words: grid(corpus, truth, words, rng)
+        for words in GRIDS
+        if words <= len(corpus.vocabulary)
+    }
     for epsilon in EPSILONS:
         for crowd in CROWDS:
             rng = np.random.default_rng([seed, 1, round(1000 * epsilon), len(crowd)])
             once = one_question(epsilon, crowd, DEVICES)
-            for words in (each for each in GRIDS if each <= len(corpus.vocabulary)):
-                name = f"static{words} {crowd} {epsilon}"
-                scores[name] = static(corpus, truth, once, words, rng)
+            for words, held in grids.items():
+                scores[f"static{words} {crowd} {epsilon}"] = static(truth, once, words, held, rng)
             for k in (1, 3):
-                plan = rounds(epsilon, crowd, DEVICES, SHARES[3][k > 1], k)
+                shares = round_shares(3, "disjoint" if k == 1 else "everyone")
+                plan = rounds(epsilon, crowd, DEVICES, shares, k)
                 for limit in (None, LIMIT):
                     both = interactive(corpus, truth, plan, k, limit, rng)
                     for way, score in both.items():

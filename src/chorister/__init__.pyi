@@ -1,3 +1,6 @@
+from chorister.analyst.algorithms.crosstab import crosstab
+from chorister.analyst.algorithms.heatmap import heatmap
+from chorister.analyst.algorithms.ngrams import discover_ngrams
 from chorister.analyst.features import categories, grid, intervals, prefix_tree
 from chorister.analyst.live import connect
 from chorister.analyst.question import Question
@@ -14,7 +17,10 @@ __all__ = [
     "__version__",
     "categories",
     "connect",
+    "crosstab",
+    "discover_ngrams",
     "grid",
+    "heatmap",
     "intervals",
     "prefix_tree",
     "rehearse",

@@ -157,9 +157,30 @@ class Ledgers(Generic[Weight]):
         return (ledger for ledger, _ in self.classes.values())
 
 
+_HINTS: Final = {
+    "query": "give a query that the policy permits",
+    "fields": "read only the fields that are open to this analysis",
+    "groups": "form no groups, or those that the policy permits",
+    "cells": "group by fewer fields",
+    "bins": "ask about fewer cells at a time",
+    "prefixes": "send the prefixes in clear",
+    "window": "choose `window` and `grace` within these limits",
+    "cohort": "change `min_cohort`, or leave it out: it follows from epsilon and local epsilon",
+    "mechanism": "leave out `mechanism`",
+    "report": "leave out `report`",
+    "crowd": "leave out `crowd`",
+    "local-epsilon": "lower `local_epsilon`, or leave it out",
+    "budget": "lower `epsilon` or `delta`, or leave them out",
+    "field-budgets": "lower what is named, or leave it out",
+    "amplification": "leave out `min_cohort`, and it follows; or raise `epsilon`",
+}
+
+
 def refusal(recipe: Recipe, policy: Policy) -> QueryRefused | None:
-    """Why a policy does not allow a recipe, whatever was spent; None if it does."""
+    """Why a policy does not allow a recipe, whatever was spent, and what to do; None if it does."""
     for outcome in check(recipe, policy):
         if not outcome.passed:
-            return QueryRefused(check=outcome.name, why=outcome.why, field=outcome.field)
+            hint = _HINTS.get(outcome.name)
+            why = f"{outcome.why}; {hint}" if hint else outcome.why
+            return QueryRefused(check=outcome.name, why=why, field=outcome.field)
     return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -125,8 +124,3 @@ def check_target(question: Question, target: int | None) -> None:
         raise InvalidInput(
             f"target {target:,} is below the minimum cohort, {least:,}: leave it out, or raise it"
         )
-
-
-def as_decimal_text(value: Decimal) -> str:
-    """A decimal for people."""
-    return f"{value.normalize():f}" if value >= Decimal("0.0001") else f"{value.normalize():e}"

@@ -110,11 +110,21 @@ class Archive:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self._rounds: dict[str, dict[int, Round]] = {}
+        self._seen: dict[Path, tuple[int, int]] = {}  # files as they were last read or written
+        self._memory = threading.RLock()  # of the two above
         self._threads = threading.RLock()  # one thread of this process asks at a time
         self._waiting: dict[tuple[str, int], threading.Lock] = {}  # and one waits for a round
-        if folder is not None:
-            for path in sorted(folder.glob("*/round-*.json")):
-                self._load(path)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what another process wrote since."""
+        if self.folder is None:
+            return
+        with self._memory:
+            for path in sorted(self.folder.glob("*/round-*.json")):
+                if self._seen.get(path) != (mark := _mark(path)):
+                    self._load(path)
+                    self._seen[path] = mark
 
     def _load(self, path: Path) -> None:
         try:
@@ -127,7 +137,8 @@ class Archive:
 
     def register(self, *, name: str, analysis: str, policy: str, fleet: str) -> None:
         """Begin a study, or check that this is the study that was begun under this name."""
-        self._rounds.setdefault(name, {})
+        with self._memory:
+            self._rounds.setdefault(name, {})
         if self.folder is None:
             return
         identity = asdict(_Identity(name=name, analysis=analysis, policy=policy, fleet=fleet))
@@ -149,19 +160,23 @@ class Archive:
 
     def rounds(self, study: str) -> list[Round]:
         """The rounds of a study, in order."""
-        return [self._rounds.get(study, {})[n] for n in sorted(self._rounds.get(study, {}))]
+        with self._memory:
+            return [self._rounds.get(study, {})[n] for n in sorted(self._rounds.get(study, {}))]
 
     def all_rounds(self) -> list[Round]:
         """Those of all studies, in the order in which the fleet was asked."""
-        found = [round_ for rounds in self._rounds.values() for round_ in rounds.values()]
+        with self._memory:
+            found = [round_ for rounds in self._rounds.values() for round_ in rounds.values()]
         return sorted(found, key=lambda round_: round_.sequence)
 
     def write(self, study: str, round_: Round) -> None:
         """Keep a round, durably if there is a folder."""
-        if self.folder is not None:
-            path = self.folder / study / f"round-{round_.number:04}.json"
-            write_atomically(path, round_.to_json().encode())
-        self._rounds.setdefault(study, {})[round_.number] = round_
+        with self._memory:
+            if self.folder is not None:
+                path = self.folder / study / f"round-{round_.number:04}.json"
+                write_atomically(path, round_.to_json().encode())
+                self._seen[path] = _mark(path)
+            self._rounds.setdefault(study, {})[round_.number] = round_
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -195,6 +210,13 @@ class Archive:
                 raise StudyError(
                     f"another process is {what} {self.folder}: let it finish, or stop it"
                 ) from None
+            self.refresh()
             yield
         finally:
             os.close(descriptor)
+
+
+def _mark(path: Path) -> tuple[int, int]:
+    """What changes whenever a file is replaced."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorister.analyst.extras import needed
+from chorister.analyst.frames import class_rows
 from chorister.device.sandbox.functions import TABLE_FUNCTIONS, bar, register
 from chorister.errors import QueryRefused
 from chorister.recipe import Recipe
@@ -27,8 +28,6 @@ def run_by_class(
     classes: int,
 ) -> tuple[NDArray[np.int64], dict[str, polars.Series]]:
     """The rows of every class, and whose they are. A class on whose data it fails has none."""
-    from chorister.analyst.population import class_rows
-
     pl = needed("polars")
     connection = apsw.Connection(":memory:")
     bar(connection)

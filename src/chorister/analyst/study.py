@@ -304,7 +304,7 @@ class Study:
             return self._outcome(round_)
         waiting = self.fleet.archive.waiting(self.name, round_.number)
         with waiting:
-            done = self._stored(round_)  # another thread may have waited meanwhile
+            done = self._stored(round_)  # perhaps another was quicker
             if done.state is State.ASKED:
                 with waiting_bar(self.name, round_, bar) as tell:
                     done = self._gather(done, tell)
@@ -346,7 +346,8 @@ class Study:
         return next(each for each in self.rounds if each.number == round_.number)
 
     def _cancelled(self, round_: Round) -> bool:
-        """Whether another thread took the question back in the meantime."""
+        """Whether another thread or process took the question back in the meantime."""
+        self.fleet.archive.refresh()
         return self._stored(round_).state is State.WITHDRAWN
 
     def _fail(self, round_: Round, error: str, message: str, **fields: int | None) -> Round:

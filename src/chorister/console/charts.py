@@ -159,7 +159,7 @@ def _config(colours: _Colours, width: Width) -> Spec:
         "axisY": {"titlePadding": 16},
         "axisXDiscrete": {"labelAngle": -35},
         "header": {"labelColor": colours.ink, "titleColor": colours.faint},
-        "legend": {"labelColor": colours.faint, "titleColor": colours.faint, "titleFontWeight": 500},
+        "legend": {"labelColor": colours.faint, "titleColor": colours.faint},
         "title": {
             "color": colours.ink, "subtitleColor": colours.faint, "anchor": "start",
             "fontSize": 14, "fontWeight": 600, "subtitleFontSize": 12, "offset": 10,

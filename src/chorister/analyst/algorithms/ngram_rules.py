@@ -31,7 +31,7 @@ Codes: TypeAlias = NDArray[np.int64]
 
 LEAST_EXPECTED: Final = 0.2
 """Standard errors that a candidate is expected to have at least."""
-LEAST_ON_THE_WAY: Final = 0.02
+LEAST_ON_THE_WAY: Final = 0.005
 """The same where what is heard only leads to the next round: pruning is loose."""
 KEPT: Final = 8_000
 """n-grams that are extended, at most."""
