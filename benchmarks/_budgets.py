@@ -1,8 +1,8 @@
-"""Equal aggregate epsilon for one question to everybody and for several rounds, by exact accounting.
+"""Equal aggregate epsilon for one question to everybody and for several rounds.
 
 One report a device (k = 1): the rounds go to disjoint cohorts, each at the whole epsilon. Several
 (k >= rounds): everybody answers every round; the rounds' mechanisms are fixed beforehand, so their
-privacy losses are convolved, and 1/sigma^2 is split as the shares say.
+privacy losses are convolved (exact accounting), and 1/sigma^2 is split as the shares say.
 """
 
 from __future__ import annotations
@@ -101,9 +101,7 @@ def rounds(
             low = middle
         if high / low < 1.0002:
             break
-    return tuple(
-        Round(reports=devices, local_epsilon=each, crowd=crowd) for each in at(high)
-    )
+    return tuple(Round(reports=devices, local_epsilon=each, crowd=crowd) for each in at(high))
 
 
 def spent(locals_: Sequence[float], crowd: str, devices: int) -> float:

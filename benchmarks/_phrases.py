@@ -55,7 +55,9 @@ def generated(devices: int = 4_000, seed: int = 1) -> pl.DataFrame:
             line = [word]
             for _ in range(rng.geometric(0.12)):
                 own = rng.random() < 0.6
-                word = int(follow[word, rng.geometric(0.3) % 12] if own else rng.choice(words, p=base))
+                word = int(
+                    follow[word, rng.geometric(0.3) % 12] if own else rng.choice(words, p=base)
+                )
                 line.append(word)
             owners.append(device)
             texts.append(" ".join(f"w{each}" for each in line))
@@ -129,10 +131,8 @@ class Corpus:
     held: dict[int, Held] = field(repr=False)
 
     @classmethod
-    def of(
-        cls, rows: pl.DataFrame, words: int, depth: int, *, distinct: bool = True
-    ) -> Corpus:
-        """The corpus of so many words; unless `distinct`, an n-gram counts as often as it occurs."""
+    def of(cls, rows: pl.DataFrame, words: int, depth: int, *, distinct: bool = True) -> Corpus:
+        """Of so many words; unless `distinct`, an n-gram counts as often as it occurs."""
         rows = rows.with_columns(device=pl.col("device").rank("dense").cast(pl.Int64) - 1)
         spread = rows.group_by("word").agg(pl.col("device").n_unique().alias("devices"))
         spread = spread.sort(["devices", "word"], descending=[True, False]).with_row_index("code")
@@ -216,5 +216,3 @@ def report(
         within = step < count[some]
         some, step = some[within], step[within]
     return np.bincount(cell[start[some] + step], minlength=len(candidates))
-
-

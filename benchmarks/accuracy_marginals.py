@@ -1,4 +1,4 @@
-"""Two-way tables: one static product grid against adapted margins first, then a grid of their buckets.
+"""Two-way tables: one static product grid against margins first, then a grid of their buckets.
 
 Data: a CSV file with columns age and hours_per_week (Adult), one device a row. Metrics: L1 distance
 of the fitted shares at the true resolution (`l1`) and the mean squared error of 1,000 rectangles
@@ -23,9 +23,9 @@ from typing import TypeAlias
 
 import numpy as np
 import polars as pl
-from _budgets import Round, one_question, rounds
 from numpy.typing import NDArray
 
+from _budgets import Round, one_question, rounds
 from chorister.analyst.algorithms.crosstab import round_shares
 from chorister.analyst.algorithms.crosstab_rules import (
     Precision,
@@ -97,7 +97,9 @@ class Rectangles:
     @classmethod
     def drawn(cls, high: int, wide: int, count: int = 1_000) -> Rectangles:
         rng = np.random.default_rng(0)
-        part = np.exp(rng.uniform(math.log(0.25), 0.0, count))  # of the height; .25/part of the width
+        part = np.exp(
+            rng.uniform(math.log(0.25), 0.0, count)
+        )  # of the height; .25/part of the width
         tall = np.maximum(np.rint(part * high), 1).astype(np.int64)
         broad = np.clip(np.rint(0.25 / part * wide), 1, wide).astype(np.int64)
         top = (rng.random(count) * (high - tall + 1)).astype(np.int64)
@@ -269,7 +271,10 @@ def picture(people: People, folder: Path) -> None:
 
     rng = np.random.default_rng(0)
     plan = rounds(0.5, "honest", people.count, round_shares("everyone"), 3)
-    tables = {"true": people.shares, "interactive, epsilon 0.5, k = 3": interactive(people, plan, 3, rng)}
+    tables = {
+        "true": people.shares,
+        "interactive, epsilon 0.5, k = 3": interactive(people, plan, 3, rng),
+    }
     rows = [
         {"table": name, "age": i + 17, "hours": j + 1, "devices": float(table[i, j]) * people.count}
         for name, table in tables.items()
@@ -281,9 +286,11 @@ def picture(people: People, folder: Path) -> None:
         .transform_calculate(age2="datum.age + 1", hours2="datum.hours + 1")
         .mark_rect()
         .encode(
-            x=alt.X("age:Q", scale=alt.Scale(zero=False)),
+            x=alt.X(
+                "age:Q", title="age", scale=alt.Scale(domain=[17, 17 + people.high], nice=False)
+            ),
             x2="age2:Q",
-            y=alt.Y("hours:Q", title="hours per week"),
+            y=alt.Y("hours:Q", title="hours per week", scale=alt.Scale(nice=False)),
             y2="hours2:Q",
             color=alt.Color(
                 "devices:Q", scale=alt.Scale(type="symlog", constant=1, scheme="blues")

@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from _budgets import Round, one_question, rounds
-from _phrases import Corpus, Ints, messages, report
 from scipy.stats import binom
 
+from _budgets import Round, one_question, rounds
+from _phrases import Corpus, Ints, messages, report
 from chorister.analyst.algorithms.ngram_rules import (
     KEPT,
     LEAST_ON_THE_WAY,
@@ -84,9 +84,7 @@ class Truth:
         }
 
 
-def grid(
-    corpus: Corpus, truth: Truth, words: int, rng: np.random.Generator
-) -> tuple[Ints, Ints]:
+def grid(corpus: Corpus, truth: Truth, words: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """The 3-grams of the most widespread words, and how many devices report each."""
     held = corpus.held[3]
     all_ = len(corpus.vocabulary)
@@ -124,9 +122,7 @@ def interactive(
     """Three rounds; the last one in both ways, after the same first two."""
     words = len(corpus.vocabulary)
     ends = np.cumsum([each.reports for each in plan])
-    cohorts = (
-        np.split(truth.answering[: ends[-1]], ends[:-1]) if k == 1 else [truth.answering] * 3
-    )
+    cohorts = np.split(truth.answering[: ends[-1]], ends[:-1]) if k == 1 else [truth.answering] * 3
     first, second, third = plan
     most_pairs, most_triples = (limit - 1, limit - 1) if limit else (MOST, TRIPLES)
 
@@ -138,9 +134,7 @@ def interactive(
         extend(known, words, 1, most_pairs), reports=second.reports, sigma=second.sigma,
         most=most_pairs, least=LEAST_ON_THE_WAY,
     )  # fmt: skip
-    seen = second.estimates(
-        second.draw(report(corpus.held[2], pairs.codes, cohorts[1], rng), rng)
-    )
+    seen = second.estimates(second.draw(report(corpus.held[2], pairs.codes, cohorts[1], rng), rng))
     shares = stratified_means(seen, second.sigma, pairs.shares) / second.reports
     known = largest(Ranked(pairs.codes, shares), KEPT)
 
@@ -150,12 +144,8 @@ def interactive(
     ).rarest_first()
     scores = {}
     for name, drawn in (("first", DRAWN), ("uniform", None)):
-        sums = third.draw(
-            report(corpus.held[3], triples.codes, cohorts[2], rng, drawn=drawn), rng
-        )
-        found = heard(
-            sums, trials=third.trials, q=third.randomizer.q, candidates=len(triples)
-        )
+        sums = third.draw(report(corpus.held[3], triples.codes, cohorts[2], rng, drawn=drawn), rng)
+        found = heard(sums, trials=third.trials, q=third.randomizer.q, candidates=len(triples))
         scores[name] = truth.score(triples.codes[found])
     return scores
 
@@ -166,9 +156,7 @@ def one_seed(corpus: Corpus, seed: int) -> dict[str, Score]:
     scores: dict[str, Score] = {}
     rng = np.random.default_rng([seed, 2])
     grids = {
-        words: grid(corpus, truth, words, rng)
-        for words in GRIDS
-        if words <= len(corpus.vocabulary)
+        words: grid(corpus, truth, words, rng) for words in GRIDS if words <= len(corpus.vocabulary)
     }
     for epsilon in EPSILONS:
         for crowd in CROWDS:

@@ -1,13 +1,13 @@
 """What deny lists, the vocabulary and the choice among several data points gain, one by one.
 
-The study is that of `accuracy_ngrams.py` (k = 3, honest crowd): words, pairs, 3-grams. `found` counts
-true 3-grams with at most one false one expected; `new` those of them that the analyst did not know.
+The study is that of `accuracy_ngrams.py` (k = 3, honest crowd): words, pairs, 3-grams. `found`
+counts true 3-grams with at most one false one expected; `new` those that were not known before.
 
 - **deny**: a first study knew its 100 heaviest 3-grams beforehand; a device that leaves these out
   (`deny` of the recipe) reports something else.
 - **vocabulary**: known words, from 250 to 2,000: fewer words miss phrases, more words dilute.
-- **several data points**: which of its candidates a device reports. `row`: any row, so what somebody
-  repeats weighs more; `distinct`: any of its different n-grams; `first`: with the recipe's order,
+- **several data points**: which of its candidates a device reports. `row`: any row, so what is
+  repeated weighs more; `distinct`: any of its different n-grams; `first`: with the recipe's order,
   least expected first, among all that it holds, or among 24 that it draws.
 
     python benchmarks/accuracy_selection.py [--json] [--data FILE] [--seeds 20]
@@ -23,11 +23,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import accuracy_ngrams as study
 import numpy as np
+
+import accuracy_ngrams as study
 from _budgets import rounds
 from _phrases import Corpus, Held, Ints, messages, report
-
 from chorister.analyst.algorithms.ngram_rules import (
     KEPT,
     LEAST_ON_THE_WAY,
@@ -89,9 +89,7 @@ def discover(
         extend(known, words, 1, study.MOST), reports=second.reports, sigma=second.sigma,
         most=study.MOST, least=LEAST_ON_THE_WAY,
     )  # fmt: skip
-    seen = second.estimates(
-        second.draw(report(corpus.held[2], pairs.codes, answering, rng), rng)
-    )
+    seen = second.estimates(second.draw(report(corpus.held[2], pairs.codes, answering, rng), rng))
     means = stratified_means(seen, second.sigma, pairs.shares) / second.reports
     known = largest(Ranked(pairs.codes, means), KEPT)
     triples = extend(known, words, 2, study.TRIPLES + DENIED)
@@ -157,7 +155,9 @@ def main() -> None:
     with ProcessPoolExecutor(2, initializer=_load, initargs=(options.data,)) as pool:
         runs = list(pool.map(_run, range(options.seeds)))
     found: dict[str, float] = {}
-    print(f"{'':16}" + "".join(f"{f'eps {e:g}: found':>20}{'new':>8}{'recall':>9}" for e in EPSILONS))
+    print(
+        f"{'':16}" + "".join(f"{f'eps {e:g}: found':>20}{'new':>8}{'recall':>9}" for e in EPSILONS)
+    )
     for name in WAYS:
         line = ""
         for epsilon in EPSILONS:

@@ -29,9 +29,9 @@ from chorister.analyst.asking import reads_of, simple_query
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.features import Real
 from chorister.analyst.files import require_format, write_atomically
-from chorister.analyst.result import Result, column_names
+from chorister.analyst.result import Result
 from chorister.analyst.study import Study
-from chorister.canonical import WIRE
+from chorister.analyst.view import column_names
 from chorister.encoding import Categories, Encoding, Intervals, Selection
 from chorister.errors import DecodeError, InvalidInput
 from chorister.policy import Crowd
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Axis", "Crosstab", "crosstab", "round_shares"]
 
+_COHORTS: Final[dict[str, Cohorts]] = {"everyone": "everyone", "disjoint": "disjoint"}
 _FORMAT: Final = "chorister-crosstab-1"
 Axis: TypeAlias = Intervals | Categories
 Floats: TypeAlias = NDArray[np.float64]
@@ -95,7 +96,7 @@ class Crosstab:
         ]
         table = (both.counts / both.n_reports).reshape([len(each) for each in starts])
         return fit_table(
-            table, _precision(both, self.devices), *starts, row_fit, column_fit,
+            table, _precision(both, self.devices), starts[0], starts[1], row_fit, column_fit,
             row_precision=_precision(rows, self.devices),
             column_precision=_precision(columns, self.devices),
         )  # fmt: skip
@@ -175,10 +176,8 @@ class Crosstab:
         try:
             tree = json.loads(text)
             require_format(tree, _FORMAT)
-            if tree["cohorts"] not in ("everyone", "disjoint"):
-                raise DecodeError("cohorts are everyone or disjoint", field="cohorts")
             rows, columns, both = (Result.from_json(json.dumps(each)) for each in tree["results"])
-            return cls(results=(rows, columns, both), cohorts=tree["cohorts"])
+            return cls(results=(rows, columns, both), cohorts=_COHORTS[tree["cohorts"]])
         except DecodeError:
             raise
         except (KeyError, TypeError, ValueError, InvalidInput, RecursionError) as error:
@@ -296,8 +295,7 @@ def _merged(axis: Axis, starts: Ints) -> Axis:
         return axis
     # Fine cell i (from 1) begins at edges[i - 1]; the last edge closes the last bucket.
     edges = tuple(axis.edges[int(start) - 1] for start in starts[1:])
-    tree = {**json.loads(axis.model_dump_json()), "edges": [str(e) for e in (*edges, axis.edges[-1])]}
-    return Intervals.model_validate(tree, context=WIRE)
+    return Intervals(column=axis.column, edges=(*edges, axis.edges[-1]))
 
 
 def _starts_in(fine: Axis, coarse: Axis) -> Ints:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chorister.analyst.extras import needed
-from chorister.analyst.result import column_names
+from chorister.analyst.view import column_names
 from chorister.encoding import OOV
 from chorister.errors import InvalidInput
 
@@ -31,9 +31,7 @@ def draw(found: Crosstab, *, kind: str) -> altair.LayerChart | altair.Chart:
 def _cells(found: Crosstab) -> tuple[list[str], list[str], np.ndarray[Any, np.dtype[np.float64]]]:
     """Labels of both axes and shares, without an OOV that nearly nobody is in."""
     rows, columns = found.results[2].features
-    high, wide = (
-        [feature.label(i) for i in range(feature.size)] for feature in (rows, columns)
-    )
+    high, wide = ([feature.label(i) for i in range(feature.size)] for feature in (rows, columns))
     shares = found.fitted
     if shares[0].sum() < 0.001:
         high, shares = high[1:], shares[1:]
@@ -102,7 +100,8 @@ def _mosaic(found: Crosstab) -> altair.Chart:
     high, wide, shares = _cells(found)
     names = column_names(found.results[2].recipe)
     shares = shares / max(float(shares.sum()), 1e-12)
-    rows, left = [], 0.0
+    rows: list[dict[str, Any]] = []
+    left = 0.0
     by_row, by_column = shares.sum(axis=1), shares.sum(axis=0)
     for i, row in enumerate(high):
         width, below = float(by_row[i]), 0.0

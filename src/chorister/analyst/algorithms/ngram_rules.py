@@ -1,7 +1,7 @@
 """What to ask next, and what to report, when n-grams are discovered word by word.
 
 Pure functions of what was seen so far. An n-gram of words numbered 0 .. V-1 is the integer whose
-digits in base V they are, so that its first n-1 words are `code // V` and its last `code % V^(n-1)`.
+digits in base V they are: its first n-1 words are `code // V`, its last ones `code % V^(n-1)`.
 
 - **extend**: n-grams that overlap in all but their outer words are joined; an (n+1)-gram `abc` is
   expected to have the share f(ab) f(bc) / sum_x f(bx), as in a Markov chain. Single words have the
@@ -24,14 +24,24 @@ from scipy.stats import binom
 
 from chorister.errors import InvalidInput
 
-__all__ = ["KEPT", "LEAST_EXPECTED", "LEAST_ON_THE_WAY", "Ranked", "check_vocabulary", "extend", "heard", "largest", "worth_asking"]
+__all__ = [
+    "KEPT",
+    "LEAST_EXPECTED",
+    "LEAST_ON_THE_WAY",
+    "Ranked",
+    "check_vocabulary",
+    "extend",
+    "heard",
+    "largest",
+    "worth_asking",
+]
 
 Floats: TypeAlias = NDArray[np.float64]
 Codes: TypeAlias = NDArray[np.int64]
 
 LEAST_EXPECTED: Final = 0.2
 """Standard errors that a candidate is expected to have at least."""
-LEAST_ON_THE_WAY: Final = 0.005
+LEAST_ON_THE_WAY: Final = 0.01
 """The same where what is heard only leads to the next round: pruning is loose."""
 KEPT: Final = 8_000
 """n-grams that are extended, at most."""

@@ -53,10 +53,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Ngrams", "discover_ngrams", "round_shares"]
 
+_COHORTS: Final[dict[str, Cohorts]] = {"everyone": "everyone", "disjoint": "disjoint"}
 _FORMAT: Final = "chorister-ngrams-1"
 _LONGEST: Final = 8
 _COLUMN: Final = "ngram"
-_DISJOINT: Final = {1: (1.0,), 2: (0.2, 0.8), 3: (0.08, 0.25, 0.67), 4: (0.06, 0.22, 0.28, 0.44)}
+_DISJOINT: Final = {1: (1.0,), 2: (0.2, 0.8), 3: (0.08, 0.32, 0.6), 4: (0.06, 0.22, 0.28, 0.44)}
 _EVERYONE: Final = {1: (1.0,), 2: (0.1, 0.9), 3: (0.05, 0.25, 0.7), 4: (0.04, 0.16, 0.3, 0.5)}
 
 
@@ -197,11 +198,9 @@ class Ngrams:
         try:
             tree = json.loads(text)
             require_format(tree, _FORMAT)
-            if tree["cohorts"] not in ("everyone", "disjoint"):
-                raise DecodeError("cohorts are everyone or disjoint", field="cohorts")
             return cls(
                 results=tuple(Result.from_json(json.dumps(each)) for each in tree["results"]),
-                cohorts=tree["cohorts"],
+                cohorts=_COHORTS[tree["cohorts"]],
                 drawn=None if tree["drawn"] is None else int(tree["drawn"]),
             )
         except DecodeError:

@@ -55,7 +55,8 @@ def posterior_means(values: Floats, sigma: float) -> Floats:
     weights[0] = 0.5
     for _ in range(_STEPS):
         weights = share @ _posterior(likelihood, weights)
-    return np.interp(values, middle, _posterior(likelihood, weights) @ atoms)
+    means: Floats = np.interp(values, middle, _posterior(likelihood, weights) @ atoms)
+    return means
 
 
 def _posterior(likelihood: Floats, weights: Floats) -> Floats:
@@ -65,9 +66,7 @@ def _posterior(likelihood: Floats, weights: Floats) -> Floats:
     return normed
 
 
-def stratified_means(
-    values: Floats, sigma: float, expected: Floats, *, strata: int = 20
-) -> Floats:
+def stratified_means(values: Floats, sigma: float, expected: Floats, *, strata: int = 20) -> Floats:
     """The same, with a law G of its own for cells of which about the same was expected.
 
     Strata are ranges of ranks by `expected`, growing geometrically: the few cells that promise most

@@ -1,0 +1,272 @@
+"""Two-way tables: the rules on known tables, and the whole over a rehearsed fleet."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import chorister as ch
+from chorister.analyst.algorithms.crosstab import Crosstab, crosstab, round_shares
+from chorister.analyst.algorithms.crosstab_rules import (
+    Precision,
+    bucket_count,
+    bucket_starts,
+    fit_table,
+    smooth,
+)
+from chorister.analyst.algorithms.running import Run
+from chorister.analyst.study import Study
+from chorister.errors import DecodeError, InvalidInput
+from chorister.policy import Policy
+from tests.keyboard import ANALYSIS, policy_at
+
+# --- Rules ------------------------------------------------------------------------------------
+
+
+def test_a_spike_stays_and_noise_goes() -> None:
+    rng = np.random.default_rng(1)
+    truth = np.full(60, 0.5 / 59)
+    truth[30] = 0.5
+    seen = truth + rng.normal(0.0, 0.004, 60)
+    found = smooth(seen, Precision(0.004**2))
+    assert found[30] == pytest.approx(0.5, abs=0.02)
+    assert found.sum() == pytest.approx(1.0)
+    assert found.min() >= 0.0
+
+
+def test_a_smooth_margin_errs_less_than_what_was_seen() -> None:
+    rng = np.random.default_rng(2)
+    truth = np.exp(-(((np.arange(80) - 30.0) / 15.0) ** 2))
+    truth /= truth.sum()
+    seen = truth + rng.normal(0.0, 0.004, 80)
+    found = smooth(seen, Precision(0.004**2))
+    assert np.sum((found - truth) ** 2) < 0.6 * np.sum((seen - truth) ** 2)
+
+
+def test_without_noise_nothing_changes() -> None:
+    truth = np.array([0.1, 0.5, 0.05, 0.3, 0.05])
+    assert smooth(truth, Precision(0.0)) == pytest.approx(truth)
+    assert smooth(truth, Precision(1.0), ordered=False) == pytest.approx(truth)
+
+
+@given(
+    st.lists(st.floats(0.0, 1.0), min_size=3, max_size=60).filter(lambda m: sum(m) > 0.1),
+    st.integers(2, 20),
+)
+def test_buckets_partition_and_heavy_cells_are_alone(masses: list[float], count: int) -> None:
+    shares = np.array(masses) / sum(masses)
+    starts = bucket_starts(shares, count)
+    assert starts[0] == 0
+    assert np.all(np.diff(starts) > 0)
+    assert starts[-1] < len(shares)
+    assert len(starts) <= 2 * count + 1
+    if count < len(shares):
+        ends = np.append(starts[1:], len(shares))
+        widths = dict(zip(starts.tolist(), (ends - starts).tolist(), strict=True))
+        for cell in np.flatnonzero(shares > 1.0 / count).tolist():
+            assert widths[cell] == 1
+
+
+def test_more_precision_means_more_buckets() -> None:
+    counts = [bucket_count(sigma, most=100) for sigma in (1e-1, 1e-2, 1e-3, 1e-4, 1e-9)]
+    assert counts == sorted(counts)
+    assert counts[0] == 2
+    assert counts[-1] == 100
+    with pytest.raises(InvalidInput):
+        bucket_count(0.0, most=10)
+
+
+def test_exact_measurements_give_the_exact_table() -> None:
+    rng = np.random.default_rng(3)
+    truth = rng.dirichlet(np.ones(30)).reshape(5, 6)
+    every = np.arange(5), np.arange(6)
+    found = fit_table(truth, Precision(1e-18), *every, truth.sum(axis=1), truth.sum(axis=0))
+    assert found == pytest.approx(truth, abs=1e-6)
+
+
+def test_margins_and_independence_help() -> None:
+    rng = np.random.default_rng(4)
+    rows, columns = rng.dirichlet(np.ones(12)), rng.dirichlet(np.ones(15))
+    truth = np.outer(rows, columns)
+    seen = truth + rng.normal(0.0, 0.005, truth.shape)
+    found = fit_table(
+        seen, Precision(0.005**2), np.arange(12), np.arange(15), rows, columns,
+        row_precision=Precision(1e-8), column_precision=Precision(1e-8),
+    )  # fmt: skip
+    assert np.abs(found - truth).sum() < 0.3 * np.abs(np.maximum(seen, 0.0) - truth).sum()
+    assert found.sum() == pytest.approx(1.0)
+    assert found.min() >= 0.0
+    assert found.sum(axis=1) == pytest.approx(rows, abs=0.01)
+
+
+def test_a_table_needs_its_buckets() -> None:
+    with pytest.raises(InvalidInput):
+        fit_table(np.ones((2, 2)), Precision(1.0), np.arange(3), np.arange(2), np.ones(3),
+                  np.ones(2))  # fmt: skip
+
+
+# --- Over a study -----------------------------------------------------------------------------
+
+AGES, HOURS = ch.intervals("age", range(20, 61)), ch.intervals("hours", range(1, 61))
+
+
+def rules(reports: int = 3) -> Policy:
+    budget = {"local_epsilon": 8, "epsilon": 3, "delta": Decimal("1e-5"), "reports": reports}
+    fields = {"user.age": budget, "user.hours": budget}
+    analysis = f"analyses/{ANALYSIS}"
+    return policy_at(
+        {
+            "profiles/user/fields": {"age": {"type": "integer"}, "hours": {"type": "integer"}},
+            f"{analysis}/fields": fields,
+            f"{analysis}/group_by": [],
+            f"{analysis}/budget/epsilon": 3,
+            f"{analysis}/budget/delta": Decimal("1e-5"),
+            f"{analysis}/budget/reports": reports,
+            f"{analysis}/cohort/smallest": 50,
+            "device/epsilon": 3,
+            "device/delta": Decimal("1e-5"),
+        }
+    )
+
+
+def people() -> dict[str, Any]:
+    """The young work 20 hours, all others 40; a few anything else."""
+    ages, hours, count = [], [], []
+    for age in range(20, 60):
+        for worked, many in ((20 if age < 30 else 40, 800), (5 + age % 50, 40)):
+            ages.append(age)
+            hours.append(worked)
+            count.append(many)
+    return {"age": ages, "hours": hours, "count": count}
+
+
+DEVICES = sum(people()["count"])
+
+
+def study(reports: int = 3, **options: Any) -> Study:
+    fleet = ch.rehearse(people(), rules(reports), **{"seed": 3, **options})
+    found: Study = fleet.study("table", analysis=ANALYSIS)
+    return found
+
+
+def begin(where: Study, **options: Any) -> Run[Crosstab]:
+    return crosstab(where, AGES, HOURS, **options)
+
+
+@pytest.fixture(scope="module")
+def table() -> Crosstab:
+    return begin(study()).result
+
+
+def truth() -> np.ndarray[Any, Any]:
+    cells = np.zeros((AGES.size, HOURS.size))
+    data = people()
+    for age, hours, count in zip(data["age"], data["hours"], data["count"], strict=True):
+        cells[age - 19, hours] += count / DEVICES
+    return cells
+
+
+def test_the_known_table_is_found(table: Crosstab) -> None:
+    assert table.shares.shape == (AGES.size, HOURS.size)
+    assert table.shares.sum() == pytest.approx(1.0)
+    assert np.abs(table.shares - truth()).sum() < 0.35
+    young, old = table.shares[1:11], table.shares[11:]
+    assert young[:, 20].sum() > 0.8 * 8_000 / DEVICES
+    assert old[:, 40].sum() > 0.8 * 24_000 / DEVICES
+
+
+def test_estimates_and_intervals_are_of_the_last_round_alone(table: Crosstab) -> None:
+    last = table.results[2]
+    frame = table.to_polars()
+    assert frame["estimate"].to_numpy() == pytest.approx(last.counts)
+    exact = _coarse(truth(), table) * DEVICES
+    inside = (frame["ci_low"].to_numpy() <= exact) & (exact <= frame["ci_high"].to_numpy())
+    # Each covers in 95 of 100; of n cells fewer than 80 % do with a chance below 1e-6.
+    assert len(inside) > 60
+    assert inside.mean() > 0.8
+    assert frame["fitted_share"].sum() == pytest.approx(1.0)
+
+
+def _coarse(cells: np.ndarray[Any, Any], table: Crosstab) -> np.ndarray[Any, Any]:
+    for axis, feature in enumerate(table.results[2].features):
+        first = (20, 1)[axis]
+        starts = [0, *(int(edge) - first + 1 for edge in feature.edges[:-1])]  # type: ignore[union-attr]
+        cells = np.add.reduceat(cells, starts, axis=axis)
+    return cells.ravel()
+
+
+def test_disjoint_cohorts() -> None:
+    run = begin(study(1))
+    assert run.plan.cohorts == "disjoint"
+    assert run.result.devices == DEVICES
+    assert np.abs(run.result.shares - truth()).sum() < 0.6
+    assert "one round each" in run.result.explain()
+
+
+def test_the_plan_comes_first_and_is_kept() -> None:
+    where = study()
+    run = begin(where)
+    assert where.rounds == []
+    assert len(run.plan.rounds) == 3
+    steps = list(run)
+    assert [step.number for step in steps] == [1, 2, 3]
+    for step, planned in zip(steps, run.plan.rounds, strict=True):
+        assert step.result.epsilon == planned.epsilon
+    assert all(step.picture.to_dict() for step in steps)
+
+
+def test_it_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    first = study(folder=tmp_path)
+    next(iter(begin(first)))
+    again = study(folder=tmp_path)
+    resumed = begin(again).result
+    assert len(again.rounds) == 3
+    assert resumed.to_polars().equals(begin(study()).result.to_polars())
+
+
+def test_categories_are_never_merged() -> None:
+    fleet = ch.rehearse(people(), rules(), seed=3).study("kinds", analysis=ANALYSIS)
+    kinds = ch.categories("hours", [20, 40])
+    found = crosstab(fleet, AGES, kinds).result
+    assert found.results[2].features[1] == kinds
+    assert found.shares.shape == (AGES.size, 3)
+
+
+def test_saved_and_loaded(table: Crosstab, tmp_path: Path) -> None:
+    table.save(tmp_path / "table.json")
+    loaded = Crosstab.load(tmp_path / "table.json")
+    assert loaded.to_json() == table.to_json()
+    assert loaded.shares == pytest.approx(table.shares)
+    with pytest.raises(InvalidInput, match="can't read"):
+        Crosstab.load(tmp_path / "absent.json")
+
+
+@given(st.binary(max_size=200) | st.just(b'{"format": "chorister-crosstab-1"}'))
+@settings(max_examples=50)
+def test_other_files_are_refused(data: bytes) -> None:
+    with pytest.raises(DecodeError):
+        Crosstab.from_json(data)
+
+
+def test_words_and_pictures(table: Crosstab) -> None:
+    assert "age by hours" in table.explain()
+    assert "Crosstab" in repr(table)
+    assert "age" in table._repr_html_()
+    for kind in ("heat", "mosaic"):
+        assert table.plot(kind=kind).to_dict()["layer"]
+    with pytest.raises(InvalidInput, match="heat or mosaic"):
+        table.plot(kind="pie")
+
+
+def test_bad_wishes_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="two different"):
+        crosstab(study(), AGES, AGES)
+    with pytest.raises(InvalidInput, match="intervals or categories"):
+        crosstab(study(), ch.grid(["age", "hours"], (0, 0, 1, 1), level=1), HOURS)  # type: ignore[arg-type]
+    assert sum(round_shares("disjoint")) == pytest.approx(1.0)
