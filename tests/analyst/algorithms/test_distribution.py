@@ -1,0 +1,106 @@
+"""Distributions over a rehearsal, end to end: quantiles, resume, files, pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chorister.analyst.algorithms.distribution import Distribution, distribution
+from chorister.analyst.rehearsal import Rehearsal, rehearse
+from chorister.errors import DecodeError, InvalidInput
+from tests.analyst.algorithms.places import three_towns, trips_policy
+
+DEVICES = 20_000
+FRAME, _ = three_towns(DEVICES, 2)
+FARES = FRAME["fare"].to_numpy()
+SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
+
+
+def fleet(*, reports: int, seed: int = 3, folder: Path | None = None) -> Rehearsal:
+    return rehearse(FRAME, trips_policy(reports=reports), seed=seed, folder=folder)
+
+
+@pytest.fixture(scope="module")
+def found() -> Distribution:
+    return distribution(fleet(reports=3).study("fares"), "fare", 0, 40).result
+
+
+def test_quantiles_are_near_and_inside_the_range(found: Distribution) -> None:
+    columns = found.quantiles(SHARES)
+    np.testing.assert_allclose(columns["quantile"], np.quantile(FARES, SHARES), rtol=0.06)
+    assert np.all(columns["ci_low"] <= columns["quantile"])
+    assert np.all(columns["quantile"] <= columns["ci_high"])
+    assert found.cdf(0.0) == pytest.approx(0.0)
+    assert found.cdf(40.0) == pytest.approx(1.0)
+    assert found.inside == pytest.approx(1.0, abs=0.01)
+
+
+def test_intervals_of_quantiles_cover() -> None:
+    # 12 runs x 5 quantiles, which depend on each other within a run: as 12 trials at 95 %, at
+    # least 6 hits for each quantile unless something is wrong (Bin(12, .95) below 6: 5e-7).
+    truth = np.quantile(FARES, SHARES)
+    hits = np.zeros(len(SHARES))
+    for seed in range(12):
+        run = distribution(fleet(reports=3, seed=200 + seed).study("fares"), "fare", 0, 40)
+        columns = run.result.quantiles(SHARES)
+        hits += (columns["ci_low"] <= truth) & (truth <= columns["ci_high"])
+    assert hits.min() >= 6
+    assert hits.sum() >= 0.8 * 12 * len(SHARES)
+
+
+def test_a_run_that_was_stopped_goes_on_without_asking_again(tmp_path: Path) -> None:
+    study = fleet(reports=3, folder=tmp_path).study("fares")
+    next(iter(distribution(study, "fare", 0, 40)))
+    again = fleet(reports=3, folder=tmp_path).study("fares")
+    assert len(again.rounds) == 1
+    run = distribution(again, "fare", 0, 40)
+    assert len(list(run)) == len(run.plan.rounds)
+    assert len(again.rounds) == len(run.plan.rounds)
+
+
+def test_disjoint_cohorts_where_a_device_answers_once() -> None:
+    run = distribution(fleet(reports=1, seed=11).study("fares"), "fare", 0, 40)
+    assert run.plan.cohorts == "disjoint"
+    median = run.result.quantiles([0.5])
+    assert median["quantile"][0] == pytest.approx(np.median(FARES), rel=0.1)
+    assert run.result.devices == DEVICES
+
+
+def test_a_saved_distribution_is_read_back(found: Distribution, tmp_path: Path) -> None:
+    found.save(tmp_path / "fares.json")
+    again = Distribution.load(tmp_path / "fares.json")
+    assert repr(again) == repr(found)
+    assert "median" in repr(found)
+    assert "20,000 devices" in found.explain()
+    assert "<table" in found._repr_html_()
+    assert found.to_polars()["density"].sum() * 40 / 1024 == pytest.approx(1.0)
+    with pytest.raises(InvalidInput, match="can't read"):
+        Distribution.load(tmp_path / "other.json")
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_what_is_no_distribution_is_refused(text: bytes | str) -> None:
+    with pytest.raises(DecodeError):
+        Distribution.from_json(text)
+
+
+def test_the_picture_has_the_density_and_the_quantiles(found: Distribution) -> None:
+    spec = found.plot(shares=(0.25, 0.5)).to_dict()
+    upper, lower = spec["vconcat"]
+    assert len(upper["layer"]) == 4
+    assert len(upper["layer"][1]["data"]["values"]) == 2
+    assert len(lower["layer"][0]["data"]["values"]) == 512
+
+
+def test_bad_input_is_refused(found: Distribution) -> None:
+    with pytest.raises(InvalidInput, match="from low to high"):
+        distribution(fleet(reports=3).study("fares"), "fare", 4, 4)
+    with pytest.raises(InvalidInput, match="shares"):
+        found.quantiles([0.0])
+    with pytest.raises(InvalidInput, match="confidence"):
+        found.quantiles([0.5], confidence=1.0)
