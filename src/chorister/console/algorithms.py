@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
+import chorister as ch
+from chorister.analyst.algorithms.crosstab import crosstab
+from chorister.analyst.algorithms.distribution import distribution
+from chorister.analyst.algorithms.heatmap import heatmap
+from chorister.analyst.algorithms.ngrams import discover_ngrams
 from chorister.analyst.algorithms.running import Run
 from chorister.analyst.study import Study
 from chorister.canonical import culprit
 from chorister.console.forms import lines, number, numbers, whole
+from chorister.encoding import Categories, Intervals
 from chorister.errors import InvalidInput
 
 __all__ = ["ALGORITHMS", "Algorithm", "Input", "plan_run"]
@@ -58,6 +63,7 @@ _EPSILON: Final = Input(
     name="epsilon", label="epsilon for all rounds", kind="number",
     hint="what a device that answers all of them is charged; all that is allowed if left empty",
 )  # fmt: skip
+_DELTA: Final = Input(name="delta", label="delta for all rounds", kind="number")
 _COHORTS: Final = Input(
     name="cohorts", label="who answers", kind="choice", choices=("", "everyone", "disjoint"),
     hint="everyone answers every round, or each round asks other devices; what the budgets allow "
@@ -87,19 +93,18 @@ def plan_run(algorithm: Algorithm, study: Study, values: Mapping[str, str]) -> R
 def _shared(values: Mapping[str, str]) -> dict[str, Any]:
     return {
         "epsilon": number(values.get("epsilon", "").strip(), "epsilon"),
+        "delta": number(values.get("delta", "").strip(), "delta"),
         "cohorts": values.get("cohorts", "") or None,
     }
 
 
-def _call(module: str, name: str) -> Callable[..., Run[Any]]:
-    found: Callable[..., Run[Any]] = getattr(
-        importlib.import_module(f"chorister.analyst.algorithms.{module}"), name
-    )
-    return found
+def _name(ref: str) -> str:
+    """The column that a field's values come in."""
+    return ref.partition(".")[2]
 
 
 def _ngrams(study: Study, values: Mapping[str, str]) -> Run[Any]:
-    return _call("ngrams", "discover_ngrams")(
+    return discover_ngrams(
         study,
         lines(values.get("vocabulary", "")),
         max_n=whole(values.get("max_n", ""), "the longest phrase") or 3,
@@ -108,6 +113,42 @@ def _ngrams(study: Study, values: Mapping[str, str]) -> Run[Any]:
         **_shared(values),
     )
 
+
+def _heatmap(study: Study, values: Mapping[str, str]) -> Run[Any]:
+    box = numbers(values.get("box", ""), "the box")
+    if len(box) != 4:
+        raise InvalidInput("the box of a map is four numbers: x0, y0, x1, y1")
+    depth = whole(values.get("depth", ""), "the finest level")
+    return heatmap(
+        study,
+        (_name(values["x"]), _name(values["y"])),
+        box,
+        depth=8 if depth is None else depth,
+        **_shared(values),
+    )
+
+
+def _distribution(study: Study, values: Mapping[str, str]) -> Run[Any]:
+    low, high = (number(values.get(name, "").strip(), name) for name in ("from", "to"))
+    if low is None or high is None:
+        raise InvalidInput("say from where to where")
+    return distribution(study, _name(values["field"]), low, high, **_shared(values))
+
+
+def _crosstab(study: Study, values: Mapping[str, str]) -> Run[Any]:
+    axes = [_axis(study, values, side) for side in ("rows", "columns")]
+    return crosstab(study, axes[0], axes[1], **_shared(values))
+
+
+def _axis(study: Study, values: Mapping[str, str], side: str) -> Intervals | Categories:
+    ref, given = values[side], values.get(f"{side}_cells", "")
+    if study.fleet.policy.fields[ref].type == "text":
+        return ch.categories(_name(ref), lines(given))
+    return ch.intervals(_name(ref), numbers(" ".join(given.split()), ref))
+
+
+_NUMBERS: Final = ("integer", "real")
+_CELLS: Final = "numbers: edges, such as “0 to 100 by 5”; texts: the values, one a line"
 
 ALGORITHMS: Final[dict[str, Algorithm]] = {
     each.name: each
@@ -131,10 +172,72 @@ ALGORITHMS: Final[dict[str, Algorithm]] = {
                     hint="phrases that devices leave out, one a line",
                 ),
                 _EPSILON,
+                _DELTA,
                 _COHORTS,
             ),
             start=_ngrams,
         ),
+        Algorithm(
+            name="heatmap",
+            title="Draw a map",
+            what="Maps where devices are: cells are split where people are, round by round.",
+            inputs=(
+                Input(name="x", label="x", kind="field", types=_NUMBERS, required=True),
+                Input(name="y", label="y", kind="field", types=_NUMBERS, required=True),
+                Input(
+                    name="box", label="box", required=True,
+                    hint="four numbers: x0, y0, x1, y1",
+                ),
+                Input(
+                    name="depth", label="finest level", kind="number", value="8",
+                    hint="each level halves cells in both directions",
+                ),
+                _EPSILON,
+                _DELTA,
+                _COHORTS,
+            ),
+            start=_heatmap,
+        ),
+        Algorithm(
+            name="distribution",
+            title="Learn a distribution",
+            what="Learns how a number is distributed, with its quantiles; edges follow the data.",
+            inputs=(
+                Input(name="field", label="number", kind="field", types=_NUMBERS, required=True),
+                Input(name="from", label="from", kind="number", required=True),
+                Input(name="to", label="to", kind="number", required=True),
+                _EPSILON,
+                _DELTA,
+                _COHORTS,
+            ),
+            start=_distribution,
+        ),
+        Algorithm(
+            name="crosstab",
+            title="Cross two fields",
+            what="Crosses two fields: both alone first, then a grid that fits what was found.",
+            inputs=(
+                Input(
+                    name="rows", label="rows", kind="field", types=(*_NUMBERS, "text"),
+                    required=True,
+                ),
+                Input(
+                    name="rows_cells", label="cells of the rows", kind="lines", required=True,
+                    hint=_CELLS,
+                ),
+                Input(
+                    name="columns", label="columns", kind="field", types=(*_NUMBERS, "text"),
+                    required=True,
+                ),
+                Input(
+                    name="columns_cells", label="cells of the columns", kind="lines",
+                    required=True, hint=_CELLS,
+                ),
+                _EPSILON,
+                _DELTA,
+                _COHORTS,
+            ),
+            start=_crosstab,
+        ),
     )
 }  # fmt: skip
-_ = numbers

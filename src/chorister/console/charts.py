@@ -112,7 +112,7 @@ def draw(spec: Spec, look: Look) -> str:
         dressed["width"] = _PIXELS[look.width]
     elif look.width == "narrow" and isinstance(dressed.get("width"), int | float):
         dressed["width"] = min(float(dressed["width"]), 330.0)
-    dressed.setdefault("padding", {"left": 18, "right": 14, "top": 4, "bottom": 4})
+    dressed.setdefault("padding", {"left": 18, "right": 24, "top": 4, "bottom": 4})
     drawn: str = vega.vegalite_to_svg(dressed, allowed_base_urls=[])
     return drawn
 
