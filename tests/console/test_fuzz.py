@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,10 +43,10 @@ ROUTES = [(method, path) for method, path, _ in app._PAGES]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Generator[Site]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     found = Site(tmp_path_factory.mktemp("fuzz"))
     found.workspace.create("ada", "rehearsal", "mine", ANALYSIS)
-    yield found
+    return found
 
 
 @pytest.fixture(scope="module")

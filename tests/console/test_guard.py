@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -47,8 +46,8 @@ def csrf(client: TestClient) -> str:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Generator[Site]:
-    yield Site(tmp_path)
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
 
 
 def begin(client: TestClient, name: str = "mine") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -21,6 +22,7 @@ from chorister.errors import ChoristerError
 __all__ = ["Streams", "message"]
 
 T = TypeVar("T")
+_log = logging.getLogger("chorister.console")
 
 _TICK: Final = 0.25  # seconds between two looks while something is open
 _IDLE: Final = 1.0  # and while nothing is
@@ -70,6 +72,9 @@ class Streams:
                         yield message(html)
                 except (NotFound, ChoristerError):
                     return  # no longer shared
+                except Exception:
+                    _log.exception("a stream failed, by a bug in Chorister")
+                    return
                 pause = _TICK if state.waiting or any(r.running for r in state.runs) else _IDLE
                 await anyio.sleep(pause)
                 total, since_beat = total + pause, since_beat + pause

@@ -79,6 +79,11 @@ class LiveStudy:
         """The others."""
         return [card for card in self.cards if card.round.state is not State.ASKED]
 
+    @property
+    def shown_runs(self) -> list[RunRecord]:
+        """The newest run, and older ones that did not come to their end."""
+        return [run for i, run in enumerate(self.runs) if not i or run.state != "finished"]
+
     def context(self) -> dict[str, Any]:
         """For the template."""
         budget: StudyBudget = self.view.study.budget
