@@ -11,7 +11,11 @@ import sys
 from pathlib import Path
 
 import httpx2
+import pytest
 
+from chorister.console.config import ConsoleConfig
+from chorister.console.workspace import Workspace
+from chorister.errors import ServiceError
 from tests.console.world import TOKENS, people
 from tests.keyboard import ANALYSIS, POLICY_FILE
 
@@ -62,12 +66,12 @@ def test_a_study_outlives_the_process(tmp_path: Path) -> None:
     config = settings(tmp_path)
     process, url = start(config)
     try:
-        second = subprocess.run(  # two consoles on one folder would not know of each other
-            [Path(sys.executable).parent / "chorister", "serve", "console", "--config", config],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert second.returncode == 2
-        assert "another console runs" in second.stderr
+        # Two consoles on one folder would not know of each other.
+        with (
+            pytest.raises(ServiceError, match="another console runs"),
+            Workspace.open(ConsoleConfig.load(config)),
+        ):
+            pass
         client, csrf = sign_in(url)
         with contextlib.closing(client):
             form = {"csrf": csrf, "name": "kept", "about": f"rehearsal/{ANALYSIS}"}
