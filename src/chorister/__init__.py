@@ -21,6 +21,8 @@ __all__ = [
     "connect",
     "crosstab",
     "discover_ngrams",
+    "distribution",
+    "errors",
     "grid",
     "heatmap",
     "intervals",
@@ -39,6 +41,7 @@ _MODULES: Final = {
     "connect": "analyst.live",
     "crosstab": "analyst.algorithms.crosstab",
     "discover_ngrams": "analyst.algorithms.ngrams",
+    "distribution": "analyst.algorithms.distribution",
     "grid": "analyst.features",
     "heatmap": "analyst.algorithms.heatmap",
     "intervals": "analyst.features",
@@ -48,6 +51,8 @@ _MODULES: Final = {
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 (whatever the name stands for)
+    if name == "errors":
+        return import_module(f"{__name__}.errors")
     if name in _MODULES:
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

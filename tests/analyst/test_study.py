@@ -181,7 +181,7 @@ def test_a_window_that_is_over_before_the_recipe_was_published(tmp_path: Path) -
 
 
 def test_cancel_and_status() -> None:
-    study = a_study()
+    study = a_study(generous(1))  # a question that is taken back at once costs nobody anything
     assert "Nothing was asked" in study.status().explain()
     question = a_question(study)
     study.post(question)
@@ -270,8 +270,28 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
 def test_two_processes_do_not_ask_at_once(tmp_path: Path) -> None:
     study = a_study(folder=tmp_path)
     other = a_study(folder=tmp_path)
+    other.fleet.archive.patience = 0.0
     with study.fleet.archive.asking(), pytest.raises(StudyError, match="another process"):
         a_question(other).run()
+    with study.fleet.archive.waiting("study"), pytest.raises(StudyError, match="another process"):
+        a_question(other).run()
+    assert a_question(other).run().n_reports == DEVICES
+    assert a_question(study).run().n_reports == DEVICES  # it reads what the other one wrote
+    assert len(study.rounds) == 1
+
+
+def test_another_process_may_cancel_what_this_one_waits_for(tmp_path: Path) -> None:
+    study, other = a_study(folder=tmp_path), a_study(folder=tmp_path)
+    question = a_question(study)
+    round_ = study.post(question)
+    with other.fleet.archive.asking():
+        pass  # it looks
+    with study.fleet.archive.waiting("study"):
+        other.cancel()
+        withdrawn = study._gather(round_, lambda _: None)
+    assert withdrawn.state is State.WITHDRAWN
+    with pytest.raises(QuestionWithdrawn):
+        question.run()
 
 
 def test_files_are_private(tmp_path: Path) -> None:

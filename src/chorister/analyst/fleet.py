@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from chorister.analyst.ledgers import Ledgers
-from chorister.analyst.rounds import Archive, Round
+from chorister.analyst.rounds import Archive, Round, State
 from chorister.analyst.view import Part
 from chorister.clock import Clock
 from chorister.policy import Policy
@@ -85,7 +85,9 @@ def foreseen(fleet: Fleet) -> Ledgers[float]:
     ledgers: Ledgers[float] = Ledgers(policy=fleet.policy, fresh=1.0)
     now = fleet.clock.now()
     for round_ in fleet.archive.all_rounds():
-        if not _renewed(round_.recipe, fleet.policy, now):
+        # Who answered a question that was taken back is not known: devices decide by themselves.
+        counts = round_.published and round_.state is not State.WITHDRAWN
+        if counts and not _renewed(round_.recipe, fleet.policy, now):
             answered(ledgers, round_.recipe, most=_most(round_, fleet.devices))
     return ledgers
 

@@ -19,7 +19,7 @@ from chorister.analyst.extras import needed
 from chorister.analyst.frames import class_rows, number_devices, polars_type, split_by_table
 from chorister.analyst.queries import SimpleQuery, parse_simple
 from chorister.analyst.selecting import choose
-from chorister.analyst.texts import AnyColumn, Words, column_of
+from chorister.analyst.texts import AnyColumn, Words, column_of, joined_keys
 from chorister.encoding import Encoding
 from chorister.errors import InvalidInput, QueryRefused
 from chorister.policy import OTHER, Policy
@@ -100,6 +100,11 @@ class Population:
             }
             for _ in range(weight):
                 yield rows
+
+    def truth(self, recipe: Recipe, seed: int) -> NDArray[np.float64]:
+        """The true counts if every device answered: one a bin, or a row a group."""
+        found = self.answers(recipe, self.weights, np.random.default_rng([seed, 0])).counts
+        return (found if recipe.group_by else found[0]).astype(np.float64)
 
     def answers(self, recipe: Recipe, answering: Ints, rng: np.random.Generator) -> Answers:
         """What `answering` devices a class report, each one bin, by the device's own rule."""
@@ -210,7 +215,8 @@ class Population:
                 values = self._table(item.table, recipe)[1][item.field][places[item.table][owners]]
             column = column_of(values)
             columns[item.name] = column if repeat is None else column.take(repeat)
-        return _Rows(owners if repeat is None else owners[repeat], columns)
+        rows = _Rows(owners if repeat is None else owners[repeat], columns)
+        return _once(rows) if query.distinct else rows
 
     def _words(self, key: str, texts: polars.Series) -> Words:
         """The words of a column, cut once for all lengths of n-grams."""
@@ -247,6 +253,19 @@ class Population:
                     check="query", why=f"its result has no column {column!r}", field="query"
                 )
         return _Rows(owners, {name: column_of(column) for name, column in values.items()})
+
+
+def _once(rows: _Rows) -> _Rows:
+    """Of equal rows of one class, one."""
+    key = rows.owners
+    for column in rows.columns.values():
+        theirs = column.keys
+        key = joined_keys([key, theirs], int(theirs.max(initial=0)) + 1)
+    order = np.lexsort((key, rows.owners))
+    fresh = np.ones(len(order), dtype=np.bool_)
+    fresh[1:] = key[order][1:] != key[order][:-1]
+    kept = np.sort(order[fresh])
+    return _Rows(rows.owners[kept], {name: c.take(kept) for name, c in rows.columns.items()})
 
 
 def _one_each(owners: Ints, classes: int) -> bool:

@@ -25,7 +25,8 @@ _CALL: Final = re.compile(
     re.IGNORECASE,
 )
 _QUERY: Final = re.compile(
-    r"\s*SELECT\s(?P<items>.*)\sFROM\s(?P<sources>.*?)\s*;?\s*", re.DOTALL | re.IGNORECASE
+    r"\s*SELECT\s(?P<distinct>\s*DISTINCT\s)?(?P<items>.*)\sFROM\s(?P<sources>.*?)\s*;?\s*",
+    re.DOTALL | re.IGNORECASE,
 )
 _FUNCTION_COLUMNS: Final = {"ngrams": "ngram", "words": "word"}
 _MAX_N: Final = 16
@@ -42,11 +43,12 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class SimpleQuery:
-    """SELECT items FROM tables [, ngrams(table.field, n)]."""
+    """SELECT [DISTINCT] items FROM tables [, ngrams(table.field, n)]."""
 
     items: tuple[Item, ...]
     tables: tuple[str, ...]
     cut: tuple[str, str, int] | None  # cut this table's field into n-grams of so many words
+    distinct: bool  # equal rows of a device count once
 
 
 def parse_simple(query: str, columns: dict[str, tuple[str, ...]]) -> SimpleQuery | None:
@@ -97,7 +99,7 @@ def parse_simple(query: str, columns: dict[str, tuple[str, ...]]) -> SimpleQuery
         items.append(Item(name, *place))
     if not tables or len({item.name for item in items}) != len(items):
         return None
-    return SimpleQuery(tuple(items), tuple(tables), cut)
+    return SimpleQuery(tuple(items), tuple(tables), cut, found["distinct"] is not None)
 
 
 def _locate(

@@ -172,10 +172,7 @@ class Rehearsal:
         One a bin, or a row a group; by `uniform` selection a device counts once, with one of its
         rows drawn by chance.
         """
-        recipe = question.recipe(number=question.study.next_number, opens=self.clock.now())
-        rng = np.random.default_rng([self.seed, 0])
-        found = self.population.answers(recipe, self.population.weights, rng).counts
-        return (found if recipe.group_by else found[0]).astype(np.float64)
+        return self.population.truth(question.recipe(number=1, opens=0), self.seed)
 
     # --- What a study asks of a fleet -----------------------------------------------------------
 
@@ -220,7 +217,8 @@ class Rehearsal:
         After a restart that is a replay: chance is the same, and so are the ledgers.
         """
         for round_ in self.archive.all_rounds()[self._followed : last.sequence]:
-            if round_.state is not State.WITHDRAWN:
+            lost = round_.state is State.FAILED and not round_.published
+            if round_.state is not State.WITHDRAWN and not lost:
                 answering = self._answer(round_)
                 if round_.state is State.ASKED:
                     self._waiting[round_.sequence] = answering

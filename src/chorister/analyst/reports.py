@@ -13,7 +13,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from chorister.analyst.fleet import Gathered, Progress, Tell
 from chorister.analyst.live import Connection
@@ -23,6 +26,9 @@ from chorister.analyst.servers import REGISTRY, Servers
 from chorister.clock import SettableClock, SystemClock
 from chorister.errors import InvalidInput, ServiceError
 from chorister.policy import Policy
+
+if TYPE_CHECKING:
+    from chorister.analyst.question import Question
 
 __all__ = ["MOST_DEVICES", "ReportsRehearsal"]
 
@@ -40,6 +46,7 @@ class ReportsRehearsal(Connection):
                 f"{population.size:,} devices: with real reports at most {MOST_DEVICES:,} are "
                 'rehearsed; mode="law" has no limit and the same law'
             )
+        self.population = population
         self._stack = contextlib.ExitStack()
         self._clock = SettableClock(SystemClock().now())
         with contextlib.ExitStack() as stack:
@@ -62,6 +69,10 @@ class ReportsRehearsal(Connection):
             )
             self._make_devices(population, stack)
             self._stack = stack.pop_all()
+
+    def truth(self, question: Question) -> NDArray[np.float64]:
+        """The true counts if every device answered: what only a rehearsal knows."""
+        return self.population.truth(question.recipe(number=1, opens=0), 0)
 
     def __enter__(self) -> ReportsRehearsal:
         return self

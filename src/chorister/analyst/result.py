@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import polars
     import pyarrow  # type: ignore[import-untyped]
 
-__all__ = ["Part", "Result"]
+__all__ = ["Part", "Result", "column_names"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -109,6 +110,7 @@ class Archive:
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
+        self.patience = 10.0  # seconds to wait for another process that writes
         self._rounds: dict[str, dict[int, Round]] = {}
         self._seen: dict[Path, tuple[int, int]] = {}  # files as they were last read or written
         self._memory = threading.RLock()  # of the two above
@@ -180,23 +182,23 @@ class Archive:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Only one process asks at a time; its threads wait for each other."""
-        with self._threads, self._locked(".lock", "asking from"):
+        """Only one process writes at a time; what others wrote before is read.
+
+        Threads of this process wait for each other as long as it takes.
+        """
+        with self._threads, self._locked(".lock", self.patience):
             yield
 
     @contextmanager
     def waiting(self, study: str, number: int) -> Iterator[None]:
-        """Only one process waits for a round; others may ask and wait for something else."""
-        with self._threads:
+        """Only one process waits for a round; others may ask, and wait for other rounds."""
+        with self._memory:
             turn = self._waiting.setdefault((study, number), threading.Lock())
-        with (
-            turn,
-            self._locked(f"{study}/.round-{number:04}.lock", f"waiting for round {number} in"),
-        ):
+        with turn, self._locked(f"{study}/.round-{number:04}.lock", 0.0):
             yield
 
     @contextmanager
-    def _locked(self, name: str, what: str) -> Iterator[None]:
+    def _locked(self, name: str, patience: float) -> Iterator[None]:
         if self.folder is None:
             yield
             return
@@ -204,16 +206,26 @@ class Archive:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise StudyError(
-                    f"another process is {what} {self.folder}: let it finish, or stop it"
-                ) from None
+            _acquire(descriptor, path.parent, patience)
             self.refresh()
             yield
         finally:
             os.close(descriptor)
+
+
+def _acquire(descriptor: int, folder: Path, patience: float) -> None:
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise StudyError(
+                    f"another process is asking from {folder}: let it finish, or stop it"
+                ) from None
+            time.sleep(0.02)
+        else:
+            return
 
 
 def _mark(path: Path) -> tuple[int, int]:

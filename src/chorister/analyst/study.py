@@ -335,10 +335,11 @@ class Study:
             )
         except WindowOver as error:
             return self._fail(round_, "WindowOver", str(error))
-        if self._cancelled(round_):
-            return self._stored(round_)  # what came too late is not looked at
         done = replace(latest[-1], state=State.COLLECTED, result=_result(round_, gathered))
-        archive.write(self.name, done)
+        with archive.asking():
+            if self._cancelled(round_):
+                return self._stored(round_)  # what came too late is not looked at
+            archive.write(self.name, done)
         self.fleet.settle(done)
         return done
 

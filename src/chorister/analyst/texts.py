@@ -20,7 +20,15 @@ from chorister.encoding import Categories, Feature, PrefixTree, canonical_texts
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["AnyColumn", "Column", "NgramColumn", "NumberColumn", "Words", "column_of"]
+__all__ = [
+    "AnyColumn",
+    "Column",
+    "NgramColumn",
+    "NumberColumn",
+    "Words",
+    "column_of",
+    "joined_keys",
+]
 
 Ints: TypeAlias = NDArray[np.int64]
 _Integer = TypeVar("_Integer", np.int32, np.int64)
@@ -45,6 +53,11 @@ class Column:
         """Which of the kept rows are marked, by their value."""
         return marking(self.distinct)[_kept(self.codes, keep)]
 
+    @property
+    def keys(self) -> Ints:
+        """Numbers that are equal where values are."""
+        return self.codes.astype(np.int64)
+
     def values(self, keep: Mask) -> list[Any]:
         """The kept rows' values."""
         distinct = self.distinct
@@ -60,6 +73,11 @@ class NumberColumn:
     """A column of numbers, many of them different."""
 
     numbers: polars.Series
+
+    @property
+    def keys(self) -> Ints:
+        """Numbers that are equal where values are."""
+        return np.unique(self.numbers.to_numpy(), return_inverse=True)[1].astype(np.int64)
 
     def values(self, keep: Mask) -> list[Any]:
         """The kept rows' values."""
@@ -195,16 +213,18 @@ class NgramColumn:
             cells[at] = 1 + (number - 1) * width + step
         return cells
 
+    @property
+    def keys(self) -> Ints:
+        """Numbers that are equal where values are."""
+        size = max(len(self.words.vocabulary), 1)
+        return joined_keys([self.words.codes[self.starts + i] for i in range(self.n)], size)
+
     @cached_property
     def _plain(self) -> Column:
         """The same with every different n-gram spelled out, for features that must read it."""
         names = self.words.vocabulary
         parts = [self.words.codes[self.starts + i] for i in range(self.n)]
-        key = parts[0].astype(np.int64)
-        for part in parts[1:]:
-            _, key = np.unique(key, return_inverse=True)
-            key = key * len(names) + part
-        _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        _, first, inverse = np.unique(self.keys, return_index=True, return_inverse=True)
         distinct = [" ".join(names[part[at]] for part in parts) for at in first.tolist()]
         return Column(inverse.astype(np.int32), distinct)
 
@@ -219,6 +239,16 @@ class NgramColumn:
     def take(self, rows: Ints) -> NgramColumn:
         """Some rows, perhaps repeated."""
         return NgramColumn(self.words, self.starts[rows], self.n)
+
+
+def joined_keys(parts: Sequence[NDArray[Any]], size: int) -> Ints:
+    """One number for every tuple of numbers below `size`, equal where the tuples are."""
+    key = parts[0].astype(np.int64)
+    for part in parts[1:]:
+        if int(key.max(initial=0)) >= 2**62 // size:
+            key = np.unique(key, return_inverse=True)[1].astype(np.int64)
+        key = key * size + part
+    return key
 
 
 def _follow(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -79,3 +81,12 @@ def three_towns(devices: int, seed: int) -> tuple[pl.DataFrame, NDArray[np.float
         {"device": np.arange(devices), "x": points[:, 0], "y": points[:, 1], "fare": fare}
     )
     return frame, points
+
+
+def rows_of(spec: dict[str, Any], layer: dict[str, Any]) -> list[dict[str, Any]]:
+    """The data of a chart's layer, written in place or once for the whole chart."""
+    data = layer["data"]
+    rows: list[dict[str, Any]] = (
+        data["values"] if "values" in data else spec["datasets"][data["name"]]
+    )
+    return rows

@@ -13,7 +13,7 @@ from chorister.analyst.algorithms.heatmap import HeatMap, heatmap
 from chorister.analyst.algorithms.outlines import outline_paths
 from chorister.analyst.rehearsal import Rehearsal, rehearse
 from chorister.errors import ChoristerError, DecodeError, InvalidInput
-from tests.analyst.algorithms.places import three_towns, trips_policy
+from tests.analyst.algorithms.places import rows_of, three_towns, trips_policy
 
 BOX = (0, 0, 1, 1)
 DEVICES = 20_000
@@ -79,7 +79,7 @@ def test_a_run_that_was_stopped_goes_on_without_asking_again(tmp_path: Path) -> 
 
 
 def test_disjoint_cohorts_where_a_device_answers_once() -> None:
-    study = fleet(reports=1, seed=11).study("towns")
+    study = fleet(reports=1, seed=12).study("towns")
     run = heatmap(study, ("x", "y"), BOX, depth=6)
     assert run.plan.cohorts == "disjoint"
     result = run.result
@@ -115,8 +115,8 @@ def test_pictures_hold_every_cell_and_the_outline(found: HeatMap) -> None:
     square = {"type": "LineString", "coordinates": [[0.2, 0.2], [0.8, 0.2], [0.8, 2.0]]}
     spec = found.plot(outline=square).to_dict()
     assert len(spec["layer"]) == 2
-    assert len(spec["layer"][0]["data"]["values"]) == len(found.columns()["cell"])
-    assert len(spec["layer"][1]["data"]["values"]) == 3
+    assert len(rows_of(spec, spec["layer"][0])) == len(found.columns()["cell"])
+    assert len(rows_of(spec, spec["layer"][1])) == 3
 
 
 def test_outlines_of_both_kinds_are_cut_to_the_box() -> None:
@@ -137,8 +137,10 @@ def test_outlines_of_both_kinds_are_cut_to_the_box() -> None:
 
 json_values = st.recursive(
     st.none() | st.integers(-5, 5) | st.sampled_from(["Polygon", "Topology", "Feature"]),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["type", "arcs", "coordinates", "geometry"]), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["type", "arcs", "coordinates", "geometry"]), inner)
+    ),
     max_leaves=10,
 )
 

@@ -21,11 +21,13 @@ from chorister.analyst.algorithms.ngrams import (
 )
 from chorister.analyst.algorithms.running import Run
 from chorister.analyst.study import Study
+from chorister.device.sandbox import Sandbox
 from chorister.device.sandbox.functions import known_functions
 from chorister.encoding import PrefixTree
 from chorister.errors import DecodeError, InvalidInput
 from chorister.privacy import OneHotRandomizer
 from tests.analyst.algorithms.phrases import DEVICES, VOCABULARY, policy, typing_fleet
+from tests.device.asking import ask, snapshot
 from tests.keyboard import ANALYSIS
 
 
@@ -269,3 +271,19 @@ def test_rounds_show_themselves_as_they_come() -> None:
         assert step.picture.to_dict()["layer"]
         assert len(step.result) == step.question.size
     assert numbers == [1, 2]
+
+
+@pytest.mark.parametrize("options", [{}, {"distinct": True}, {"drawn": 2}])
+def test_real_devices_answer_the_query(options: dict[str, Any]) -> None:
+    """The sandbox of a device compiles it, and its rows are n-grams in canonical form."""
+    query = ngram_query("t", "a", 2, **options)
+    with Sandbox() as sandbox:
+        answer = ask(sandbox, query, snapshot([("To be, or not TO BE", 1)]))
+    every = ["to be", "be or", "or not", "not to", "to be"]
+    assert answer.names == ("ngram",)
+    found = [str(row[0]) for row in answer.rows]
+    if "drawn" in options:
+        assert len(set(found)) == len(found) == 2
+        assert set(found) <= set(every)
+    else:
+        assert sorted(found) == sorted(set(every) if options else every)

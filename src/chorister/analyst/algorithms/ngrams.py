@@ -11,10 +11,9 @@ from __future__ import annotations
 import html as escaping
 import json
 import os
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -401,9 +400,3 @@ class _Words:
         size = len(self.names)
         digits = [(codes // size**i % size).tolist() for i in range(n - 1, -1, -1)]
         return tuple(" ".join(self.names[at] for at in gram) for gram in zip(*digits, strict=True))
-
-
-def prefixes(ngram: str) -> Sequence[tuple[str, str]]:
-    """Each beginning of an n-gram with the next longer one: ("", "how"), ("how", "how are")."""
-    words = ngram.split()
-    return list(pairwise(["", *(" ".join(words[: i + 1]) for i in range(len(words)))]))
