@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,16 +113,20 @@ class Archive:
         self.patience = 10.0  # seconds to wait for another process that writes
         self._rounds: dict[str, dict[int, Round]] = {}
         self._seen: dict[Path, tuple[int, int]] = {}  # files as they were last read or written
-        self._read_changes()
+        self._memory = threading.RLock()  # of the two above
+        self._threads = threading.RLock()  # one thread of this process asks at a time
+        self._waiting: dict[tuple[str, int], threading.Lock] = {}  # and one waits for a round
+        self.refresh()
 
-    def _read_changes(self) -> None:
+    def refresh(self) -> None:
         """Read what another process wrote since."""
         if self.folder is None:
             return
-        for path in sorted(self.folder.glob("*/round-*.json")):
-            if self._seen.get(path) != (mark := _mark(path)):
-                self._load(path)
-                self._seen[path] = mark
+        with self._memory:
+            for path in sorted(self.folder.glob("*/round-*.json")):
+                if self._seen.get(path) != (mark := _mark(path)):
+                    self._load(path)
+                    self._seen[path] = mark
 
     def _load(self, path: Path) -> None:
         try:
@@ -134,7 +139,8 @@ class Archive:
 
     def register(self, *, name: str, analysis: str, policy: str, fleet: str) -> None:
         """Begin a study, or check that this is the study that was begun under this name."""
-        self._rounds.setdefault(name, {})
+        with self._memory:
+            self._rounds.setdefault(name, {})
         if self.folder is None:
             return
         identity = asdict(_Identity(name=name, analysis=analysis, policy=policy, fleet=fleet))
@@ -156,44 +162,52 @@ class Archive:
 
     def rounds(self, study: str) -> list[Round]:
         """The rounds of a study, in order."""
-        return [self._rounds.get(study, {})[n] for n in sorted(self._rounds.get(study, {}))]
+        with self._memory:
+            return [self._rounds.get(study, {})[n] for n in sorted(self._rounds.get(study, {}))]
 
     def all_rounds(self) -> list[Round]:
         """Those of all studies, in the order in which the fleet was asked."""
-        found = [round_ for rounds in self._rounds.values() for round_ in rounds.values()]
+        with self._memory:
+            found = [round_ for rounds in self._rounds.values() for round_ in rounds.values()]
         return sorted(found, key=lambda round_: round_.sequence)
 
     def write(self, study: str, round_: Round) -> None:
         """Keep a round, durably if there is a folder."""
-        if self.folder is not None:
-            path = self.folder / study / f"round-{round_.number:04}.json"
-            write_atomically(path, round_.to_json().encode())
-            self._seen[path] = _mark(path)
-        self._rounds.setdefault(study, {})[round_.number] = round_
+        with self._memory:
+            if self.folder is not None:
+                path = self.folder / study / f"round-{round_.number:04}.json"
+                write_atomically(path, round_.to_json().encode())
+                self._seen[path] = _mark(path)
+            self._rounds.setdefault(study, {})[round_.number] = round_
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Only one process writes at a time; what others wrote before is read."""
-        with self._locked(None, self.patience):
+        """Only one process writes at a time; what others wrote before is read.
+
+        Threads of this process wait for each other as long as it takes.
+        """
+        with self._threads, self._locked(".lock", self.patience):
             yield
 
     @contextmanager
-    def waiting(self, study: str) -> Iterator[None]:
-        """Only one process waits for a study's results; others may ask in other studies."""
-        with self._locked(study, 0.0):
+    def waiting(self, study: str, number: int) -> Iterator[None]:
+        """Only one process waits for a round; others may ask, and wait for other rounds."""
+        with self._memory:
+            turn = self._waiting.setdefault((study, number), threading.Lock())
+        with turn, self._locked(f"{study}/.round-{number:04}.lock", 0.0):
             yield
 
     @contextmanager
-    def _locked(self, study: str | None, patience: float) -> Iterator[None]:
+    def _locked(self, name: str, patience: float) -> Iterator[None]:
         if self.folder is None:
             yield
             return
-        folder = self.folder if study is None else self.folder / study
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            _acquire(descriptor, folder, patience)
-            self._read_changes()
+            _acquire(descriptor, path.parent, patience)
+            self.refresh()
             yield
         finally:
             os.close(descriptor)

@@ -1,0 +1,243 @@
+"""The algorithms that can be run from a page: which inputs each takes, and how it is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from pydantic import ValidationError
+
+import chorister as ch
+from chorister.analyst.algorithms.crosstab import crosstab
+from chorister.analyst.algorithms.distribution import distribution
+from chorister.analyst.algorithms.heatmap import heatmap
+from chorister.analyst.algorithms.ngrams import discover_ngrams
+from chorister.analyst.algorithms.running import Run
+from chorister.analyst.study import Study
+from chorister.canonical import culprit
+from chorister.console.forms import lines, number, numbers, whole
+from chorister.encoding import Categories, Intervals
+from chorister.errors import InvalidInput
+
+__all__ = ["ALGORITHMS", "Algorithm", "Input", "plan_run"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Input:
+    """One input of an algorithm's form."""
+
+    name: str
+    label: str
+    kind: Literal["text", "lines", "number", "field", "choice"] = "text"
+    types: tuple[str, ...] = ()  # for a field: which types fit
+    choices: tuple[str, ...] = ()
+    hint: str = ""
+    required: bool = False
+    value: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Algorithm:
+    """An algorithm as a page offers it."""
+
+    name: str
+    title: str
+    what: str
+    inputs: tuple[Input, ...]
+    start: Callable[[Study, Mapping[str, str]], Run[Any]]
+
+    def fits(self, study: Study) -> bool:
+        """Whether the study's analysis has fields for it."""
+        types = [study.fleet.policy.fields[ref].type for ref in study.terms.fields]
+        for each in self.inputs:
+            if each.kind == "field" and each.required:
+                fitting = next((kind for kind in types if kind in each.types), None)
+                if fitting is None:
+                    return False
+                types.remove(fitting)
+        return True
+
+
+_EPSILON: Final = Input(
+    name="epsilon", label="epsilon for all rounds", kind="number",
+    hint="what a device that answers all of them is charged; all that is allowed if left empty",
+)  # fmt: skip
+_DELTA: Final = Input(name="delta", label="delta for all rounds", kind="number")
+_COHORTS: Final = Input(
+    name="cohorts", label="who answers", kind="choice", choices=("", "everyone", "disjoint"),
+    hint="everyone answers every round, or each round asks other devices; what the budgets allow "
+    "if left open",
+)  # fmt: skip
+
+
+def plan_run(algorithm: Algorithm, study: Study, values: Mapping[str, str]) -> Run[Any]:
+    """Start an algorithm with the values of its form; nothing is asked yet."""
+    for each in algorithm.inputs:
+        if each.required and not values.get(each.name, "").strip():
+            raise InvalidInput(f"{each.label}: fill it in")
+        given = values.get(each.name, "")
+        if each.kind == "choice" and given not in each.choices:
+            raise InvalidInput(
+                f"{each.label}: choose one of {', '.join(filter(None, each.choices))}"
+            )
+        if each.kind == "field" and given and given not in study.terms.fields:
+            raise InvalidInput(f"{each.label}: choose one of the fields that are listed")
+    try:
+        return algorithm.start(study, values)
+    except ValidationError as error:
+        field, message = culprit(error)
+        raise InvalidInput(f"{field}: {message}" if field else message) from None
+
+
+def _shared(values: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "epsilon": number(values.get("epsilon", "").strip(), "epsilon"),
+        "delta": number(values.get("delta", "").strip(), "delta"),
+        "cohorts": values.get("cohorts", "") or None,
+    }
+
+
+def _name(ref: str) -> str:
+    """The column that a field's values come in."""
+    return ref.partition(".")[2]
+
+
+def _ngrams(study: Study, values: Mapping[str, str]) -> Run[Any]:
+    return discover_ngrams(
+        study,
+        lines(values.get("vocabulary", "")),
+        max_n=whole(values.get("max_n", ""), "the longest phrase") or 3,
+        field=values.get("field") or None,
+        deny=lines(values.get("deny", "")),
+        **_shared(values),
+    )
+
+
+def _heatmap(study: Study, values: Mapping[str, str]) -> Run[Any]:
+    box = numbers(values.get("box", ""), "the box")
+    if len(box) != 4:
+        raise InvalidInput("the box of a map is four numbers: x0, y0, x1, y1")
+    depth = whole(values.get("depth", ""), "the finest level")
+    return heatmap(
+        study,
+        (_name(values["x"]), _name(values["y"])),
+        box,
+        depth=8 if depth is None else depth,
+        **_shared(values),
+    )
+
+
+def _distribution(study: Study, values: Mapping[str, str]) -> Run[Any]:
+    low, high = (number(values.get(name, "").strip(), name) for name in ("from", "to"))
+    if low is None or high is None:
+        raise InvalidInput("say from where to where")
+    return distribution(study, _name(values["field"]), low, high, **_shared(values))
+
+
+def _crosstab(study: Study, values: Mapping[str, str]) -> Run[Any]:
+    axes = [_axis(study, values, side) for side in ("rows", "columns")]
+    return crosstab(study, axes[0], axes[1], **_shared(values))
+
+
+def _axis(study: Study, values: Mapping[str, str], side: str) -> Intervals | Categories:
+    ref, given = values[side], values.get(f"{side}_cells", "")
+    if study.fleet.policy.fields[ref].type == "text":
+        return ch.categories(_name(ref), lines(given))
+    return ch.intervals(_name(ref), numbers(" ".join(given.split()), ref))
+
+
+_NUMBERS: Final = ("integer", "real")
+_CELLS: Final = "numbers: edges, such as “0 to 100 by 5”; texts: the values, one a line"
+
+ALGORITHMS: Final[dict[str, Algorithm]] = {
+    each.name: each
+    for each in (
+        Algorithm(
+            name="ngrams",
+            title="Discover phrases",
+            what="Finds the phrases that many devices hold, word by word, from a list of words.",
+            inputs=(
+                Input(
+                    name="field", label="text", kind="field", types=("text",), required=True,
+                    hint="the field whose words are looked at",
+                ),
+                Input(
+                    name="vocabulary", label="known words", kind="lines", required=True,
+                    hint="one a line; everything else counts as unknown",
+                ),
+                Input(name="max_n", label="longest phrase, in words", kind="number", value="3"),
+                Input(
+                    name="deny", label="never report", kind="lines",
+                    hint="phrases that devices leave out, one a line",
+                ),
+                _EPSILON,
+                _DELTA,
+                _COHORTS,
+            ),
+            start=_ngrams,
+        ),
+        Algorithm(
+            name="heatmap",
+            title="Draw a map",
+            what="Maps where devices are: cells are split where people are, round by round.",
+            inputs=(
+                Input(name="x", label="x", kind="field", types=_NUMBERS, required=True),
+                Input(name="y", label="y", kind="field", types=_NUMBERS, required=True),
+                Input(
+                    name="box", label="box", required=True,
+                    hint="four numbers: x0, y0, x1, y1",
+                ),
+                Input(
+                    name="depth", label="finest level", kind="number", value="8",
+                    hint="each level halves cells in both directions",
+                ),
+                _EPSILON,
+                _DELTA,
+                _COHORTS,
+            ),
+            start=_heatmap,
+        ),
+        Algorithm(
+            name="distribution",
+            title="Learn a distribution",
+            what="Learns how a number is distributed, with its quantiles; edges follow the data.",
+            inputs=(
+                Input(name="field", label="number", kind="field", types=_NUMBERS, required=True),
+                Input(name="from", label="from", kind="number", required=True),
+                Input(name="to", label="to", kind="number", required=True),
+                _EPSILON,
+                _DELTA,
+                _COHORTS,
+            ),
+            start=_distribution,
+        ),
+        Algorithm(
+            name="crosstab",
+            title="Cross two fields",
+            what="Crosses two fields: both alone first, then a grid that fits what was found.",
+            inputs=(
+                Input(
+                    name="rows", label="rows", kind="field", types=(*_NUMBERS, "text"),
+                    required=True,
+                ),
+                Input(
+                    name="rows_cells", label="cells of the rows", kind="lines", required=True,
+                    hint=_CELLS,
+                ),
+                Input(
+                    name="columns", label="columns", kind="field", types=(*_NUMBERS, "text"),
+                    required=True,
+                ),
+                Input(
+                    name="columns_cells", label="cells of the columns", kind="lines",
+                    required=True, hint=_CELLS,
+                ),
+                _EPSILON,
+                _DELTA,
+                _COHORTS,
+            ),
+            start=_crosstab,
+        ),
+    )
+}  # fmt: skip

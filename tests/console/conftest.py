@@ -1,0 +1,72 @@
+"""Fixtures of the console's tests: a server of its own, and a browser that reaches nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Generator
+
+import pytest
+from playwright.sync_api import Browser, Page, Request, sync_playwright
+
+from tests.console.world import TOKENS
+
+
+@pytest.fixture(scope="module")
+def browser() -> Generator[Browser]:
+    executable = shutil.which("chromium") or shutil.which("chromium-browser")
+    if executable is None:
+        pytest.skip("no Chromium here: 'make browser' installs it")
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(
+            executable_path=executable,
+            args=[
+                "--no-sandbox",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+            ],
+        )
+        yield found
+        found.close()
+
+
+class Watched:
+    """A page of a browser without a network; remembers what it asked others for, and complaints."""
+
+    def __init__(self, page: Page, origin: str) -> None:
+        self.page = page
+        self.origin = origin
+        self.elsewhere: list[str] = []
+        self.complaints: list[str] = []
+        self.alerts: list[str] = []
+        page.on("request", self._see)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", self._hear)
+        page.on("dialog", self._alert)
+
+    def _see(self, request: Request) -> None:
+        if not request.url.startswith(self.origin + "/"):
+            self.elsewhere.append(request.url)
+
+    def _hear(self, message: object) -> None:
+        text = str(getattr(message, "text", ""))
+        if getattr(message, "type", "") == "error" and "the server responded" not in text:
+            self.complaints.append(text)
+
+    def _alert(self, dialog: object) -> None:
+        self.alerts.append(str(getattr(dialog, "message", "")))
+        dialog.dismiss()  # type: ignore[attr-defined]
+
+    def sign_in(self, name: str = "ada") -> None:
+        self.page.goto(self.origin + "/")
+        self.page.fill("#token", TOKENS[name])
+        self.page.click("button:has-text('Sign in')")
+        self.page.wait_for_selector("text=Begin a study")
+
+
+def watched(browser: Browser, origin: str, *, width: int = 1280, theme: str = "light") -> Watched:
+    context = browser.new_context(
+        viewport={"width": width, "height": 860},
+        color_scheme="dark" if theme == "dark" else "light",
+    )
+    return Watched(context.new_page(), origin)
