@@ -21,6 +21,7 @@ def test_the_package_exports_what_it_promises() -> None:
         "Study",
         "__version__",
         "categories",
+        "connect",
         "grid",
         "intervals",
         "prefix_tree",

@@ -1,4 +1,5 @@
 from chorister.analyst.features import categories, grid, intervals, prefix_tree
+from chorister.analyst.live import connect
 from chorister.analyst.question import Question
 from chorister.analyst.rehearsal import rehearse
 from chorister.analyst.result import Result
@@ -12,6 +13,7 @@ __all__ = [
     "Study",
     "__version__",
     "categories",
+    "connect",
     "grid",
     "intervals",
     "prefix_tree",

@@ -45,4 +45,5 @@ def honest(**changes: Any) -> Policy:
 
 
 def fleet(policy: Policy | None = None, **options: Any) -> Rehearsal:
-    return ch.rehearse(AGES, policy or generous(), **{"seed": 7, **options})
+    found: Rehearsal = ch.rehearse(AGES, policy or generous(), **{"seed": 7, **options})
+    return found

@@ -13,7 +13,7 @@ from chorister.clock import Clock
 from chorister.policy import Policy
 from chorister.recipe import Recipe
 
-__all__ = ["Fleet", "Gathered", "Progress", "Tell", "Withdrawn", "expected_reports", "foreseen"]
+__all__ = ["Fleet", "Gathered", "Progress", "Tell", "expected_reports", "foreseen"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,10 +35,6 @@ class Progress:
     ends: int | None = None  # until when the result can be collected
     expected: int | None = None  # when the result is expected
     rejected: dict[str, dict[str, int]] = field(default_factory=dict)  # by aggregator and reason
-
-
-class Withdrawn(Exception):
-    """Raised by `tell` to stop waiting: the analyst cancelled."""
 
 
 Tell = Callable[[Progress], None]
@@ -69,6 +65,10 @@ class Fleet(Protocol):
 
     def gather(self, round_: Round, tell: Tell, keep: Callable[[Round], None]) -> Gathered:
         """Wait for the result; `keep` stores what is needed to go on after a crash."""
+        ...
+
+    def settle(self, round_: Round) -> None:
+        """The result is kept: the aggregators may forget it."""
         ...
 
     def progress(self, round_: Round) -> Progress:

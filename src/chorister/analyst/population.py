@@ -92,6 +92,20 @@ class Population:
     def __repr__(self) -> str:
         return f"<Population: {self.size:,} devices in {len(self.weights):,} classes>"
 
+    def each_device(self) -> Iterator[dict[str, list[dict[str, object]]]]:
+        """Every single device's rows, table by table: for devices that are real."""
+        spans = {
+            name: list(class_rows(table.owners, len(self.weights)))
+            for name, table in self._tables.items()
+        }
+        for one, weight in enumerate(self.weights.tolist()):
+            rows = {
+                name: table.frame[spans[name][one][0] : spans[name][one][1]].to_dicts()
+                for name, table in self._tables.items()
+            }
+            for _ in range(weight):
+                yield rows
+
     def answers(self, recipe: Recipe, answering: Ints, rng: np.random.Generator) -> Answers:
         """What `answering` devices a class report, each one bin, by the device's own rule."""
         rows = self._result(recipe)

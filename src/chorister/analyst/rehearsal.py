@@ -14,7 +14,7 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,12 +33,41 @@ from chorister.recipe import Recipe
 
 if TYPE_CHECKING:
     from chorister.analyst.question import Question
+    from chorister.analyst.reports import ReportsRehearsal
 
 __all__ = ["Rehearsal", "rehearse"]
 
 Ints: TypeAlias = NDArray[np.int64]
-Mode: TypeAlias = Literal["law", "reports"]
 _FORMAT: Final = "chorister-rehearsal-1"
+
+
+@overload
+def rehearse(
+    population: object,
+    policy: Policy | str | os.PathLike[str],
+    *,
+    mode: Literal["law"] = "law",
+    device: str = ...,
+    count: str = ...,
+    devices: int | None = ...,
+    device_policy: Policy | None = ...,
+    reach: float = ...,
+    seed: int | None = ...,
+    folder: str | os.PathLike[str] | None = ...,
+    clock: Clock | None = ...,
+) -> Rehearsal: ...
+
+
+@overload
+def rehearse(
+    population: object,
+    policy: Policy | str | os.PathLike[str],
+    *,
+    mode: Literal["reports"],
+    device: str = ...,
+    count: str = ...,
+    devices: int | None = ...,
+) -> ReportsRehearsal: ...
 
 
 def rehearse(
@@ -50,11 +79,11 @@ def rehearse(
     devices: int | None = None,
     device_policy: Policy | None = None,
     reach: float = 1.0,
-    mode: Mode = "law",
+    mode: Literal["law", "reports"] = "law",
     seed: int | None = None,
     folder: str | os.PathLike[str] | None = None,
     clock: Clock | None = None,
-) -> Rehearsal:
+) -> Rehearsal | ReportsRehearsal:
     """A simulated fleet with this population, under this policy.
 
     `population` is a frame (polars, pandas, Arrow, or columns by name) of events by device, its
@@ -63,20 +92,33 @@ def rehearse(
     adds devices without data, `reach` is the share of devices that come online in a window. With a
     `folder`, studies are kept there and can be resumed; with a `seed`, chance repeats itself.
     `device_policy` is what the devices have, if not what the analyst has.
+
+    With `mode="reports"` every device is a real one and every report goes through real aggregators
+    in this process: for small fleets, and to see that both modes agree. Close it when done.
     """
     rules = policy if isinstance(policy, Policy) else Policy.load(policy)
     if isinstance(population, Population):
         people = population
     else:
         people = Population(population, rules, device=device, count=count, devices=devices)
-    if mode not in ("law", "reports"):
+    if mode == "reports":
+        given = {"seed": seed, "folder": folder, "clock": clock, "device_policy": device_policy}
+        unused = [name for name, value in given.items() if value is not None]
+        if unused or reach != 1.0:
+            raise InvalidInput(
+                f"real devices draw by themselves and live in this process only: leave out "
+                f"{', '.join(unused) or 'reach'}"
+            )
+        from chorister.analyst.reports import ReportsRehearsal
+
+        return ReportsRehearsal(people, rules)
+    if mode != "law":
         raise InvalidInput(f"mode is law or reports, not {mode!r}")
     return Rehearsal(
         people,
         rules,
         device_policy=device_policy or rules,
         reach=reach,
-        mode=mode,
         seed=seed,
         folder=None if folder is None else Path(folder),
         clock=clock,
@@ -93,7 +135,6 @@ class Rehearsal:
         *,
         device_policy: Policy,
         reach: float,
-        mode: Mode,
         seed: int | None,
         folder: Path | None,
         clock: Clock | None,
@@ -108,7 +149,6 @@ class Rehearsal:
         self.devices: int | None = round(population.size * reach)
         self.margin = 1.0 if reach == 1.0 else 0.95
         self.reach = reach
-        self.mode = mode
         self.seed = _seed(folder, seed)
         self.identity = f"rehearsal {self.seed}"
         self._ledgers: Ledgers[Ints] = Ledgers(policy=device_policy, fresh=population.weights)
@@ -144,6 +184,9 @@ class Rehearsal:
 
     def publish(self, round_: Round) -> None:
         """The simulated devices read the study's archive."""
+
+    def settle(self, round_: Round) -> None:
+        """Nobody keeps anything in a rehearsal."""
 
     def withdraw(self, round_: Round) -> None:
         """Nothing is on the way in a rehearsal."""

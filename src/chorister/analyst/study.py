@@ -304,9 +304,11 @@ class Study:
 
     def _gather(self, round_: Round, tell: Tell) -> Round:
         archive = self.fleet.archive
+        latest = [round_]
 
         def keep(changed: Round) -> None:
             archive.write(self.name, changed)
+            latest.append(changed)
 
         try:
             gathered = self.fleet.gather(round_, tell, keep)
@@ -316,8 +318,9 @@ class Study:
             )
         except WindowOver as error:
             return self._fail(round_, "WindowOver", str(error))
-        done = replace(round_, state=State.COLLECTED, result=_result(round_, gathered))
+        done = replace(latest[-1], state=State.COLLECTED, result=_result(round_, gathered))
         archive.write(self.name, done)
+        self.fleet.settle(done)
         return done
 
     def _fail(self, round_: Round, error: str, message: str, **fields: int | None) -> Round:
