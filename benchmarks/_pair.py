@@ -22,7 +22,7 @@ import numpy as np
 REPOSITORY = Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from tests.aggregator.operators import Addresses, Operators, free_port  # noqa: E402
+from tests.aggregator.operators import TOKENS, Addresses, Operators, free_port  # noqa: E402
 from tests.aggregator.server_processes import process, stop  # noqa: E402
 
 from chorister._native import HPKEKeypair  # noqa: E402
@@ -36,7 +36,7 @@ from chorister.dap.task import Task  # noqa: E402
 from chorister.dap.taskprov import verify_key  # noqa: E402
 from chorister.recipe import Recipe, SignedRecipe  # noqa: E402
 
-__all__ = ["Pair", "Watch", "free_port", "resident_bytes"]
+__all__ = ["TOKENS", "Pair", "Watch", "free_port", "resident_bytes"]
 
 BINS = 1_000
 JOB = 500

@@ -44,11 +44,12 @@ def postgres(names: list[str]) -> Iterator[dict[str, str]]:
         **who,
     }
     data = folder / "data"
-    initdb = [binaries() / "initdb", "-D", data, "-U", "chorister", "--auth=trust"]
-    subprocess.run([*initdb, "--encoding=UTF8", "--locale=C"], check=True, **common)
+    initdb = ["-D", str(data), "-U", "chorister", "--auth=trust", "--encoding=UTF8", "--locale=C"]
+    subprocess.run([str(binaries() / "initdb"), *initdb], check=True, **common)
     options = ["-c", "shared_buffers=512MB", "-c", "max_wal_size=8GB"]
     server = subprocess.Popen(
-        [binaries() / "postgres", "-D", data, "-k", folder, "-h", "", *options], **common
+        [str(binaries() / "postgres"), "-D", str(data), "-k", str(folder), "-h", "", *options],
+        **common,
     )
     try:
         execute(folder, "SELECT 1", wait=True)

@@ -12,8 +12,8 @@ import argparse
 import contextlib
 import json
 import multiprocessing
+import os
 import secrets
-import selectors
 import socket
 import subprocess
 import sys
@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from _pair import Pair, free_port
-from chorister.dap.client import upload
+from _uploads import exchange, request_head
 
 BARE = """
 import sys, uvicorn
@@ -48,7 +48,7 @@ uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="error", acc
 
 
 @contextlib.contextmanager
-def bare_server() -> Iterator[int]:
+def bare_server() -> Iterator[tuple[int, int]]:
     port = free_port()
     server = subprocess.Popen([sys.executable, "-c", BARE, str(port)])
     try:
@@ -58,7 +58,7 @@ def bare_server() -> Iterator[int]:
                 break
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        yield port
+        yield port, server.pid
     finally:
         server.terminate()
         server.wait(10)
@@ -69,41 +69,23 @@ class Requests:
 
     def __init__(self, pair: Pair) -> None:
         ((report, *_),) = pair.seal(1)
-        request = upload(pair.task.configuration.encode(), report)
-        fields = {"Host": "127.0.0.1", **request.headers, "Content-Length": str(len(report))}
-        lines = [f"POST {urlsplit(request.url).path} HTTP/1.1"]
-        lines += [f"{name}: {value}" for name, value in fields.items()]
-        self.head = "\r\n".join([*lines, "", ""]).encode()
+        self.head = request_head(pair.task, report)
         self.tail = report[16:]
         self.bytes = len(report)
 
-    def make(self) -> bytes:
-        return b"".join((self.head, secrets.token_bytes(16), self.tail))
+    def make(self, number: int) -> Iterator[bytes]:
+        for _ in range(number):
+            yield b"".join((self.head, secrets.token_bytes(16), self.tail))
 
 
 def send(requests: Requests, port: int, number: int, connections: int) -> None:
-    """Keep every connection busy until all requests are answered."""
-    selector = selectors.DefaultSelector()
-    sent = answered = 0
-    for _ in range(connections):
-        connection = socket.create_connection(("127.0.0.1", port))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
-        selector.register(connection, selectors.EVENT_READ)
-        connection.sendall(requests.make())
-        sent += 1
-    while answered < number:
-        for key, _ in selector.select():
-            connection = key.fileobj  # type: ignore[assignment]
-            answer = connection.recv(65_536)
-            assert answer.startswith(b"HTTP/1.1 200"), answer
-            assert b"content-length: 0" in answer, answer
-            answered += 1
-            if sent < number:
-                connection.sendall(requests.make())
-                sent += 1
-    for key in list(selector.get_map().values()):
-        key.fileobj.close()  # type: ignore[union-attr]
+    assert exchange(requests.make(number), port, connections) == number
+
+
+def cpu_seconds(process: int) -> float:
+    """What a process has used of all cores so far."""
+    fields = Path(f"/proc/{process}/stat").read_text().rsplit(")")[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def rate(requests: Requests, port: int, number: int, connections: int) -> float:
@@ -123,7 +105,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one flat object as the last line")
     parser.add_argument("--turns", type=int, default=7, help="turns a side, best one counts")
     parser.add_argument("--requests", type=int, default=6_000, help="requests a turn")
-    parser.add_argument("--connections", type=int, default=96)
+    parser.add_argument("--connections", type=int, default=512, help="kept alive, all busy")
     options = parser.parse_args()
 
     with (
@@ -132,21 +114,30 @@ def main() -> None:
     ):
         pair = Pair(Path(folder), settings={"run_jobs": False})
         requests = Requests(pair)
-        bare_port = stack.enter_context(bare_server())
-        stack.enter_context(pair.serving("leader"))
+        bare_port, bare = stack.enter_context(bare_server())
+        leader = stack.enter_context(pair.serving("leader")).pid
         port = urlsplit(pair.operators.at.leader).port
         assert port is not None
         sides: dict[str, list[float]] = {"bare server": [], "leader": []}
+        used = {"bare server": -cpu_seconds(bare), "leader": -cpu_seconds(leader)}
         for _ in range(options.turns):
             for name, at in (("bare server", bare_port), ("leader", port)):
                 sides[name].append(rate(requests, at, options.requests, options.connections))
+        used["bare server"] += cpu_seconds(bare)
+        used["leader"] += cpu_seconds(leader)
+    each = 1e6 / (options.turns * options.requests)
     best = {name: max(turns) for name, turns in sides.items()}
     ratio = best["leader"] / best["bare server"]
     table = Table(title=f"single reports of {requests.bytes:,} bytes, uploads a second")
-    for title in ("", "best of turns", "median"):
+    for title in ("", "best of turns", "median", "CPU microseconds each"):
         table.add_column(title, justify="right" if title else "left")
     for name, turns in sides.items():
-        table.add_row(name, f"{max(turns):,.0f}", f"{sorted(turns)[len(turns) // 2]:,.0f}")
+        table.add_row(
+            name,
+            f"{max(turns):,.0f}",
+            f"{sorted(turns)[len(turns) // 2]:,.0f}",
+            f"{used[name] * each:,.0f}",
+        )
     Console().print(table)
     print(f"durable uploads reach {ratio:.2f} of the bare server (at least .5 wanted)")
     if options.json:
@@ -154,6 +145,7 @@ def main() -> None:
             "upload_over_bare_server": round(ratio, 4),
             "uploads_per_second": round(best["leader"]),
             "bare_uploads_per_second": round(best["bare server"]),
+            "upload_cpu_over_bare_server": round(used["leader"] / used["bare server"], 4),
         }
         print(json.dumps(results))
 

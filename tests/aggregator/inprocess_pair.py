@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 import numpy as np
@@ -25,8 +25,10 @@ from chorister.registry.config import RegistryConfig
 from chorister.registry.server import open_registry
 from tests.aggregator.operators import TOKENS, Operators
 
+T = TypeVar("T")
 
-def wait_until(met: Callable[[], Any], what: str, seconds: float = 30) -> Any:
+
+def wait_until(met: Callable[[], T | None], what: str, seconds: float = 60) -> T:
     """The first true value; a test that waits for longer has failed."""
     deadline = time.monotonic() + seconds
     while not (found := met()):

@@ -29,6 +29,7 @@ FIELDS: Final = frozenset(
         "entry",
         "error",
         "event",
+        "frames",
         "kind",
         "level",
         "not_after",
@@ -38,7 +39,6 @@ FIELDS: Final = frozenset(
         "retry_in",
         "route",
         "seconds",
-        "stack",
         "status",
         "task",
         "timestamp",
@@ -116,7 +116,7 @@ def _stack_without_values(
             code = trace.tb_frame.f_code
             frames.append(f"{code.co_filename}:{trace.tb_lineno} {code.co_qualname}")
             trace = trace.tb_next
-        event["stack"] = [type(error).__name__, *frames[-12:]]
+        event["frames"] = [type(error).__name__, *frames[-12:]]
     return event
 
 

@@ -38,7 +38,9 @@ from chorister.aggregator.gate import (
 from chorister.aggregator.leader import Leader, NotReady, UploadPlan
 from chorister.aggregator.metrics import Metrics
 from chorister.aggregator.tasks import KnownTask
+from chorister.aggregator.upload_check import quick_check
 from chorister.aggregator.upload_queue import QueueFull, UploadQueue
+from chorister.clock import Clock
 from chorister.dap.draft import (
     COLLECTION_JOB_REQUEST,
     COLLECTION_JOB_RESPONSE,
@@ -63,6 +65,7 @@ class LeaderRoutes:
     """What the handlers need."""
 
     leader: Leader
+    clock: Clock
     gate: Gate
     queue: UploadQueue[UploadPlan, UploadErrors]
     collectors: Bearers[bytes]  # tokens -> the digest of their owner's HPKE config
@@ -157,7 +160,7 @@ class LeaderRoutes:
         return await self._store(task, body)
 
     async def _store(self, task: KnownTask, body: bytes) -> Answer:
-        plan = self.leader.check_upload(task, body)
+        plan = quick_check(self.leader, self.clock, task, body)
         errors = await self.queue.put(plan, len(body))
         refused = len(errors.statuses)
         if not refused:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -27,6 +28,7 @@ from chorister.errors import ServiceError
 __all__ = ["serve"]
 
 _GRACE: Final = 30
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def serve(
@@ -47,7 +49,7 @@ def serve(
             operators = stack.enter_context(listen(config.metrics_host, config.metrics_port))
         service = Service(config, clock, begin_log=begin_log, adopt=adopt)
         stack.callback(service.close)
-        server = uvicorn.Server(_settings(config, service))
+        server = _Server(_settings(config, service))
         scheme = "https" if config.tls_certificate is not None else "http"
         ready(f"{scheme}://{_address(config.host, listener)}")
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
@@ -83,6 +85,20 @@ async def _operators_listener(
     finally:
         server.should_exit = True
         await task
+
+
+class _Server(uvicorn.Server):
+    """Ends when it is told to, and then returns: what is open is closed before the process ends."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Uvicorn's own raises the signal again, which would end the process at once."""
+        before = {each: signal.signal(each, self.handle_exit) for each in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 class _Quiet(uvicorn.Server):

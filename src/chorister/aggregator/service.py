@@ -190,6 +190,7 @@ class Service:
         self.metrics.waiting.set_function(lambda: queue.waiting)
         routes = LeaderRoutes(
             leader=leader,
+            clock=self._clock,
             gate=Gate(self.core.tasks, self._clock),
             queue=queue,
             collectors=Bearers(

@@ -1,0 +1,202 @@
+"""The job loop against a leader that is only told about: what runs when, how many at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from chorister.aggregator.loop import JobLoop, Periodic
+from chorister.aggregator.metrics import Metrics
+from chorister.errors import ServiceError
+from tests.aggregator.inprocess_pair import wait_until
+
+Ref = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    done: bool = True
+    why: str | None = None
+    peer: bool = False
+
+
+@dataclass
+class Told:
+    """A leader whose reports are numbers."""
+
+    waiting: deque[int] = field(default_factory=deque)
+    jobs: dict[Ref, list[int]] = field(default_factory=dict)
+    collections: set[Ref] = field(default_factory=set)
+    verified: list[int] = field(default_factory=list)
+    collected: list[Ref] = field(default_factory=list)
+    stepping: int = 0
+    most: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    step_hook: Callable[[], Outcome | None] = lambda: None
+    created: int = 0
+
+    def create_aggregation_jobs(self, limit: int) -> list[Ref]:
+        made = []
+        with self.lock:
+            while self.waiting and len(made) < limit:
+                self.created += 1
+                ref = (b"task", bytes([self.created]))
+                self.jobs[ref] = [self.waiting.popleft() for _ in range(min(10, len(self.waiting)))]
+                made.append(ref)
+        return made
+
+    def unfinished_jobs(self) -> list[Ref]:
+        with self.lock:
+            return list(self.jobs)
+
+    def step(self, ref: Ref) -> Outcome:
+        with self.lock:
+            self.stepping += 1
+            self.most = max(self.most, self.stepping)
+        try:
+            time.sleep(0.005)
+            outcome = self.step_hook()
+            if outcome is not None:
+                return outcome
+            with self.lock:
+                self.verified += self.jobs.pop(ref, [])
+            return Outcome()
+        finally:
+            with self.lock:
+                self.stepping -= 1
+
+    def pending_collections(self) -> list[Ref]:
+        with self.lock:
+            return sorted(self.collections)
+
+    def step_collection(self, ref: Ref) -> Outcome:
+        with self.lock:
+            if self.jobs or self.waiting or len(self.verified) < 5:
+                return Outcome(done=False, why="too few")
+            self.collections.discard(ref)
+            self.collected.append(ref)
+        return Outcome()
+
+    def upload(self, *reports: int) -> None:
+        with self.lock:
+            self.waiting.extend(reports)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def test_what_an_earlier_process_left_is_finished(told: Told) -> None:
+    told.jobs[b"task", b"old"] = [1, 2]
+    told.upload(3)
+    loop = JobLoop(told, Metrics(), linger=0.01)
+    loop.start()
+    wait_until(lambda: sorted(told.verified) == [1, 2, 3], "everything", 10)
+    loop.stop()
+
+
+def test_a_result_follows_the_last_report(told: Told) -> None:
+    loop = JobLoop(told, Metrics(), linger=0.05)
+    loop.start()
+    told.collections.add((b"task", b"c"))
+    loop.collection_asked()
+    for number in range(6):
+        told.upload(number)
+        loop.reports_arrived()
+    begun = time.monotonic()
+    wait_until(lambda: told.collected, "the collection", 10)
+    # Far below the five seconds of an idle look: what happened woke it.
+    assert time.monotonic() - begun < 2
+    assert told.created <= 2  # they waited for company
+    loop.stop()
+
+
+def test_several_jobs_are_in_flight_and_no_more_than_allowed(told: Told) -> None:
+    told.upload(*range(300))
+    loop = JobLoop(told, Metrics(), in_flight=3, linger=0)
+    loop.start()
+    wait_until(lambda: len(told.verified) == 300, "all reports", 20)
+    loop.stop()
+    assert sorted(told.verified) == list(range(300))
+    assert 2 <= told.most <= 3
+
+
+def test_when_the_helper_is_away_the_loop_waits_and_goes_on_by_itself(told: Told) -> None:
+    away = threading.Event()
+    away.set()
+    tries = []
+
+    def hook() -> Outcome | None:
+        tries.append(time.monotonic())
+        return Outcome(done=False, why="away", peer=True) if away.is_set() else None
+
+    told.step_hook = hook
+    told.upload(1)
+    loop = JobLoop(told, Metrics(), linger=0)
+    loop.start()
+    wait_until(lambda: len(tries) >= 3, "three tries", 20)
+    assert tries[2] - tries[1] > tries[1] - tries[0] > 0.3
+    away.clear()
+    wait_until(lambda: told.verified == [1], "the helper's return", 20)
+    loop.stop()
+
+
+@pytest.mark.parametrize("error", [ServiceError("the disk is full"), RuntimeError("a bug")])
+def test_a_failing_step_is_tried_again(told: Told, error: Exception) -> None:
+    failures = [error]
+
+    def hook() -> Outcome | None:
+        if failures:
+            raise failures.pop()
+        return None
+
+    told.step_hook = hook
+    told.upload(1)
+    metrics = Metrics()
+    loop = JobLoop(told, metrics, linger=0)
+    loop.start()
+    wait_until(lambda: told.verified == [1], "the second try", 20)
+    loop.stop()
+    assert b'chorister_jobs_total{kind="aggregate",outcome="failed"} 1.0' in metrics.text()
+
+
+def test_stopping_waits_for_the_step_under_way(told: Told) -> None:
+    entered = threading.Event()
+
+    def hook() -> None:
+        entered.set()
+        time.sleep(0.2)
+
+    told.step_hook = hook
+    told.upload(1)
+    loop = JobLoop(told, Metrics(), linger=0)
+    loop.start()
+    assert entered.wait(10)
+    loop.stop()
+    assert told.verified == [1]
+    assert loop.idle or not told.waiting
+
+
+def test_periodic_goes_on_after_a_failure() -> None:
+    calls: list[int] = []
+
+    def call() -> None:
+        calls.append(len(calls))
+        if len(calls) == 1:
+            raise ServiceError("not yet")
+        if len(calls) == 2:
+            raise RuntimeError("a bug")
+
+    thread = Periodic("looking", 0.01, call)
+    thread.start()
+    wait_until(lambda: len(calls) >= 4, "four calls", 10)
+    thread.stop()
+    seen = len(calls)
+    time.sleep(0.05)
+    assert len(calls) == seen
