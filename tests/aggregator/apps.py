@@ -276,19 +276,21 @@ class Apps:
 
     # --- jobs -----------------------------------------------------------------------------------
 
-    def work(self) -> list[str]:
-        """Run all of the leader's jobs once; why some of them wait."""
+    def work(self, task: KnownTask) -> list[str]:
+        """Run all of the leader's jobs for a task once; why some of them wait."""
         leader = self.leader.leader
         while leader.create_aggregation_jobs(16):
             pass
-        steps = [leader.step(job) for job in leader.unfinished_jobs()]
-        steps += [leader.step_collection(each) for each in leader.pending_collections()]
+        jobs = [each for each in leader.unfinished_jobs() if each.task_id == task.task_id]
+        steps = [leader.step(each) for each in jobs]
+        asked = [each for each in leader.pending_collections() if each.task_id == task.task_id]
+        steps += [leader.step_collection(each) for each in asked]
         return [step.why for step in steps if step.why is not None]
 
     def collected(self, task: KnownTask) -> httpx2.Response:
         """The collection job of a task, once everything was stepped."""
         self.create_collection(task)
-        self.work()
+        self.work(task)
         return self.create_collection(task)
 
     def verified(self, task: KnownTask) -> tuple[int, int]:

@@ -56,7 +56,7 @@ def job_extensions_are_in_order(apps: Apps) -> None:
         answer = apps.create_job(task, init(inits, extensions=extensions))
         assert problem(answer) == Problem.INVALID_MESSAGE
     apps.upload(task, *apps.reports(task, 1))
-    apps.work()
+    apps.work(task)
     (sent,) = apps.sent(aggregation_jobs_path(task.task_id))
     assert AggregationJobInitReq.decode(sent.content).extensions == ()
 
@@ -78,16 +78,16 @@ def only_what_can_be_committed_is_sent(apps: Apps) -> None:
     reports = apps.reports(task)
     apps.upload(task, *reports)
     apps.upload(task, *reports)
-    apps.work()
+    apps.work(task)
     apps.upload(task, *reports)
-    apps.work()
+    apps.work(task)
     assert sorted(sent_ids(apps, task)) == sorted(each[:16] for each in reports)
 
 
 def the_leader_sends_prio3_s_parameter(apps: Apps) -> None:
     task = apps.task()
     apps.upload(task, *apps.reports(task, 1))
-    apps.work()
+    apps.work(task)
     (sent,) = apps.sent(aggregation_jobs_path(task.task_id))
     request = AggregationJobInitReq.decode(sent.content)
     assert (request.agg_param, request.verification_key_id) == (b"", 0)
@@ -103,8 +103,8 @@ def a_retry_is_identical(apps: Apps) -> None:
 
     with apps.tampered(lose_the_answer):
         for _ in range(2):
-            assert len(apps.work()) == 1
-    assert apps.work() == []
+            assert len(apps.work(task)) == 1
+    assert apps.work(task) == []
     bodies = {each.content for each in apps.sent(aggregation_jobs_path(task.task_id))}
     assert len(bodies) == 1
     assert apps.verified(task) == (MIN_COHORT, MIN_COHORT)
@@ -141,9 +141,9 @@ def other_reports_in_an_answer_end_the_exchange(apps: Apps) -> None:
             return _answer_with(b"".join(change(_responses(honest(request)))) or b"\0")  # noqa: B023
 
         with apps.tampered(tamper):
-            assert len(apps.work()) == 1
+            assert len(apps.work(task)) == 1
         assert apps.verified(task)[0] == 0
-    assert apps.work() == []
+    assert apps.work(task) == []
     assert apps.verified(task) == (MIN_COHORT, MIN_COHORT)
 
 
@@ -165,9 +165,9 @@ def rejected_reports_are_not_sent_again(apps: Apps) -> None:
 
     apps.upload(task, good)
     with apps.tampered(reject):
-        assert apps.work() == []
+        assert apps.work(task) == []
     assert errors(apps.upload(task, good)) == [(good[:16], ReportError.REPORT_REPLAYED)]
-    apps.work()
+    apps.work(task)
     assert sent_ids(apps, task) == [good[:16]]
     assert apps.verified(task)[0] == 0
 
@@ -182,9 +182,9 @@ def a_wrong_type_of_answer_ends_the_exchange(apps: Apps) -> None:
         return _answer_with(report[:16] + bytes([VerifyRespType.FINISH]))
 
     with apps.tampered(finish):
-        assert len(apps.work()) == 1
+        assert len(apps.work(task)) == 1
     assert apps.verified(task)[0] == 0
-    assert apps.work() == []
+    assert apps.work(task) == []
     assert apps.verified(task) == (1, 1)
 
 
@@ -429,7 +429,7 @@ def other_steps_are_refused(apps: Apps) -> None:
 def the_helper_takes_nothing_for_a_collected_batch(apps: Apps) -> None:
     task = apps.task()
     apps.upload(task, *apps.reports(task))
-    apps.work()
+    apps.work(task)
     assert apps.collected(task).status_code == 200
     fresh = apps.reports(task, 2)
     assert helper_errors(apps.job_of(task, *fresh)) == [ReportError.BATCH_COLLECTED] * 2
@@ -467,7 +467,7 @@ def what_was_not_committed_still_counts(apps: Apps) -> None:
         raise httpx2.ConnectError("away", request=request)
 
     with apps.tampered(refuse):
-        assert len(apps.work()) == 1
+        assert len(apps.work(task)) == 1
     assert apps.verified(task) == (0, 0)
     assert counted(apps, task) == (MIN_COHORT, MIN_COHORT)
 

@@ -45,11 +45,11 @@ def three_resources(apps: Apps) -> tuple[KnownTask, list[tuple[httpx2.Response, 
     task = apps.task()
     reports = apps.reports(task)
     apps.upload(task, *reports)
-    apps.work()
+    apps.work(task)
     collections = (apps.create_collection(task), apps.create_collection(task))
     (sent,) = apps.sent(aggregation_jobs_path(task.task_id))
     jobs = (apps.create_job(task, sent.content), apps.create_job(task, sent.content))
-    apps.work()
+    apps.work(task)
     (asked,) = apps.sent(aggregate_shares_path(task.task_id))
     shares = (apps.create_share(task, asked.content), apps.create_share(task, asked.content))
     return task, [jobs, shares, collections]
@@ -91,7 +91,7 @@ def a_failure_comes_with_the_next_look(apps: Apps) -> None:
     """The helper refuses its share: the collector reads why at the collection job."""
     task = apps.task()
     apps.upload(task, *apps.reports(task))
-    apps.work()
+    apps.work(task)
     created = apps.create_collection(task)
     assert (created.status_code, created.content) == (202, b"")
 
@@ -101,7 +101,7 @@ def a_failure_comes_with_the_next_look(apps: Apps) -> None:
         return httpx2.Response(400, headers=headers, content=problem_document(refused))
 
     with apps.tampered(refuse):
-        apps.work()
+        apps.work(task)
     for answer in (apps.resource("GET", created, LEADER_URL), apps.create_collection(task)):
         assert problem(answer) == Problem.BATCH_MISMATCH
 
@@ -188,7 +188,7 @@ def urls_are_never_spelled_anew(apps: Apps) -> None:
     )
     assert TaskConfiguration.decode(odd.encode()) == odd
     apps.upload(task, *apps.reports(task, 1))
-    apps.work()
+    apps.work(task)
     (request,) = apps.sent(aggregation_jobs_path(task.task_id))
     (field,) = advertise(task.configuration.encode()).values()
     assert request.headers["DAP-Taskprov"] == field

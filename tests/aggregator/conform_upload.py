@@ -49,7 +49,7 @@ def helper_errors(response: httpx2.Response) -> list[int]:
 
 
 def counted(apps: Apps, task: KnownTask) -> tuple[int, int]:
-    apps.work()
+    apps.work(task)
     return apps.verified(task)
 
 
@@ -163,12 +163,12 @@ def a_known_id_is_discarded(apps: Apps) -> None:
 def reports_of_a_collected_batch_are_discarded(apps: Apps) -> None:
     task = apps.task()
     apps.upload(task, *apps.reports(task))
-    apps.work()
+    apps.work(task)
     assert apps.collected(task).status_code == 200
     ((_, code),) = errors(apps.upload(task, *apps.reports(task, 1)))
     assert code == ReportError.BATCH_COLLECTED
     before = len(apps.sent(aggregation_jobs_path(task.task_id)))
-    apps.work()
+    apps.work(task)
     assert len(apps.sent(aggregation_jobs_path(task.task_id))) == before
 
 
