@@ -72,8 +72,13 @@ class Wire(httpx2.BaseTransport):
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         self.requests.append(request)
-        honest = self._network.handle_request
-        return self.tamper(request, honest) if self.tamper else honest(request)
+        return self.tamper(request, self.honest) if self.tamper else self.honest(request)
+
+    def honest(self, request: httpx2.Request) -> httpx2.Response:
+        """The answer as it is, whole."""
+        answer = self._network.handle_request(request)
+        answer.read()
+        return answer
 
     def close(self) -> None:
         """Clients call this when they end."""
@@ -209,9 +214,7 @@ class Apps:
             fields["Authorization"] = f"Bearer {token}"
         if advertised is not None:
             fields |= advertise(advertised.encode())
-        return self.network.handle_request(
-            httpx2.Request(method, url, headers=fields, content=body)
-        )
+        return self.wire.honest(httpx2.Request(method, url, headers=fields, content=body))
 
     def upload(self, task: KnownTask, *reports: bytes) -> httpx2.Response:
         """A device's request."""
