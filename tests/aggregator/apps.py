@@ -183,10 +183,10 @@ class Apps:
             threads=1,
         )
 
-    def verify_inits(self, task: KnownTask, *reports: bytes) -> bytes:
-        """What the leader would send of these reports."""
+    def verify_inits(self, task: KnownTask, *reports: bytes, key: bytes | None = None) -> bytes:
+        """What the leader would send of these reports, or would with another verify key."""
         job = task.binding.leader_initialize(
-            verify_key(self.verify_key_init, task.task_id),
+            key or verify_key(self.verify_key_init, task.task_id),
             self.leader.core.keys.keypairs(),
             b"".join(reports),
             threads=1,

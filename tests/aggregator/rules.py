@@ -1,4 +1,4 @@
-"""Every MUST of sections 3, 4 and 5.1 of draft-ietf-ppm-dap-18, in the draft's order.
+"""Every MUST of sections 3, 4 and 5.1 of draft-ietf-ppm-dap-18, and of taskprov, in their order.
 
 A rule is named by its section and a few of its words, and has a case that shows it on the real
 applications, or a reason why it does not apply. `test_conformance` compares the list with the text
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tests.aggregator import conform_aggregation as job
 from tests.aggregator import conform_collection as collection
 from tests.aggregator import conform_http as http
+from tests.aggregator import conform_taskprov as taskprov
 from tests.aggregator import conform_upload as upload
 from tests.aggregator.apps import Apps
 
@@ -202,3 +203,30 @@ COLLECTION = (
 )
 
 RULES = (*HTTP, *TASKS, *UPLOADS, *AGGREGATION, *COLLECTION)
+
+TASKPROV = (
+    Rule("3.2", "MUST be a Byte Sequence", taskprov.advertisements_are_byte_sequences),
+    Rule("3.2", "other types MUST be ignored", taskprov.other_types_are_ignored),
+    Rule("3.2", "MUST be a valid", taskprov.advertisements_are_byte_sequences),
+    Rule("3.2", "value MUST be ignored", taskprov.values_that_are_no_task_are_ignored),
+    Rule("3.2", "parameters that are present", taskprov.parameters_are_ignored),
+    Rule("3.3", "SHALL be computed", taskprov.task_ids_are_hashes),
+    Rule("3.4", "MUST compute the", taskprov.both_derive_the_verify_key),
+    Rule("3.4", "MUST be 32 bytes", taskprov.the_shared_secret_has_32_bytes),
+    Rule("3.5", "MUST opt out if", taskprov.ended_and_unknown_kinds_of_tasks_are_left),
+    Rule("3.6", "MUST NOT attempt", why_not="for devices: they answer logged recipes only"),
+    Rule("3.7.1", "not recognized", why_not="for leaders without taskprov"),
+    Rule("3.7.1", "Otherwise, it MUST abort", taskprov.unknown_tasks_are_unrecognized),
+    Rule("3.7.1", "does not match", taskprov.the_leader_compares_id_and_advertisement),
+    Rule("3.7.1", "invalidTask", taskprov.the_leader_opts_out),
+    Rule("3.7.2", "MUST derive", taskprov.both_derive_the_verify_key),
+    Rule("3.7.2", "MUST advertise", taskprov.every_request_to_the_helper_advertises),
+    Rule("3.7.3", "MUST advertise", taskprov.every_request_to_the_helper_advertises),
+    Rule("3.8", "does not recognize", taskprov.the_helper_knows_no_unknown_task),
+    Rule("3.8", "unrecognizedTask", taskprov.the_helper_compares_id_and_advertisement),
+    Rule("3.8", "invalidTask", taskprov.the_helper_opts_out),
+    Rule("3.9", "MUST NOT attempt", taskprov.the_collector_opts_out),
+    Rule("3.9", "MUST be derived", taskprov.the_collector_derives_and_advertises),
+    Rule("3.9", "MUST advertise", taskprov.the_collector_derives_and_advertises),
+    Rule("5", "MUST NOT opt out once", taskprov.who_takes_part_goes_on),
+)

@@ -1,4 +1,4 @@
-"""Conformance with draft-ietf-ppm-dap-18: one case for every MUST that applies (`rules`)."""
+"""Conformance with the drafts of DAP and taskprov: a case for every MUST that applies (`rules`)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.aggregator.apps import Apps
-from tests.aggregator.rules import RULES, Rule
+from tests.aggregator.rules import RULES, TASKPROV, Rule
 
-DRAFT = Path(__file__).parents[2].parent / "drafts" / "dap18.md"
+DRAFTS = Path(__file__).parents[2].parent / "drafts"
 APPLIED = [rule for rule in RULES if rule.case is not None]
+OF_TASKPROV = [rule for rule in TASKPROV if rule.case is not None]
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +31,17 @@ def test_every_must_that_applies(apps: Apps, rule: Rule) -> None:
     assert apps.wire.tamper is None
 
 
+@pytest.mark.parametrize("rule", OF_TASKPROV, ids=lambda rule: rule.name)
+def test_every_must_of_taskprov(apps: Apps, rule: Rule) -> None:
+    assert rule.case is not None
+    rule.case(apps)
+    assert apps.wire.tamper is None
+
+
 def test_every_rule_has_a_case_or_a_reason() -> None:
-    assert all((rule.case is None) == bool(rule.why_not) for rule in RULES)
+    assert all((rule.case is None) == bool(rule.why_not) for rule in RULES + TASKPROV)
     assert (len(APPLIED), len(RULES)) == (96, 114)
+    assert (len(OF_TASKPROV), len(TASKPROV)) == (22, 24)
 
 
 def _sentences(text: str) -> Iterator[tuple[str, str]]:
@@ -68,15 +77,17 @@ def _sentences(text: str) -> Iterator[tuple[str, str]]:
             paragraph.append(line)
 
 
-@pytest.mark.skipif(not DRAFT.exists(), reason="the draft's text is not part of the repository")
-def test_no_must_is_forgotten() -> None:
-    wanted = [
-        (section, sentence)
-        for section, sentence in _sentences(DRAFT.read_text())
-        if re.match(r"(3|4|5\.1)(\.|$)", section)
-    ]
-    assert [(rule.section, rule.words) for rule in RULES] == [
+@pytest.mark.parametrize(
+    ("draft", "sections", "rules"),
+    [("dap18.md", r"(3|4|5\.1)(\.|$)", RULES), ("taskprov.md", "", TASKPROV)],
+)
+def test_no_must_is_forgotten(draft: str, sections: str, rules: tuple[Rule, ...]) -> None:
+    text = DRAFTS / draft
+    if not text.exists():
+        pytest.skip("the drafts' texts are not part of the repository")
+    wanted = [each for each in _sentences(text.read_text()) if re.match(sections, each[0])]
+    assert [(rule.section, rule.words) for rule in rules] == [
         (section, rule.words if rule.words in sentence else sentence)
-        for (section, sentence), rule in zip(wanted, RULES, strict=False)
+        for (section, sentence), rule in zip(wanted, rules, strict=False)
     ]
-    assert len(wanted) == len(RULES)
+    assert len(wanted) == len(rules)
