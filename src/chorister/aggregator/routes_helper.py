@@ -132,14 +132,15 @@ class HelperRoutes:
     def _no_such_step(task: KnownTask, body: bytes) -> ProblemError:
         """Prio3 has one round: a job is finished when it is created."""
         try:
-            step = AggregationJobContinueReq.decode(body).step
+            asked = AggregationJobContinueReq.decode(body)
         except DecodeError as error:
             return invalid_message(error, task_id=task.task_id)
-        return ProblemError(
-            Problem.STEP_MISMATCH,
-            f"the job is finished, there is no step {step}",
-            task_id=task.task_id,
-        )
+        # In the draft's order: no job continues to step 0, and no report of this one waits.
+        kind = Problem.STEP_MISMATCH
+        if not asked.step or asked.continues:
+            kind = Problem.INVALID_MESSAGE
+        why = f"the job is finished, there is no step {asked.step}"
+        return ProblemError(kind, why, task_id=task.task_id)
 
     # --- aggregate shares -----------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ class RecipeStatus(_Received):
     tasks: _Count
     state: Literal["collecting", "ready", "collected", "expired"]
     filled: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Tenths of the minimum, over all tasks; absent once every task has it."""
+    """Tenths of the minimum, over all tasks."""
     reports: _Count | None = None
     """The smallest task's verified reports, rounded down, once every task has the minimum."""
     waiting_for: _Text | None = None
