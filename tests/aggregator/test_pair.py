@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from tests.aggregator.world import Pair, one_bit, small_recipe
+from tests.aggregator.conftest import MakePair
+from tests.aggregator.world import one_bit, small_recipe
 
 
 @pytest.mark.parametrize("crowd", ["noised", "honest"])
-def test_reports_become_one_sum(tmp_path: Path, crowd: str) -> None:
-    pair = Pair.in_folder(tmp_path)
+def test_reports_become_one_sum(make_pair: MakePair, crowd: str) -> None:
+    pair = make_pair()
     (task,) = pair.accept(small_recipe(min_cohort=3, crowd=crowd))
     places = [0, 1, 1, 3]
     assert not pair.upload(task, *pair.reports(task, one_bit(4, places))).statuses
@@ -31,4 +30,3 @@ def test_reports_become_one_sum(tmp_path: Path, crowd: str) -> None:
         assert rows["segments"] == rows["report_blobs"] == rows["aggregation_jobs"] == 0
         assert rows["accumulators"] == rows["helper_jobs"] == 0
         assert rows["report_ids"] == 4
-    pair.stop()

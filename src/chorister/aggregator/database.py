@@ -17,6 +17,7 @@ import hmac
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -119,11 +120,10 @@ class Database:
             return MigrationContext.configure(connection).get_current_revision()
 
     def _check_version(self) -> None:
-        script = ScriptDirectory.from_config(_alembic())
-        wanted, found = script.get_current_head(), self.revision()
+        known, found = _revisions(), self.revision()
+        wanted = known[0]
         if found == wanted:
             return
-        known = {each.revision for each in script.walk_revisions()}
         if found is not None and found not in known:
             raise ServiceError(
                 f"the database has schema {found}, newer than this software's {wanted}: upgrade it"
@@ -182,6 +182,13 @@ def _alembic() -> Config:
     config = Config()
     config.set_main_option("script_location", "chorister.aggregator:migrations")
     return config
+
+
+@cache
+def _revisions() -> tuple[str, ...]:
+    """The versions that this software knows, the newest first."""
+    script = ScriptDirectory.from_config(_alembic())
+    return tuple(each.revision for each in script.walk_revisions())
 
 
 def _engine(url: str) -> Engine:
