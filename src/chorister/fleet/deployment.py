@@ -1,0 +1,400 @@
+"""Registry, leader and helper on this machine, in one folder, each a process of its own.
+
+    policy.toml                      what every device of this deployment allows
+    registry/ leader/ helper/        settings, keys, databases; each what one operator would have
+    analyst/profile.toml             for `chorister.connect`, with keys, token and studies
+    run/                             what the processes write: logs, and the address files
+
+Made whole or not at all: the file `deployment.json` is written last, and a folder without it is no
+deployment. Ports are chosen once, for the URLs of both aggregators are part of the policy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any, Final, Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from chorister._native import HPKEKeypair
+from chorister.aggregator.secret_files import new_secret, token_digest, write_private
+from chorister.canonical import b64url_encode, sha256
+from chorister.clock import SystemClock
+from chorister.errors import ChoristerError, InvalidInput, ServiceError
+from chorister.fleet.sample_policy import PolicyKeys, PolicyTerms, sample_policy
+from chorister.policy import Policy
+from chorister.transparency.reader import read_current
+from chorister.transparency.sources import HTTPSource
+from chorister.transparency.trust import Trust
+
+__all__ = ["COMMAND", "Deployment", "Server"]
+
+COMMAND: Final = (sys.executable, "-m", "chorister.cli")
+_MARKER: Final = "deployment.json"
+_ROLES: Final = ("registry", "leader", "helper")
+_PATIENCE: Final = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deployment:
+    """A folder with everything that one machine needs; `create` makes it, `open` finds it."""
+
+    folder: Path
+    ports: Mapping[str, int]
+    policy: Policy
+
+    # --- Made and found -------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        folder: Path,
+        terms: PolicyTerms,
+        *,
+        devices: int | None = None,
+        margin: str = "0.8",
+    ) -> Self:
+        """Make keys, tokens, a policy and everybody's settings.
+
+        `devices` and `margin` go into the analyst's profile, for planning.
+        """
+        if (folder / _MARKER).exists():
+            raise InvalidInput(f"{folder} holds a deployment already: open it, or choose another")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        # Left from a start that was interrupted: nothing was ever signed or sealed with it.
+        for name in (*_ROLES, "analyst", "run"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+            (folder / name).mkdir(mode=0o700)
+        ports = dict(zip((*_ROLES, "console"), _free_ports(len(_ROLES) + 1), strict=True))
+        _Files(folder, ports, terms, devices=devices, margin=margin).write()
+        marker = {"version": 1, "ports": ports}
+        (folder / _MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
+        return cls.open(folder)
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """The deployment in a folder."""
+        path = folder / _MARKER
+        try:
+            marker = json.loads(path.read_bytes())
+            ports = {str(name): int(port) for name, port in marker["ports"].items()}
+            complete = marker["version"] == 1 and {*_ROLES, "console"} <= ports.keys()
+        except FileNotFoundError:
+            raise InvalidInput(
+                f"there is no deployment in {folder}: make one with `chorister up {folder}`"
+            ) from None
+        except OSError as error:
+            raise InvalidInput(f"can't read {path}: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            complete = False
+        if not complete:
+            raise InvalidInput(f"{path} is damaged: restore it, or begin anew in another folder")
+        return cls(folder=folder, ports=ports, policy=Policy.load(folder / "policy.toml"))
+
+    @staticmethod
+    def exists(folder: Path) -> bool:
+        """Whether a folder holds one."""
+        return (folder / _MARKER).exists()
+
+    # --- Where everything is --------------------------------------------------------------------
+
+    @property
+    def registry(self) -> str:
+        """The public log's URL."""
+        return f"http://127.0.0.1:{self.ports['registry']}/"
+
+    @property
+    def profile(self) -> Path:
+        """What an analyst connects with."""
+        return self.folder / "analyst" / "profile.toml"
+
+    def settings(self, role: str) -> Path:
+        """A server's settings file."""
+        return self.folder / role / f"{role}.toml"
+
+    def log(self, name: str) -> Path:
+        """What a process writes about itself."""
+        return self.folder / "run" / f"{name}.log"
+
+    # --- At work --------------------------------------------------------------------------------
+
+    def servers(self) -> list[Server]:
+        """The three servers, not started."""
+        registry = ["--port", str(self.ports["registry"])]
+        if not (self.folder / "registry" / "log").exists():
+            registry.append("--create")
+        found = [self._server("registry", registry)]
+        for role in ("leader", "helper"):
+            begun = (self.folder / role / "head").exists()
+            found.append(self._server(role, [] if begun else ["--begin-log"]))
+        return found
+
+    def _server(self, role: str, options: Sequence[str]) -> Server:
+        arguments = ("serve", role, "--config", str(self.settings(role)), *options)
+        return Server(name=role, arguments=arguments, log=self.log(role))
+
+    @contextlib.contextmanager
+    def running(self, tell: Callable[[str], None] = lambda _: None) -> Iterator[list[Server]]:
+        """Start all servers, wait until devices can use them, and stop them at the end."""
+        servers = self.servers()
+        try:
+            tell(f"starting {', '.join(server.name for server in servers)}")
+            for server in servers:
+                server.start()
+            for server in servers:
+                self.await_health(server.name, server)
+            tell("waiting for both aggregators to cosign the log")
+            self.await_checkpoint(servers)
+            yield servers
+        finally:
+            for server in reversed(servers):
+                server.stop()
+
+    def healthy(self, role: str) -> bool:
+        """Whether a server answers."""
+        # Not httpx, which loads all certificate authorities first, to look at this machine.
+        connection = HTTPConnection("127.0.0.1", self.ports[role], timeout=5.0)
+        try:
+            connection.request("GET", "/status" if role == "registry" else "/healthz")
+            return connection.getresponse().status == HTTPStatus.OK
+        except (OSError, HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def await_health(self, role: str, server: Server) -> None:
+        """Until it answers; raises with the end of its log if it ended instead."""
+        deadline = time.monotonic() + _PATIENCE
+        while not self.healthy(role):
+            server.check()
+            if time.monotonic() > deadline:
+                raise ServiceError(f"the {role} does not answer; see {server.log}")
+            time.sleep(0.1)
+
+    def await_checkpoint(self, servers: Sequence[Server] = ()) -> None:
+        """Until a checkpoint has both cosignatures and both aggregators' keys."""
+        deadline = time.monotonic() + _PATIENCE
+        while (why := self.unready()) is not None:
+            for server in servers:
+                server.check()
+            if time.monotonic() > deadline:
+                raise ServiceError(f"the log is not ready for devices: {why}")
+            time.sleep(0.5)
+
+    def unready(self) -> str | None:
+        """Why devices can't use the log yet; None if they can."""
+        (pair,) = self.policy.aggregators
+        try:
+            with HTTPSource(self.registry, timeout=5.0) as source:
+                read_current(
+                    source,
+                    trust=Trust.of(self.policy, pair),
+                    clock=SystemClock(),
+                    analyses=set(),
+                    not_before=0,
+                    not_smaller=0,
+                )
+        except ChoristerError as error:
+            return str(error)
+        return None
+
+
+@dataclass(kw_only=True, slots=True)
+class Server:
+    """One process of the deployment."""
+
+    name: str
+    arguments: tuple[str, ...]
+    log: Path
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def start(self) -> None:
+        """Begin; what it writes goes into its log."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(  # noqa: S603 (our own command)
+                [*COMMAND, *self.arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self.process is not None and self.process.poll() is None
+
+    def check(self) -> None:
+        """Raise if it ended by itself, with what it said last."""
+        if self.process is not None and self.process.poll() is not None:
+            raise ServiceError(f"the {self.name} ended at once: {self.last_words()}")
+
+    def last_words(self) -> str:
+        """The last line of its log."""
+        with contextlib.suppress(OSError):
+            lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            if lines:
+                return lines[-1][:500]
+        return f"it said nothing; see {self.log}"
+
+    def stop(self, patience: float = 40.0) -> None:
+        """End it as an operator would: what it was doing is finished."""
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(patience)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.wait()
+        self.process = None
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody uses now; all are held at once, so that no two are the same."""
+    with contextlib.ExitStack() as stack:
+        found = []
+        for _ in range(count):
+            probe = stack.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            found.append(int(probe.getsockname()[1]))
+        return found
+
+
+class _Files:
+    """Writes a new deployment's files."""
+
+    def __init__(
+        self,
+        folder: Path,
+        ports: Mapping[str, int],
+        terms: PolicyTerms,
+        *,
+        devices: int | None,
+        margin: str,
+    ) -> None:
+        self._folder = folder
+        self._ports = ports
+        self._terms = terms
+        self._devices = devices
+        self._margin = margin
+
+    def write(self) -> None:
+        names = ("registry/log", "leader/cosigning", "helper/cosigning", "analyst/author")
+        public = {name: self._signing_key(name) for name in names}
+        collector = HPKEKeypair.generate(1)
+        self._private(
+            "analyst/collector.json",
+            json.dumps(
+                {
+                    "config": b64url_encode(collector.config),
+                    "config_id": 1,
+                    "public_key": b64url_encode(collector.public_key),
+                    "private_key": b64url_encode(collector.private_key()),
+                },
+                indent=1,
+            ),
+        )
+        keys = PolicyKeys(
+            log=public["registry/log"],
+            leader=public["leader/cosigning"],
+            helper=public["helper/cosigning"],
+            author=public["analyst/author"],
+            collector=sha256(collector.config).hex(),
+            leader_url=self._url("leader"),
+            helper_url=self._url("helper"),
+        )
+        self._text("policy.toml", sample_policy(keys, self._terms))
+        shared, to_helper, to_leader = new_secret(), new_secret(), new_secret()
+        for role in ("leader", "helper"):
+            self._private(f"{role}/at-rest.key", new_secret())
+            self._private(f"{role}/verify.key", shared)
+        self._private("leader/helper.token", to_helper)
+        self._private("analyst/token", to_leader)
+        self._registry()
+        self._aggregator(
+            "leader",
+            b64url_encode(collector.config),
+            token_digest(to_leader.encode()).hex(),
+            'helper_token = "helper.token"\nlinger_milliseconds = 100',
+        )
+        digest = token_digest(to_helper.encode()).hex()
+        self._aggregator(
+            "helper",
+            b64url_encode(collector.config),
+            None,
+            f'leader_token_digests = ["{digest}"]',
+        )
+        self._profile()
+
+    def _signing_key(self, name: str) -> str:
+        key = Ed25519PrivateKey.generate()
+        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        self._private(f"{name}.key", pem.decode().strip())
+        return b64url_encode(key.public_key().public_bytes_raw())
+
+    def _private(self, name: str, text: str) -> None:
+        write_private(self._folder / name, f"{text}\n".encode())
+
+    def _text(self, name: str, text: str) -> None:
+        (self._folder / name).write_text(text, encoding="utf-8")
+
+    def _url(self, role: str) -> str:
+        return f"http://127.0.0.1:{self._ports[role]}/dap/"
+
+    def _registry(self) -> None:
+        self._text(
+            "registry/registry.toml",
+            'origin = "chorister.local/log"\n'
+            'folder = "log"\n'
+            'key = "log.key"\n'
+            'policies = ["../policy.toml"]\n'
+            "interval = 1   # seconds between checkpoints; a minute is usual\n",
+        )
+
+    def _aggregator(self, role: str, config: str, token: str | None, own: str) -> None:
+        tokens = "" if token is None else f'\ntoken_digests = ["{token}"]'
+        self._text(
+            f"{role}/{role}.toml",
+            f'role = "{role}"\n'
+            f'url = "{self._url(role)}"\n'
+            f"port = {self._ports[role]}\n"
+            f'database = "sqlite:///{role}.db"\n'
+            'at_rest_key = "at-rest.key"\n'
+            'verify_key = "verify.key"\n'
+            'policies = ["../policy.toml"]\n'
+            f'registry = "http://127.0.0.1:{self._ports["registry"]}/"\n'
+            'cosigning_key = "cosigning.key"\n'
+            'head = "head"\n'
+            'cosign_every = "1s"\n'
+            f"{own}\n\n"
+            "[[collectors]]\n"
+            'name = "analyst"\n'
+            f'hpke_config = "{config}"{tokens}\n',
+        )
+
+    def _profile(self) -> None:
+        known = "" if self._devices is None else f"devices = {self._devices}\n"
+        self._text(
+            "analyst/profile.toml",
+            "# How an analyst reaches this machine's fleet: chorister.connect(\"profile.toml\")\n"
+            'policy = "../policy.toml"\n'
+            f'registry = "http://127.0.0.1:{self._ports["registry"]}/"\n'
+            'author_key = "author.key"\n'
+            'collector_key = "collector.json"\n'
+            'token = "token"\n'
+            'folder = "studies"\n'
+            f"margin = {self._margin}\n{known}",
+        )
