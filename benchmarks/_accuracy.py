@@ -1,0 +1,127 @@
+"""What the accuracy benchmarks share: equal aggregate epsilon, exact draws, tables, comparisons."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from decimal import ROUND_DOWN, Decimal
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chorister.privacy import FixedSequence, OneHotRandomizer, Release, Setting, local_epsilon
+from chorister.privacy.composition import compose_exact
+
+DELTA = 1e-6
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+T = TypeVar("T")
+A = TypeVar("A")
+
+
+@dataclass(frozen=True)
+class Release1:
+    """One round's mechanism: what is needed to draw its sums and to read them."""
+
+    local: Decimal
+    reports: int
+    noised: bool
+
+    @property
+    def trials(self) -> int:
+        """Of the noise of each aggregator: everyone who is expected is needed."""
+        return self.reports - 1 if self.noised else 0
+
+    @property
+    def randomizer(self) -> OneHotRandomizer:
+        return OneHotRandomizer(mechanism="asymmetric", local_epsilon=self.local, length=2)
+
+    @property
+    def base(self) -> float:
+        """Variance of a bin that nobody holds."""
+        return float(self.randomizer.variance(self.reports, 0.0, self.trials))
+
+    @property
+    def slope(self) -> float:
+        """Variance that one holder adds."""
+        return float(self.randomizer.variance(self.reports, 1.0, self.trials)) - self.base
+
+    def draw(self, rng: np.random.Generator, counts: Ints) -> Floats:
+        """Estimates of the counts: two binomials a bin, the exact law, and the noise's."""
+        law = self.randomizer
+        others = self.reports - counts + 2 * self.trials
+        sums = rng.binomial(counts, law.h) + rng.binomial(others, law.q)
+        return law.debias(sums, self.reports, self.trials)
+
+
+@lru_cache(maxsize=512)
+def single(epsilon: float, reports: int, noised: bool) -> Release1:
+    """One release at this aggregate epsilon: the largest local epsilon that is certified."""
+    crowd = "noised" if noised else "honest"
+    local = local_epsilon(cohort=reports, epsilon=epsilon, delta=DELTA, crowd=crowd)
+    return Release1(local, reports, noised)
+
+
+@lru_cache(maxsize=64)
+def split(epsilon: float, reports: int, noised: bool, shares: tuple[float, ...]) -> list[Release1]:
+    """Rounds that everyone answers, together at this epsilon, split by 1/sigma^2.
+
+    The rounds' parameters are fixed before the first, so they compose exactly.
+    """
+    whole = single(epsilon, reports, noised)
+    crowd = "noised" if noised else "honest"
+    trials = whole.trials
+
+    def at(scale: float) -> list[Release1]:
+        rounds = []
+        for share in shares:
+            ratio = scale * whole.base / share / (4.0 * (reports + 2 * trials))
+            middle = 2.0 + 1.0 / ratio
+            power = math.log((middle + math.sqrt(middle * middle - 4.0)) / 2.0)
+            local = Decimal(power).quantize(Decimal("0.0001"), rounding=ROUND_DOWN)
+            rounds.append(Release1(local, reports, noised))
+        return rounds
+
+    def spent(rounds: list[Release1]) -> float:
+        releases = tuple(
+            Release(setting=Setting(local_epsilon=each.local, crowd=crowd), cohort=reports)
+            for each in rounds
+        )
+        return compose_exact(FixedSequence(releases=releases), DELTA)
+
+    low, high = 0.9, 1.2  # of the variances
+    for _ in range(12):
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if spent(at(middle)) <= epsilon else (middle, high)
+    return at(high)
+
+
+def in_parallel(work: Callable[[A], T], tasks: Iterable[A]) -> list[T]:
+    """On both cores."""
+    with ProcessPoolExecutor(2) as pool:
+        return list(pool.map(work, list(tasks)))
+
+
+def mean_and_error(values: Floats) -> tuple[Floats, Floats]:
+    """Over seeds (the first axis)."""
+    return values.mean(axis=0), values.std(axis=0, ddof=1) / math.sqrt(len(values))
+
+
+def verdict(ours: Floats, theirs: Floats, *, larger_is_better: bool) -> str:
+    """Beaten by two standard errors of the difference, seed by seed (same populations)."""
+    gain = (ours - theirs) if larger_is_better else (theirs - ours)
+    error = float(gain.std(ddof=1)) / math.sqrt(len(gain))
+    mean = float(gain.mean())
+    if mean > 2.0 * error:
+        return "beaten"
+    return "lost" if mean < -2.0 * error else "even"
+
+
+def print_json(numbers: Mapping[str, Any]) -> None:
+    """The last line."""
+    print(json.dumps({key: round(float(value), 12) for key, value in numbers.items()}))

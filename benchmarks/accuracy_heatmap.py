@@ -1,0 +1,304 @@
+"""Heat maps at equal aggregate epsilon: static grids, with and without the fit, and interactive.
+
+Every seed draws 100,000 devices (with replacement) from the points inside the box; all competitors
+of a seed see the same population. Static grids have all devices; each column of the table takes the
+grid that turned out best for it (hindsight), while an interactive run gives one map for all
+columns. Keys: `static_METRIC_EPS` is the best raw grid, `static_fit_METRIC_EPS` the best with the
+same fit, `interactive_METRIC_EPS` three rounds that everyone answers (k = 3); `_k1` is one report a
+device, `_noised` noise by the aggregators, `_10000` a largest domain of 10,000 bins.
+
+    python benchmarks/accuracy_heatmap.py [--data FILE] [--seeds N] [--json] [--pictures FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _accuracy import Floats, Ints, Release1, in_parallel, print_json, single, split, verdict
+from rich.console import Console
+from rich.table import Table
+
+from chorister.analyst.algorithms.map_rules import DISJOINT_RULES, EVERYONE_RULES, Partition
+from chorister.analyst.algorithms.pyramid import Measured, fit_map, spread_evenly, summed
+from chorister.analyst.consistency import norm_sub
+
+DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "nyc_pickups.csv.gz"
+DEVICES, DEPTH, LIMIT = 100_000, 10, 10_000
+EPSILONS = (0.25, 0.5)
+LEVELS = (5, 6, 7, 8, 9)
+METRICS = ("mse", "l1", "l1_64", "top100")
+LARGER_IS_BETTER = (False, False, False, True)
+WHOLE = np.ones((1, 1), dtype=np.bool_)
+
+
+@dataclass(frozen=True)
+class Task:
+    path: str
+    epsilon: float
+    noised: bool
+    seed: int
+
+
+@lru_cache(maxsize=2)
+def cell_codes(path: str) -> Ints:
+    """The finest cell of every point inside the box at the .1 % quantiles."""
+    if path:
+        import polars as pl
+
+        frame = pl.read_csv(path)
+        x, y = (frame[name].to_numpy() for name in frame.columns[:2])
+    else:
+        x, y = generated_points()
+    (x0, x1), (y0, y1) = np.quantile(x, [0.001, 0.999]), np.quantile(y, [0.001, 0.999])
+    inside = (x >= x0) & (x < x1) & (y >= y0) & (y < y1)
+    column = np.floor((x[inside] - x0) / (x1 - x0) * 2**DEPTH).astype(np.int64)
+    row = np.floor((y[inside] - y0) / (y1 - y0) * 2**DEPTH).astype(np.int64)
+    return row * 2**DEPTH + column
+
+
+def generated_points() -> tuple[Floats, Floats]:
+    """A city of streets and some towns, for where the data is absent."""
+    rng = np.random.default_rng(7)
+    town = rng.choice(6, 100_000, p=[0.55, 0.2, 0.1, 0.07, 0.05, 0.03])
+    centre = rng.uniform(0.2, 0.8, (6, 2))
+    spread = np.array([0.02, 0.05, 0.01, 0.03, 0.08, 0.15])
+    points = centre[town] + rng.standard_normal((100_000, 2)) * spread[town][:, None]
+    street = rng.random(100_000) < 0.6
+    points[street, 0] = np.round(points[street, 0] * 128) / 128
+    return points[:, 0], points[:, 1]
+
+
+def images(codes: Ints) -> list[Ints]:
+    """Counts at every level."""
+    size = 2**DEPTH
+    found = [np.bincount(codes, minlength=size * size).reshape(size, size).astype(np.float64)]
+    while found[0].shape[0] > 1:
+        found.insert(0, summed(found[0]))
+    return [image.astype(np.int64) for image in found]
+
+
+def metrics(found: Floats, truth: Ints) -> list[float]:
+    """MSE (e-11) and L1 at the finest level, L1 at 64 x 64, precision of the top 100 at 128^2."""
+    error = (found - truth) / DEVICES
+    coarse = summed(summed(summed(error)))
+    at_64 = summed(coarse)
+    true_128 = summed(summed(summed(truth.astype(np.float64)))).ravel()
+    found_128 = summed(summed(summed(found))).ravel()
+    best = np.argsort(-true_128, kind="stable")[:100]
+    chosen = np.argsort(-found_128, kind="stable")[:100]
+    return [
+        float(np.mean(error**2)) * 1e11,
+        float(np.abs(error).sum()),
+        float(np.abs(at_64).sum()),
+        len(np.intersect1d(best, chosen)) / 100.0,
+    ]
+
+
+def measure(
+    rng: np.random.Generator,
+    measured: Measured,
+    partition: Partition,
+    counts: list[Ints],
+    release: Release1,
+) -> None:
+    """Ask one round about a partition; its cohort stands for all devices."""
+    factor = DEVICES / release.reports
+    slope = release.slope * factor + factor - 1.0
+    for level, mask in enumerate(partition.masks):
+        if mask.any():
+            value = release.draw(rng, counts[level][mask]) * factor
+            variance = release.base * factor**2 + slope * np.maximum(value, 0.0)
+            measured.add(level, mask, value, variance)
+
+
+def started() -> Measured:
+    """All devices are inside the box."""
+    measured = Measured()
+    measured.add(0, WHOLE, np.array([float(DEVICES)]), np.array([1e-6]))
+    return measured
+
+
+def static(task: Task) -> list[list[list[float]]]:
+    """Every grid: raw (Norm-Sub over the grid) and with the fit."""
+    rng = np.random.default_rng([task.seed, 1])
+    counts = images(population(task))
+    release = single(task.epsilon, DEVICES, task.noised)
+    found = []
+    for level in LEVELS:
+        measured, full = started(), np.ones((2**level, 2**level), dtype=np.bool_)
+        value = release.draw(rng, counts[level][full])
+        measured.add(level, full, value, release.base + release.slope * np.maximum(value, 0.0))
+        raw = norm_sub(value, float(DEVICES)).reshape(full.shape)
+        fitted = fit_map(measured, DEPTH).at(DEPTH)
+        found.append(
+            [metrics(spread_evenly(raw, DEPTH), counts[-1]), metrics(fitted, counts[-1])]
+        )
+    return found
+
+
+def population(task: Task) -> Ints:
+    codes = cell_codes(task.path)
+    return np.random.default_rng([task.seed, 0]).choice(codes, DEVICES)
+
+
+def interactive(task: Task, *, once: bool, limit: int) -> tuple[list[float], Floats]:
+    """One whole run; the metrics of its map, and the map."""
+    rng = np.random.default_rng([task.seed, 2 + once])
+    devices = population(task)
+    rules = DISJOINT_RULES if once else EVERYONE_RULES
+    whole = images(devices)
+    if once:
+        ends = np.round(np.cumsum(rules.shares)[:-1] * DEVICES).astype(np.int64)
+        cohorts = [images(part) for part in np.split(devices, ends)]
+        sizes = [int(cohort[0][0, 0]) for cohort in cohorts]
+        releases = [single(task.epsilon, size, task.noised) for size in sizes]
+    else:
+        cohorts = [whole] * len(rules.shares)
+        releases = split(task.epsilon, DEVICES, task.noised, rules.shares)
+    measured = started()
+    partition = Partition.uniform(rules.first_level)
+    for number, (cohort, release) in enumerate(zip(cohorts, releases, strict=True)):
+        if number:
+            sigma = math.sqrt(release.base) * DEVICES / release.reports
+            seen = fit_map(measured, DEPTH - 1)
+            partition = rules.refinements[number - 1].partition(
+                seen, sigma, depth=DEPTH, most_cells=limit - 1
+            )
+        measure(rng, measured, partition, cohort, release)
+    found = fit_map(measured, DEPTH).at(DEPTH)
+    return metrics(found, whole[-1]), found
+
+
+def work(task: Task) -> dict[str, Any]:
+    """Everything of one seed, epsilon and crowd."""
+    return {
+        "static": static(task),
+        "k3": interactive(task, once=False, limit=10**9)[0],
+        "k1": interactive(task, once=True, limit=10**9)[0],
+        "k3_10000": interactive(task, once=False, limit=LIMIT)[0],
+        "k1_10000": interactive(task, once=True, limit=LIMIT)[0],
+    }
+
+
+def best(grids: Floats, *, fit: bool, most_bins: int | None = None) -> Floats:
+    """By column, the grid with the best mean over seeds: one row a seed, one column a metric."""
+    chosen = [
+        i for i, level in enumerate(LEVELS) if most_bins is None or 4**level + 1 <= most_bins
+    ]
+    part = grids[:, chosen, int(fit), :]
+    means = part.mean(axis=0)
+    picks = [
+        int(np.argmax(means[:, m]) if LARGER_IS_BETTER[m] else np.argmin(means[:, m]))
+        for m in range(len(METRICS))
+    ]
+    return np.stack([part[:, pick, m] for m, pick in enumerate(picks)], axis=1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--data", type=Path, default=DATA, help="CSV of x and y, a row a device")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--pictures", type=Path, help="folder for PNG files")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    path = str(options.data) if options.data.exists() else ""
+    if not path:
+        print(f"{options.data} is absent: points are generated")
+    cases = [(epsilon, noised) for epsilon in EPSILONS for noised in (False, True)]
+    tasks = [Task(path, *case, seed) for case in cases for seed in range(options.seeds)]
+    found = in_parallel(work, tasks)
+    console, numbers = Console(width=140), {}
+    for number, (epsilon, noised) in enumerate(cases):
+        seeds = found[number * options.seeds : (number + 1) * options.seeds]
+        numbers |= report(console, epsilon, noised, seeds)
+    if options.pictures:
+        draw(options.pictures, path)
+    if options.json:
+        print_json(numbers)
+
+
+def report(
+    console: Console, epsilon: float, noised: bool, seeds: list[dict[str, Any]]
+) -> dict[str, float]:
+    grids = np.array([seed["static"] for seed in seeds])
+    crowd = "_noised" if noised else ""
+    static_rows = {
+        "static": best(grids, fit=False),
+        "static_fit": best(grids, fit=True),
+        "static_10000": best(grids, fit=False, most_bins=LIMIT),
+        "static_fit_10000": best(grids, fit=True, most_bins=LIMIT),
+    }
+    table = Table(title=f"epsilon {epsilon}, {'noised' if noised else 'honest'} crowd")
+    for heading in ("", *METRICS, "against raw static", "against static with the fit"):
+        table.add_column(heading)
+    numbers: dict[str, float] = {}
+
+    def add(name: str, key: str, rows: Floats, suffix: str, verdicts: tuple[str, str]) -> None:
+        mean = rows.mean(axis=0)
+        error = rows.std(axis=0, ddof=1) / math.sqrt(len(rows))
+        table.add_row(
+            name, *(f"{m:.3f} ± {e:.3f}" for m, e in zip(mean, error, strict=True)), *verdicts
+        )
+        for metric, value in zip(METRICS, mean, strict=True):
+            numbers[f"{key}_{metric}_{epsilon}{suffix}"] = float(value)
+
+    for key, rows in static_rows.items():
+        kind, _, limit = key.partition("_10000")
+        suffix = crowd + ("_10000" if key.endswith("_10000") else "")
+        add(key.replace("_", " "), kind + limit, rows, suffix, ("", ""))
+    for name in ("k3", "k1", "k3_10000", "k1_10000"):
+        rows = np.array([seed[name] for seed in seeds])
+        limit = "_10000" if name.endswith("_10000") else ""
+        verdicts = (
+            judged(rows, static_rows["static" + limit]),
+            judged(rows, static_rows["static_fit" + limit]),
+        )
+        suffix = ("_k1" if name.startswith("k1") else "") + crowd + limit
+        add(f"interactive {name}", "interactive", rows, suffix, verdicts)
+    console.print(table)
+    return numbers
+
+
+def judged(ours: Floats, theirs: Floats) -> str:
+    return " ".join(
+        verdict(ours[:, m], theirs[:, m], larger_is_better=LARGER_IS_BETTER[m])
+        for m in range(len(METRICS))
+    )
+
+
+def draw(folder: Path, path: str) -> None:
+    """The truth and an interactive map side by side."""
+    import altair as alt
+
+    folder.mkdir(parents=True, exist_ok=True)
+    task = Task(path, 0.5, False, 0)
+    truth = images(population(task))[8]
+    found = summed(summed(interactive(task, once=False, limit=10**9)[1]))
+    charts = []
+    for title, image in (("truth", truth), ("three rounds, epsilon 0.5", found)):
+        rows, columns = np.nonzero(image >= 0.5)
+        values = [
+            {"x": int(c), "x2": int(c) + 1, "y": int(r), "y2": int(r) + 1, "devices": float(v)}
+            for r, c, v in zip(rows, columns, image[rows, columns], strict=True)
+        ]
+        base = alt.Chart(alt.InlineData(values=values), title=title, width=420, height=420)
+        color = alt.Color("devices:Q", scale=alt.Scale(type="log", scheme="inferno"))
+        axes = {"axis": None, "scale": alt.Scale(domain=[0, 256], nice=False)}
+        charts.append(
+            base.mark_rect(strokeWidth=0.4).encode(
+                x=alt.X("x:Q", **axes), x2="x2:Q", y=alt.Y("y:Q", **axes), y2="y2:Q",
+                color=color, stroke=color,
+            )
+        )  # fmt: skip
+    chart = alt.hconcat(*charts).configure_view(fill="black", stroke=None)
+    chart.save(str(folder / "heatmap.png"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""A density from noisy cells: a Gaussian process that knows which cells were measured.
+
+Shares of cells (of any partitions, staggered or nested) are linear in the density, and their noise
+is nearly Gaussian, so the posterior is a linear solve in the measured cells. The prior is
+`p(x) = p0(x) (1 + g(x))`: g is a Matern-3/2 process plus white roughness (heaped values, such as
+ages in years), p0 is the fit before, mixed with a uniform floor that is as large as the noise is.
+Length, amplitude and roughness are averaged by their evidence, so weak signals stay smooth and
+strong ones keep their detail: what separate methods would have to be chosen for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chorister.analyst.consistency import norm_sub
+from chorister.errors import InvalidInput
+
+__all__ = ["Cells", "DensityFit", "fit_density"]
+
+Floats: TypeAlias = NDArray[np.float64]
+Integers: TypeAlias = NDArray[np.int64]
+
+_LENGTHS: Final = (3 / 128, 3 / 64, 3 / 32, 3 / 16, 3 / 8)  # shares of the whole range
+_AMPLITUDES: Final = (0.03, 0.1, 0.3, 1.0, 3.0)
+_ROUGHNESS: Final = (0.0, 0.4 / 1024, 4.0 / 1024, 40.0 / 1024)
+_TOTAL_VARIANCE: Final = 1e-10  # shares add up to 1
+_PASSES: Final = 3
+_LEAST_EVIDENCE: Final = 1e-3  # relative to the best; models below it are left out
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cells:
+    """What one round measured: cell i is grid steps low[i] .. high[i] - 1."""
+
+    low: Integers
+    high: Integers
+    values: Floats  # shares of all devices
+    variances: Floats
+
+    @classmethod
+    def between(cls, edges: Integers, values: Floats, variances: Floats) -> Cells:
+        """Neighbouring cells between edges."""
+        return cls(low=edges[:-1], high=edges[1:], values=values, variances=variances)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DensityFit:
+    """A fitted density on a grid of equal steps."""
+
+    density: Floats  # share of each step; not negative, adds up to 1
+    posterior: _Posterior
+
+    @property
+    def mean(self) -> Floats:
+        """Of the distribution function at the edges of the steps, before cutting."""
+        return self.posterior.mean
+
+    @cached_property
+    def std_error(self) -> Floats:
+        """Of the distribution function at the edges of the steps."""
+        return self.posterior.std_error()
+
+    @property
+    def cumulative(self) -> Floats:
+        """The distribution function at the edges of the steps."""
+        return np.concatenate([[0.0], np.cumsum(self.density)])
+
+
+@lru_cache(maxsize=4)
+def _kernels(size: int) -> tuple[Floats, ...]:
+    places = (np.arange(size) + 0.5) / size
+    distance = np.abs(places[:, None] - places[None, :])
+    found = []
+    for length in _LENGTHS:
+        scaled = np.sqrt(3.0) * distance / length
+        found.append((1.0 + scaled) * np.exp(-scaled))
+    return tuple(found)
+
+
+def fit_density(parts: list[Cells], size: int = 1024) -> DensityFit:
+    """The density that explains all cells best, on a grid of `size` steps."""
+    if not parts:
+        raise InvalidInput("a density needs at least one round")
+    low = np.concatenate([part.low for part in parts] + [np.array([0])])
+    high = np.concatenate([part.high for part in parts] + [np.array([size])])
+    values = np.concatenate([part.values for part in parts] + [np.array([1.0])])
+    noise = np.concatenate([part.variances for part in parts] + [np.array([_TOTAL_VARIANCE])])
+    if low.min() < 0 or high.max() > size or np.any(high <= low):
+        raise InvalidInput(f"cells lie inside a grid of {size} steps and are not empty")
+    # The noise of one cell, all rounds together; the less there is, the more the last fit counts.
+    least = float(sum(1.0 / np.median(part.variances) for part in parts)) ** -0.5
+    floor = min(max(20.0 * least, 0.02), 0.5)
+    base = np.full(size, 1.0 / size)
+    for turn in range(_PASSES):
+        posterior = _Posterior(base, low, high, values, noise)
+        density = norm_sub(np.diff(posterior.mean), 1.0)
+        if turn < _PASSES - 1:
+            base = (1.0 - floor) * density + floor / size
+    return DensityFit(density=density, posterior=posterior)
+
+
+class _Posterior:
+    """One solve: what the cells say, given the density that deviations are relative to."""
+
+    def __init__(
+        self, base: Floats, low: Integers, high: Integers, values: Floats, noise: Floats
+    ) -> None:
+        size = len(base)
+        self._base = base
+        edges = np.arange(size + 1)
+        cumulative = np.concatenate([[0.0], np.cumsum(base)])
+        squares = np.concatenate([[0.0], np.cumsum(base * base)]) * size
+        steps = edges[:-1, None]
+        inside = ((steps >= low) & (steps < high)) * base[:, None]
+        self._rough = squares[np.minimum(edges[:, None], high)]
+        self._rough -= squares[np.minimum(edges[:, None], low)]
+        rough_cells = self._rough[high] - self._rough[low]
+        residual = values - (cumulative[high] - cumulative[low])
+        self._smooth: list[Floats] = []
+        settings: list[tuple[int, float, float]] = []
+        evidences: list[Floats] = []
+        covariances: list[Floats] = []
+        for index, kernel in enumerate(_kernels(size)):
+            cross = np.zeros((size + 1, len(values)))
+            np.cumsum(base[:, None] * (kernel @ inside), axis=0, out=cross[1:])
+            self._smooth.append(cross)
+            cells = cross[high] - cross[low]
+            each = [(index, a, r) for a in _AMPLITUDES for r in _ROUGHNESS]
+            stack = np.stack([a * cells + r * rough_cells for _, a, r in each])
+            diagonal = np.arange(len(values))
+            stack[:, diagonal, diagonal] += noise
+            settings.extend(each)
+            covariances.extend(stack)
+            evidences.append(_evidence(stack, residual))
+        evidence = np.concatenate(evidences)
+        weight = np.exp(evidence - evidence.max())
+        weight[weight < _LEAST_EVIDENCE] = 0.0
+        weight /= weight.sum()
+        self._kept = [
+            (settings[i], covariances[i], float(weight[i])) for i in np.flatnonzero(weight)
+        ]
+        self._means = [
+            cumulative + self._cross(setting) @ np.linalg.solve(covariance, residual)
+            for setting, covariance, _ in self._kept
+        ]
+        weights = [weight for _, _, weight in self._kept]
+        self.mean: Floats = np.average(np.stack(self._means), axis=0, weights=weights)
+
+    def _cross(self, setting: tuple[int, float, float]) -> Floats:
+        """Covariance of the distribution function at every edge with every cell."""
+        index, amplitude, roughness = setting
+        return amplitude * self._smooth[index] + roughness * self._rough
+
+    def std_error(self) -> Floats:
+        """Of the distribution function: within each model, and between them."""
+        size = len(self._base)
+        total = np.zeros(size + 1)
+        squares = np.concatenate([[0.0], np.cumsum(self._base**2)]) * size
+        prior: dict[int, Floats] = {}
+        for (setting, covariance, weight), mean in zip(self._kept, self._means, strict=True):
+            index, amplitude, roughness = setting
+            if index not in prior:
+                scaled = _kernels(size)[index] * self._base[:, None] * self._base[None, :]
+                sums = scaled.cumsum(axis=0).cumsum(axis=1).diagonal()
+                prior[index] = np.concatenate([[0.0], sums])
+            cross = self._cross(setting)
+            explained = np.einsum("ij,ji->i", cross, np.linalg.solve(covariance, cross.T))
+            within = amplitude * prior[index] + roughness * squares - explained
+            total += weight * (np.maximum(within, 0.0) + (mean - self.mean) ** 2)
+        return np.sqrt(total)
+
+
+def _evidence(covariances: Floats, residual: Floats) -> Floats:
+    """The log likelihood of the residual under each covariance."""
+    factors = np.linalg.cholesky(covariances)
+    column = np.broadcast_to(residual[:, None], (len(covariances), len(residual), 1))
+    white = np.linalg.solve(factors, column)[..., 0]
+    logs = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
+    found: Floats = -0.5 * np.sum(white * white, axis=1) - logs
+    return found

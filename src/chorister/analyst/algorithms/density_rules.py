@@ -1,0 +1,95 @@
+"""Which intervals to ask about next, by what was seen so far. Pure functions over arrays.
+
+The noise of a cell does not depend on its width, and a range of many cells adds up their noise: the
+weaker the signal, the fewer cells. `noise` below is the standard error of a light cell as a share
+of the devices, if all of them answered at once: what a plan states before the first question.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chorister.analyst.algorithms.density import Floats
+from chorister.errors import InvalidInput
+
+__all__ = ["DensityRules", "Regime", "equal_edges", "regime", "staggered_edges", "support_edges"]
+
+Integers: TypeAlias = NDArray[np.int64]
+
+_WEAK_CELLS: Final = 8  # with fewer cells than that, staggered partitions say more
+
+
+@dataclass(frozen=True, kw_only=True)
+class DensityRules:
+    """A whole plan: shares of the rounds and how many cells each has."""
+
+    shares: tuple[float, ...]
+    cells: tuple[int, ...]
+    staggered: bool  # later rounds: shifted quantiles (weak signal), or the support in equal cells
+
+    def __post_init__(self) -> None:
+        if len(self.shares) != len(self.cells) or min(self.cells) < 2:
+            raise InvalidInput("every round has a share and at least two cells")
+
+    def edges(self, number: int, density: Floats | None, size: int) -> Integers:
+        """The edges of round `number` (from 1), given the density fitted to the rounds before."""
+        count = self.cells[number - 1]
+        if density is None or number == 1:
+            return equal_edges(count, size)
+        if not self.staggered:
+            return support_edges(density, count)
+        return staggered_edges(density, count, (number - 2) / (len(self.shares) - 1))
+
+
+Regime: TypeAlias = DensityRules
+
+
+def regime(noise: float, *, everyone: bool) -> DensityRules:
+    """The rules for a signal of this strength.
+
+    Weak: a pilot of a few equal cells, then staggered cells at quantiles. Strong: a small pilot
+    finds where the values are, then everyone else measures that range in equal cells.
+    """
+    if not noise > 0.0:
+        raise InvalidInput(f"noise is above 0, not {noise}")
+    count = int(min(max(round(0.25 / math.sqrt(noise)), 4), 64))
+    if count < _WEAK_CELLS:
+        return DensityRules(
+            shares=(0.2, 0.4, 0.4), cells=(4, max(5, count), max(5, count)), staggered=True
+        )
+    pilot = 0.15 if everyone else 0.1
+    return DensityRules(shares=(pilot, 1.0 - pilot), cells=(8, count), staggered=False)
+
+
+def equal_edges(count: int, size: int) -> Integers:
+    """`count` cells of equal width."""
+    return np.unique(np.round(np.linspace(0, size, count + 1)).astype(np.int64))
+
+
+def support_edges(density: Floats, count: int, *, tail: float = 0.002) -> Integers:
+    """Equal cells where all but twice `tail` of the mass is, and one cell on either side."""
+    size = len(density)
+    cumulative = np.cumsum(density)
+    low = int(np.searchsorted(cumulative, tail * cumulative[-1]))
+    high = int(np.searchsorted(cumulative, (1.0 - tail) * cumulative[-1])) + 1
+    margin = max(0.05 * (high - low), 1.0)
+    low, high = max(0, math.floor(low - margin)), min(size, math.ceil(high + margin))
+    inner = np.round(np.linspace(low, high, min(count, high - low) + 1)).astype(np.int64)
+    return np.unique(np.concatenate([[0], inner, [size]]))
+
+
+def staggered_edges(density: Floats, count: int, shift: float) -> Integers:
+    """Cells between quantiles of the root of the density and a little of everywhere."""
+    size = len(density)
+    root = np.sqrt(np.maximum(density, 0.0))
+    mixed = 0.8 * root / max(float(root.sum()), 1e-300) + 0.2 / size
+    cumulative = np.concatenate([[0.0], np.cumsum(mixed)])
+    wanted = (np.arange(count + 1) + shift) / count
+    wanted = wanted[(wanted > 0.0) & (wanted < 1.0)]
+    inner = np.round(np.interp(wanted * cumulative[-1], cumulative, np.arange(size + 1)))
+    return np.unique(np.concatenate([[0], inner.astype(np.int64), [size]]))

@@ -1,0 +1,187 @@
+"""Where a map deserves finer cells: rules from what was seen so far to the next partition.
+
+Pure functions over arrays. The noise of a cell does not depend on its size, so a cell is worth
+splitting while its mass is some standard errors of the next round; the thresholds are by level,
+because coarse levels are needed to find anything and fine ones pay only where there is much. They
+were chosen on a city map (taxi pickups, 100,000 devices, epsilon .25 and .5) by the errors at the
+finest level, at 64 x 64, and of the hundred heaviest cells at 128 x 128.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chorister.analyst.algorithms.pyramid import Mask, Pyramid
+from chorister.errors import InvalidInput
+
+__all__ = ["DISJOINT_RULES", "EVERYONE_RULES", "MapRules", "Partition", "Refinement"]
+
+Integers: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Cells that cover the box once: for each level, which of its cells belong to it."""
+
+    masks: tuple[Mask, ...]
+
+    @classmethod
+    def uniform(cls, level: int) -> Partition:
+        """All cells of one level."""
+        masks = [np.zeros((2**above, 2**above), dtype=np.bool_) for above in range(level)]
+        return cls((*masks, np.ones((2**level, 2**level), dtype=np.bool_)))
+
+    @classmethod
+    def splitting(cls, split: list[Mask]) -> Partition:
+        """Split every cell marked in `split` (by level) whose parents are split as well."""
+        present = np.ones((1, 1), dtype=np.bool_)
+        masks: list[Mask] = []
+        for wanted in split:
+            here = wanted & present
+            masks.append(present & ~here)
+            present = np.repeat(np.repeat(here, 2, axis=0), 2, axis=1)
+            if not here.any():
+                break
+        else:
+            masks.append(present)
+        return cls(tuple(masks))
+
+    def __len__(self) -> int:
+        return sum(int(np.count_nonzero(mask)) for mask in self.masks)
+
+    def quadkeys(self) -> tuple[str, ...]:
+        """The cells' names, level by level, in row-major order: how measurements are ordered."""
+        names: list[str] = []
+        for level, mask in enumerate(self.masks):
+            rows, columns = np.nonzero(mask)
+            digits = [
+                (((columns >> shift) & 1) + 2 * ((rows >> shift) & 1)).astype("U1")
+                for shift in range(level - 1, -1, -1)
+            ]
+            if rows.size:
+                names.extend(map("".join, zip(*digits, strict=True)) if digits else [""])
+        return tuple(names)
+
+    @classmethod
+    def of_quadkeys(cls, keys: tuple[str, ...]) -> tuple[Partition, Integers]:
+        """The partition of these cells, and the order of `keys` in it."""
+        depth = max(map(len, keys))
+        masks = [np.zeros((2**level, 2**level), dtype=np.bool_) for level in range(depth + 1)]
+        places = np.empty((len(keys), 3), dtype=np.int64)
+        for i, key in enumerate(keys):
+            column = int("".join(str(int(digit) & 1) for digit in key) or "0", 2)
+            row = int("".join(str(int(digit) >> 1) for digit in key) or "0", 2)
+            masks[len(key)][row, column] = True
+            places[i] = len(key), row, column
+        return cls(tuple(masks)), np.lexsort((places[:, 2], places[:, 1], places[:, 0]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refinement:
+    """How one round splits what is known so far."""
+
+    thresholds: Mapping[int, float]
+    """Level -> a cell of that level is split if its mass is above so many standard errors of the
+    coming round; levels that are not listed are not split, those above the first always."""
+    hotspots: int = 0  # keep cells whole that may be the last of so many heaviest ...
+    hotspot_level: int = 7  # ... of this level ...
+    hotspot_margin: float = 0.0  # ... being within so many standard errors of it
+
+    def partition(self, seen: Pyramid, sigma: float, *, depth: int, most_cells: int) -> Partition:
+        """The next round's cells, at most `most_cells` of them, none finer than `depth`.
+
+        Where the limit binds, thresholds rise together until it is met.
+        """
+        if most_cells < 4:
+            raise InvalidInput("a map needs at least four cells: raise the largest domain")
+        found = self._partition(seen, sigma, depth)
+        if len(found) <= most_cells:
+            return found
+        low, high = 1.0, 2.0
+        while len(self._partition(seen, sigma * high, depth)) > most_cells:
+            low, high = high, 2.0 * high
+            if high > 1e12:
+                raise InvalidInput(f"no partition of this map has at most {most_cells} cells")
+        for _ in range(12):
+            middle = (low * high) ** 0.5
+            if len(self._partition(seen, sigma * middle, depth)) > most_cells:
+                low = middle
+            else:
+                high = middle
+        return self._partition(seen, sigma * high, depth)
+
+    def _partition(self, seen: Pyramid, sigma: float, depth: int) -> Partition:
+        first = min(self.thresholds, default=depth)
+        split: list[Mask] = []
+        for level in range(depth):
+            masses = seen.at(level)
+            if level < min(first, 1):
+                split.append(np.ones(masses.shape, dtype=np.bool_))
+            elif level in self.thresholds or level < first:
+                factor = self.thresholds.get(level, self.thresholds.get(first, 0.0))
+                split.append(masses > factor * sigma)
+            else:
+                break
+            if level == self.hotspot_level and self.hotspots:
+                split[-1] &= ~self._undecided(masses, sigma)
+        return Partition.splitting(split)
+
+    def _undecided(self, masses: NDArray[np.float64], sigma: float) -> Mask:
+        """Cells that the coming round may move over the last hotspot's mass, either way."""
+        if masses.size <= self.hotspots:
+            return np.zeros(masses.shape, dtype=np.bool_)
+        last = np.partition(masses.ravel(), -self.hotspots)[-self.hotspots]
+        near: Mask = np.abs(masses - last) < self.hotspot_margin * sigma
+        return near
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapRules:
+    """A whole plan: the first round's level, the shares of all rounds, how each later one splits.
+
+    `shares` are of the devices where cohorts are disjoint, and of 1/sigma^2 where everyone answers
+    every round.
+    """
+
+    shares: tuple[float, ...]
+    first_level: int
+    refinements: tuple[Refinement, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if len(self.shares) != len(self.refinements) + 1:
+            raise InvalidInput("every round after the first has one refinement")
+        if min(self.shares) <= 0.0 or abs(sum(self.shares) - 1.0) > 1e-9:
+            raise InvalidInput("shares are above 0 and add up to 1")
+
+
+EVERYONE_RULES = MapRules(
+    shares=(0.05, 0.4, 0.55),
+    first_level=4,
+    refinements=(
+        Refinement(thresholds={3: 2, 4: 2, 5: 2, 6: 10}),
+        Refinement(
+            thresholds={3: 2, 4: 2, 5: 2, 6: 4, 7: 4, 8: 5, 9: 6, 10: 8, 11: 8},
+            hotspots=100,
+            hotspot_margin=1.5,
+        ),
+    ),
+)
+"""Where every device answers every round."""
+
+DISJOINT_RULES = MapRules(
+    shares=(0.07, 0.93),
+    first_level=4,
+    refinements=(
+        Refinement(
+            thresholds={3: 1, 4: 1, 5: 2, 6: 6, 7: 12, 8: 12, 9: 12, 10: 12, 11: 12},
+            hotspots=100,
+            hotspot_margin=1.5,
+        ),
+    ),
+)
+"""Where a device answers one round: relative noise is 1/share, so a small pilot, then all others."""
