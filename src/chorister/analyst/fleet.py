@@ -86,13 +86,29 @@ def foreseen(fleet: Fleet) -> Ledgers[float]:
     now = fleet.clock.now()
     for round_ in fleet.archive.all_rounds():
         if not _renewed(round_.recipe, fleet.policy, now):
-            answered(ledgers, round_.recipe)
+            answered(ledgers, round_.recipe, most=_most(round_, fleet.devices))
     return ledgers
 
 
-def answered(ledgers: Ledgers[float], recipe: Recipe) -> float:
-    """Let a recipe be answered; returns the share of the fleet that does."""
+def _most(round_: Round, devices: int | None) -> float:
+    """The largest share of the fleet that answered: a target ends a recipe before all did."""
+    if round_.target is None or devices is None:
+        return 1.0
+    parts = len(round_.result.parts) if round_.result is not None else 1
+    reports = round_.result.n_reports if round_.result is not None else round_.target * parts
+    return min(1.0, reports / devices)
+
+
+def answered(ledgers: Ledgers[float], recipe: Recipe, *, most: float = 1.0) -> float:
+    """Let a recipe be answered; returns the share of the fleet that does, at most `most`."""
     chance = float(recipe.participation.probability)
+    willing = sum(
+        weight
+        for ledger, weight in ledgers.classes.values()
+        if ledgers.would_answer(ledger, recipe)
+    )
+    if chance * willing > most:
+        chance = most / willing
     shares = ledgers.answer(
         recipe,
         take=lambda weight: (weight * chance, weight * (1.0 - chance)),

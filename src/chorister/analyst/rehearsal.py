@@ -153,6 +153,7 @@ class Rehearsal:
         self.identity = f"rehearsal {self.seed}"
         self._ledgers: Ledgers[Ints] = Ledgers(policy=device_policy, fresh=population.weights)
         self._followed = 0  # rounds whose answers are in the ledgers
+        self._waiting: dict[int, Ints] = {}  # who answered rounds that nobody collected yet
 
     def __repr__(self) -> str:
         return f"<Rehearsal of {self.population!r} under {self.policy.name}>"
@@ -204,20 +205,26 @@ class Rehearsal:
         """Let the devices answer and draw what the aggregators would release."""
         del keep  # a rehearsal that is killed draws the same again
         recipe = round_.recipe
-        for earlier in self.archive.all_rounds()[self._followed :]:
-            if earlier.sequence >= round_.sequence:
-                break
-            if earlier.state is not State.WITHDRAWN:
-                self._answer(earlier)
-            self._followed += 1
-        answering = self._answer(round_)
-        self._followed += 1
+        self._follow(round_)
+        answering = self._waiting.pop(round_.sequence)
         people = self.population.answers(recipe, answering, self._rng(round_, "rows"))
         tell(Progress(waiting_for="reports are being added up", filled=1.0))
         enough = people.reports >= recipe.privacy.min_cohort
         if not enough.any():
             raise self._too_small(recipe, people)
         return self._release(round_, people, enough)
+
+    def _follow(self, last: Round) -> None:
+        """Let the devices answer all rounds up to this one, in the order in which they were asked.
+
+        After a restart that is a replay: chance is the same, and so are the ledgers.
+        """
+        for round_ in self.archive.all_rounds()[self._followed : last.sequence]:
+            if round_.state is not State.WITHDRAWN:
+                answering = self._answer(round_)
+                if round_.state is State.ASKED:
+                    self._waiting[round_.sequence] = answering
+            self._followed = round_.sequence
 
     def _release(self, round_: Round, people: Answers, enough: NDArray[np.bool_]) -> Gathered:
         recipe, rng = round_.recipe, self._rng(round_, "noise")

@@ -1,0 +1,319 @@
+"""Two-way tables: one static product grid against adapted margins first, then a grid of their buckets.
+
+Data: a CSV file with columns age and hours_per_week (Adult), one device a row. Metrics: L1 distance
+of the fitted shares at the true resolution (`l1`) and the mean squared error of 1,000 rectangles
+of a quarter of the box (`range`). Static: every device answers one product grid of equal cells; the
+best of all grids per column, with hindsight, raw (cells cut at zero and scaled) and with the same
+fit as ours. Equal epsilon at delta 1e-6 by exact accounting; `k1` one report a device (disjoint
+cohorts), `k3` three.
+
+    python benchmarks/accuracy_marginals.py [--json] [--data FILE] [--seeds 20] [--pictures FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import polars as pl
+from _budgets import Round, one_question, rounds
+from numpy.typing import NDArray
+
+from chorister.analyst.algorithms.crosstab import round_shares
+from chorister.analyst.algorithms.crosstab_rules import (
+    Precision,
+    bucket_count,
+    bucket_starts,
+    fit_table,
+    smooth,
+)
+
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
+DATA = Path(__file__).parents[1] / ".." / "shared" / "data" / "adult.csv.gz"
+EPSILONS = (0.25, 0.5, 1.0)
+CROWDS = ("honest", "noised")
+GRIDS = (2, 4, 6, 8, 10, 12, 16, 20, 25, 33, 50, 74, 99)  # cells an axis; 74 and 99: the values
+LIMIT = 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class People:
+    """Devices by their two values."""
+
+    rows: Ints
+    columns: Ints
+    high: int
+    wide: int
+
+    @classmethod
+    def read(cls, path: Path | None) -> People:
+        path = path or DATA
+        if path.exists():
+            frame = pl.read_csv(path)
+            a, b = frame["age"].to_numpy(), frame["hours_per_week"].to_numpy()
+        else:
+            print(f"{path} is absent: using generated people")
+            rng = np.random.default_rng(1)
+            a = np.clip(rng.gamma(6.0, 6.5, 32_561), 17, 90).astype(np.int64)
+            usual = rng.random(32_561) < 0.45
+            b = np.where(usual, 40, np.clip(rng.normal(20 + 0.5 * a, 12), 1, 99)).astype(np.int64)
+        a, b = a - a.min(), b - b.min()
+        return cls(a.astype(np.int64), b.astype(np.int64), int(a.max()) + 1, int(b.max()) + 1)
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def shares(self) -> Floats:
+        return self.everyone / self.count
+
+    @cached_property
+    def everyone(self) -> Ints:
+        return self.table(np.arange(self.count))
+
+    def table(self, who: Ints) -> Ints:
+        cells = self.rows[who] * self.wide + self.columns[who]
+        return np.bincount(cells, minlength=self.high * self.wide).reshape(self.high, self.wide)
+
+
+@dataclass(frozen=True, eq=False)
+class Rectangles:
+    """Queries of a quarter of the box each."""
+
+    top: Ints
+    bottom: Ints
+    left: Ints
+    right: Ints
+
+    @classmethod
+    def drawn(cls, high: int, wide: int, count: int = 1_000) -> Rectangles:
+        rng = np.random.default_rng(0)
+        part = np.exp(rng.uniform(math.log(0.25), 0.0, count))  # of the height; .25/part of the width
+        tall = np.maximum(np.rint(part * high), 1).astype(np.int64)
+        broad = np.clip(np.rint(0.25 / part * wide), 1, wide).astype(np.int64)
+        top = (rng.random(count) * (high - tall + 1)).astype(np.int64)
+        left = (rng.random(count) * (wide - broad + 1)).astype(np.int64)
+        return cls(top, top + tall, left, left + broad)
+
+    def sums(self, table: Floats) -> Floats:
+        corner = np.zeros((table.shape[0] + 1, table.shape[1] + 1))
+        corner[1:, 1:] = table.cumsum(axis=0).cumsum(axis=1)
+        answers: Floats = (
+            corner[self.bottom, self.right] - corner[self.top, self.right]
+            - corner[self.bottom, self.left] + corner[self.top, self.left]
+        )  # fmt: skip
+        return answers
+
+
+def equal_starts(size: int, count: int) -> Ints:
+    return np.unique(np.floor(np.arange(count) * size / count).astype(np.int64))
+
+
+def coarse(table: Ints, rows: Ints, columns: Ints) -> Ints:
+    return np.add.reduceat(np.add.reduceat(table, rows, axis=0), columns, axis=1)
+
+
+def measured(round_: Round, counts: Ints, rng: np.random.Generator) -> Floats:
+    sums = round_.draw(counts.ravel(), rng).reshape(counts.shape)
+    return round_.estimates(sums) / round_.reports
+
+
+def static(
+    people: People, round_: Round, high: int, wide: int, rng: np.random.Generator
+) -> tuple[Floats, Floats]:
+    """One grid of equal cells: raw and fitted."""
+    rows, columns = equal_starts(people.high, high), equal_starts(people.wide, wide)
+    counts = coarse(people.everyone, rows, columns)
+    seen = measured(round_, counts, rng)
+    flat_rows, flat_columns = np.ones(people.high), np.ones(people.wide)
+    raw = np.maximum(seen, 0.0)
+    raw /= max(raw.sum(), 1e-12)
+    sizes = np.outer(
+        np.diff(np.append(rows, people.high)), np.diff(np.append(columns, people.wide))
+    )
+    at = np.ix_(
+        np.repeat(np.arange(len(rows)), np.diff(np.append(rows, people.high))),
+        np.repeat(np.arange(len(columns)), np.diff(np.append(columns, people.wide))),
+    )
+    fitted = fit_table(
+        seen, precision(round_, people.count), rows, columns, flat_rows, flat_columns
+    )
+    return (raw / sizes)[at], fitted
+
+
+def precision(round_: Round, devices: int) -> Precision:
+    """Noise of the shares, the mechanism's own and the cohort's chance included."""
+    n = round_.reports
+    return Precision((round_.sigma / n) ** 2, 1.0 / n + (1.0 / n - 1.0 / devices))
+
+
+def interactive(
+    people: People, plan: tuple[Round, ...], k: int, rng: np.random.Generator
+) -> Floats:
+    """Both margins, then the product of their buckets."""
+    first, second, third = plan
+    if k == 1:
+        order = rng.permutation(people.count)
+        ends = np.cumsum([each.reports for each in plan])
+        a, b, c = np.split(order[: ends[-1]], ends[:-1])
+    else:
+        a = b = c = np.arange(people.count)
+    row_precision, column_precision, table_precision = (
+        precision(each, people.count) for each in plan
+    )
+    rows = smooth(measured(first, people.table(a).sum(axis=1), rng), row_precision)
+    columns = smooth(measured(second, people.table(b).sum(axis=0), rng), column_precision)
+    count = bucket_count(math.sqrt(table_precision.base), most=math.isqrt(LIMIT))
+    row_starts, column_starts = bucket_starts(rows, count), bucket_starts(columns, count)
+    seen = measured(third, coarse(people.table(c), row_starts, column_starts), rng)
+    return fit_table(
+        seen, table_precision, row_starts, column_starts, rows, columns,
+        row_precision=row_precision, column_precision=column_precision,
+    )  # fmt: skip
+
+
+def run(people: People, seeds: int) -> dict[str, list[tuple[float, float]]]:
+    queries = Rectangles.drawn(people.high, people.wide)
+    truth, answers = people.shares, queries.sums(people.shares)
+    scores: dict[str, list[tuple[float, float]]] = {}
+
+    def score(name: str, table: Floats) -> None:
+        error = float(np.mean((queries.sums(table) - answers) ** 2))
+        scores.setdefault(name, []).append((float(np.abs(table - truth).sum()), error))
+
+    for seed in range(seeds):
+        for epsilon in EPSILONS:
+            for crowd in CROWDS:
+                rng = np.random.default_rng([seed, round(1000 * epsilon), len(crowd)])
+                once = one_question(epsilon, crowd, people.count)
+                for high in (each for each in GRIDS if each <= people.high):
+                    for wide in (each for each in GRIDS if each <= people.wide):
+                        if high * wide > LIMIT:
+                            continue
+                        raw, fitted = static(people, once, high, wide, rng)
+                        score(f"static {high}x{wide} {crowd} {epsilon}", raw)
+                        score(f"fitted {high}x{wide} {crowd} {epsilon}", fitted)
+                for k in (1, 3):
+                    shares = round_shares("disjoint" if k == 1 else "everyone")
+                    plan = rounds(epsilon, crowd, people.count, shares, k)
+                    score(f"interactive k{k} {crowd} {epsilon}", interactive(people, plan, k, rng))
+    return scores
+
+
+def keys(scores: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+
+    def put(key: str, values: list[float]) -> None:
+        found[key] = float(np.mean(values))
+        found[f"{key}_se"] = (
+            float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
+        )
+
+    for epsilon in EPSILONS:
+        for crowd in CROWDS:
+            tail = f"_{epsilon:g}" + ("" if crowd == "honest" else "_noised")
+            for at, metric in enumerate(("l1", "range")):
+                for kind, suffix in (("static", ""), ("fitted", "_fit")):
+                    names = [
+                        name for name in scores
+                        if name.startswith(kind) and name.endswith(f"{crowd} {epsilon}")
+                    ]  # fmt: skip
+                    best = min(names, key=lambda name: np.mean([v[at] for v in scores[name]]))
+                    put(f"static_{metric}{tail}{suffix}", [v[at] for v in scores[best]])
+                for k in (1, 3):
+                    values = [v[at] for v in scores[f"interactive k{k} {crowd} {epsilon}"]]
+                    put(f"interactive_{metric}{tail}_k{k}", values)
+    return found
+
+
+def show(found: dict[str, float]) -> None:
+    print(f"{'':30}" + "".join(f"{f'eps {e:g}: L1':>14}{'range MSE':>12}" for e in EPSILONS))
+    for crowd in CROWDS:
+        print(f"{crowd} crowd")
+        for title, key in (
+            ("  static, best grid", "static_{}{}"),
+            ("  static, best grid, fitted", "static_{}{}_fit"),
+            ("  interactive, k=1", "interactive_{}{}_k1"),
+            ("  interactive, k=3", "interactive_{}{}_k3"),
+        ):
+            line = ""
+            for epsilon in EPSILONS:
+                tail = f"_{epsilon:g}" + ("" if crowd == "honest" else "_noised")
+                line += f"{found[key.format('l1', tail)]:14.4f}"
+                line += f"{found[key.format('range', tail)]:12.2e}"
+            print(f"{title:30}{line}")
+    lost = []
+    for key, value in found.items():
+        if key.startswith("interactive_") and not key.endswith("_se"):
+            base = key.removeprefix("interactive_").rsplit("_", 1)[0]
+            for suffix in ("", "_fit"):
+                other = f"static_{base}{suffix}"
+                error = math.hypot(found[f"{key}_se"], found[f"{other}_se"])
+                if value >= found[other] - 2.0 * error:
+                    lost.append(f"{key} {value:.3g} against {other} {found[other]:.3g}")
+    print("not beaten by two standard errors: " + ("; ".join(lost) if lost else "nothing"))
+
+
+def picture(people: People, folder: Path) -> None:
+    """The true table beside the interactive one, at epsilon 0.5 and k = 3."""
+    import altair as alt
+
+    rng = np.random.default_rng(0)
+    plan = rounds(0.5, "honest", people.count, round_shares("everyone"), 3)
+    tables = {"true": people.shares, "interactive, epsilon 0.5, k = 3": interactive(people, plan, 3, rng)}
+    rows = [
+        {"table": name, "age": i + 17, "hours": j + 1, "devices": float(table[i, j]) * people.count}
+        for name, table in tables.items()
+        for i in range(people.high)
+        for j in range(people.wide)
+    ]
+    chart = (
+        alt.Chart(alt.InlineData(values=rows))
+        .transform_calculate(age2="datum.age + 1", hours2="datum.hours + 1")
+        .mark_rect()
+        .encode(
+            x=alt.X("age:Q", scale=alt.Scale(zero=False)),
+            x2="age2:Q",
+            y=alt.Y("hours:Q", title="hours per week"),
+            y2="hours2:Q",
+            color=alt.Color(
+                "devices:Q", scale=alt.Scale(type="symlog", constant=1, scheme="blues")
+            ),
+        )
+        .properties(width=320, height=320)
+        .facet(column=alt.Column("table:N", sort=["true"], title=None))
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    chart.save(folder / "accuracy_marginals.png", scale_factor=2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--json", action="store_true", help="one flat object as the last line")
+    parser.add_argument("--data", type=Path, help="a CSV file with age and hours_per_week")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--pictures", type=Path, help="a folder for pictures")
+    options = parser.parse_args()
+    begin = time.perf_counter()
+    people = People.read(options.data)
+    found = keys(run(people, options.seeds))
+    show(found)
+    found["seconds"] = time.perf_counter() - begin
+    print(f"{options.seeds} seeds in {found['seconds']:.0f} s")
+    if options.pictures:
+        picture(people, options.pictures)
+    if options.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,336 @@
+"""Two features crossed: each by itself first, then a grid of the buckets that carry something."""
+
+from __future__ import annotations
+
+import html as escaping
+import json
+import math
+import os
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chorister.analyst import tables
+from chorister.analyst.algorithms import crosstab_pictures
+from chorister.analyst.algorithms.crosstab_rules import (
+    Precision,
+    bucket_count,
+    bucket_starts,
+    fit_table,
+    smooth,
+)
+from chorister.analyst.algorithms.running import Run, Step
+from chorister.analyst.asking import reads_of, simple_query
+from chorister.analyst.cohorts import Cohorts, RoundsPlan
+from chorister.analyst.features import Real
+from chorister.analyst.files import require_format, write_atomically
+from chorister.analyst.result import Result, column_names
+from chorister.analyst.study import Study
+from chorister.canonical import WIRE
+from chorister.encoding import Categories, Encoding, Intervals, Selection
+from chorister.errors import DecodeError, InvalidInput
+from chorister.policy import Crowd
+from chorister.privacy import Mechanism
+
+if TYPE_CHECKING:
+    import altair
+    import polars
+
+__all__ = ["Axis", "Crosstab", "crosstab", "round_shares"]
+
+_FORMAT: Final = "chorister-crosstab-1"
+Axis: TypeAlias = Intervals | Categories
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
+
+
+def round_shares(cohorts: Cohorts) -> tuple[float, float, float]:
+    """Rows, columns, their product: of the devices, or of 1/sigma^2 where everyone answers."""
+    return (0.25, 0.25, 0.5) if cohorts == "disjoint" else (0.2, 0.2, 0.6)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Crosstab:
+    """A two-way table.
+
+    The rows are the buckets of the last round: their estimates and intervals come from that round
+    alone, whose noise had no say in which buckets there are. `shares` is the fitted table at full
+    resolution: all rounds together, smoothed where noise hides what is there.
+    """
+
+    results: tuple[Result, Result, Result]
+    cohorts: Cohorts
+
+    def __post_init__(self) -> None:
+        sizes = [len(result.features) for result in self.results]
+        if sizes != [1, 1, 2] or any(result.recipe.group_by for result in self.results):
+            raise InvalidInput("a crosstab has two rounds of one feature and one of both")
+        for fine, coarse in zip(self.axes, self.results[2].features, strict=True):
+            _starts_in(fine, _axis(coarse))
+
+    @property
+    def axes(self) -> tuple[Axis, Axis]:
+        """Both features at full resolution."""
+        return _axis(self.results[0].features[0]), _axis(self.results[1].features[0])
+
+    @property
+    def devices(self) -> int:
+        """All devices that answered any round."""
+        reports = [result.n_reports for result in self.results]
+        return sum(reports) if self.cohorts == "disjoint" else max(reports)
+
+    @cached_property
+    def shares(self) -> Floats:
+        """Fitted share of every fine cell, OOV first on both axes; they add up to 1."""
+        rows, columns, both = self.results
+        row_fit, column_fit = (_margin_fit(each, self.devices) for each in (rows, columns))
+        starts = [
+            _starts_in(fine, _axis(coarse))
+            for fine, coarse in zip(self.axes, both.features, strict=True)
+        ]
+        table = (both.counts / both.n_reports).reshape([len(each) for each in starts])
+        return fit_table(
+            table, _precision(both, self.devices), *starts, row_fit, column_fit,
+            row_precision=_precision(rows, self.devices),
+            column_precision=_precision(columns, self.devices),
+        )  # fmt: skip
+
+    @cached_property
+    def fitted(self) -> Floats:
+        """The fitted shares of the last round's buckets, bin by bin."""
+        found = self.shares
+        for axis, (fine, coarse) in enumerate(
+            zip(self.axes, self.results[2].features, strict=True)
+        ):
+            found = np.add.reduceat(found, _starts_in(fine, _axis(coarse)), axis=axis)
+        return found
+
+    @cached_property
+    def _columns(self) -> dict[str, Any]:
+        both = self.results[2]
+        ends = both.intervals()
+        return {
+            **{name: list(column) for name, column in both.labels.items()},
+            "estimate": both.estimate,
+            "std_error": both.std_error,
+            "ci_low": np.clip(ends.low, 0.0, both.n_reports),
+            "ci_high": np.clip(ends.high, 0.0, both.n_reports),
+            "fitted_share": self.fitted.ravel(),
+        }
+
+    def columns(self) -> dict[str, Any]:
+        """Bucket by bucket: devices of the last round with intervals, and the fitted share."""
+        return dict(self._columns)
+
+    def to_polars(self) -> polars.DataFrame:
+        """As a polars frame, one row a cell."""
+        return tables.to_polars(self.columns())
+
+    def plot(self, *, kind: str = "heat") -> altair.LayerChart | altair.Chart:
+        """A `heat` table of the fitted shares, or a `mosaic`: areas are shares."""
+        return crosstab_pictures.draw(self, kind=kind)
+
+    def explain(self) -> str:
+        """In words."""
+        both = self.results[2]
+        high, wide = (_axis(feature).size for feature in both.features)
+        names = column_names(both.recipe)
+        asked = (
+            "each answered every round" if self.cohorts == "everyone" else "answered one round each"
+        )
+        return (
+            f"{names[0]} by {names[1]}: {self.devices:,} devices {asked}. Both were asked about by "
+            f"themselves first; the last round crossed {high} buckets with {wide}, an empty cell "
+            f"reads 0 ± {both.noise_sigma:,.1f} of {both.n_reports:,} devices. Estimates and "
+            f"intervals ({both.confidence:.0%}, of the noise, each by itself) are of the last "
+            "round alone; fitted shares combine all rounds, and are smoothed."
+        )
+
+    def __repr__(self) -> str:
+        high, wide = (_axis(feature).size for feature in self.results[2].features)
+        return f"<Crosstab: {high} x {wide} cells, {self.devices:,} devices>"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escaping.escape(self.explain())}</p>{tables.html_table(self.columns())}"
+
+    def to_json(self) -> str:
+        """Everything, as JSON: the rounds; the fit follows from them."""
+        return json.dumps(
+            {
+                "format": _FORMAT,
+                "cohorts": self.cohorts,
+                "results": [json.loads(result.to_json()) for result in self.results],
+            },
+            ensure_ascii=False,
+        )
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Crosstab:
+        """What `to_json` wrote; anything else raises `DecodeError`."""
+        try:
+            tree = json.loads(text)
+            require_format(tree, _FORMAT)
+            if tree["cohorts"] not in ("everyone", "disjoint"):
+                raise DecodeError("cohorts are everyone or disjoint", field="cohorts")
+            rows, columns, both = (Result.from_json(json.dumps(each)) for each in tree["results"])
+            return cls(results=(rows, columns, both), cohorts=tree["cohorts"])
+        except DecodeError:
+            raise
+        except (KeyError, TypeError, ValueError, InvalidInput, RecursionError) as error:
+            raise DecodeError(f"not a saved crosstab: {error}") from None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to a file, whole or not at all."""
+        write_atomically(Path(path), self.to_json().encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Crosstab:
+        """Read what `save` wrote."""
+        try:
+            return cls.from_json(Path(path).read_bytes())
+        except OSError as error:
+            raise InvalidInput(f"can't read {path}: {error.strerror}") from None
+
+
+def crosstab(
+    study: Study,
+    rows: Axis,
+    columns: Axis,
+    *,
+    query: str | None = None,
+    reads: Mapping[str, Iterable[str]] | None = None,
+    selection: Selection = "uniform",
+    epsilon: Real | None = None,
+    delta: Real | None = None,
+    mechanism: Mechanism | str | None = None,
+    crowd: Crowd | None = None,
+    cohorts: Cohorts | None = None,
+    devices: int | None = None,
+) -> Run[Crosstab]:
+    """Cross two features, given at full resolution: fine intervals, or categories.
+
+    Three rounds: rows, columns, and a grid of buckets of neighbours that were adapted to both.
+    Categories are never merged. Nothing is asked until the run is iterated or its `result` is
+    taken; `run.plan` says before what every round costs.
+    """
+    axes = (_axis(rows), _axis(columns))
+    if axes[0].column == axes[1].column:
+        raise InvalidInput("rows and columns are of two different columns")
+    if query is None:
+        query = simple_query(study.fleet.policy, study.terms, axes, ())
+    fields = reads_of(query, study.terms) if reads is None else {k: tuple(reads[k]) for k in reads}
+
+    def plan_for(chosen: Cohorts) -> RoundsPlan:
+        return study.plan_rounds(
+            round_shares(chosen), reads=fields, epsilon=epsilon, delta=delta,
+            mechanism=mechanism, crowd=crowd, cohorts=cohorts, devices=devices,
+        )  # fmt: skip
+
+    plan = plan_for(cohorts or "everyone")
+    if plan.cohorts == "disjoint":
+        plan = plan_for("disjoint")
+    most = study.terms.max_bins
+    if max(axis.size for axis in axes) > most:
+        raise InvalidInput(f"a feature alone has more than {most:,} cells: use wider ones")
+
+    def steps() -> Generator[Step, None, Crosstab]:
+        found: list[Result] = []
+        for number, planned in enumerate(plan.rounds, start=1):
+            asked: tuple[Axis, ...] = axes[number - 1 : number]
+            if number == 3:
+                total = sum(result.n_reports for result in found) + planned.expected_reports
+                known = total if plan.cohorts == "disjoint" else planned.expected_reports
+                sigma = planned.std_error / planned.expected_reports
+                asked = _crossed(axes, [_margin_fit(each, known) for each in found], sigma, most)
+            question = study.histogram(
+                asked, query=query, reads=fields, selection=selection, **planned.settings
+            )
+            found.append(study.ask(question))
+            yield Step(
+                number=number, question=question, result=found[-1],
+                draw=found[-1].plot if number < 3 else _table(found, plan).plot,
+            )  # fmt: skip
+        return _table(found, plan)
+
+    return Run(plan, steps)
+
+
+def _table(found: list[Result], plan: RoundsPlan) -> Crosstab:
+    rows, columns, both = found
+    return Crosstab(results=(rows, columns, both), cohorts=plan.cohorts)
+
+
+def _crossed(
+    axes: tuple[Axis, Axis], margins: list[Floats], sigma: float, most: int
+) -> tuple[Axis, ...]:
+    """Both axes in buckets, at most `most` cells in all."""
+    count = bucket_count(sigma, most=math.isqrt(most))
+    while True:
+        coarse = tuple(
+            _merged(axis, bucket_starts(shares, count, fixed=1))
+            for axis, shares in zip(axes, margins, strict=True)
+        )
+        if Encoding(coarse).size <= most:
+            return coarse
+        if count <= 2:
+            raise InvalidInput(
+                f"categories by categories need {Encoding(coarse).size:,} cells, more than {most:,}"
+            )
+        count -= 1
+
+
+def _axis(feature: object) -> Axis:
+    if not isinstance(feature, Intervals | Categories):
+        raise InvalidInput("a crosstab is of intervals or categories")
+    return feature
+
+
+def _merged(axis: Axis, starts: Ints) -> Axis:
+    """The same axis with neighbouring intervals in one; cell 0, OOV, stays."""
+    if isinstance(axis, Categories):
+        return axis
+    # Fine cell i (from 1) begins at edges[i - 1]; the last edge closes the last bucket.
+    edges = tuple(axis.edges[int(start) - 1] for start in starts[1:])
+    tree = {**json.loads(axis.model_dump_json()), "edges": [str(e) for e in (*edges, axis.edges[-1])]}
+    return Intervals.model_validate(tree, context=WIRE)
+
+
+def _starts_in(fine: Axis, coarse: Axis) -> Ints:
+    """Which fine cells begin the coarse ones."""
+    if isinstance(fine, Intervals) and isinstance(coarse, Intervals):
+        place = {edge: i for i, edge in enumerate(fine.edges)}
+        try:
+            edges = [place[edge] for edge in coarse.edges]
+        except KeyError:
+            raise InvalidInput("the crossed buckets are not made of the fine cells") from None
+        if edges[0] == 0 and edges[-1] == len(fine.edges) - 1 and fine.column == coarse.column:
+            return np.array([0, *(edge + 1 for edge in edges[:-1])], dtype=np.int64)
+    elif fine == coarse:
+        return np.arange(fine.size)
+    raise InvalidInput("the crossed buckets are not made of the fine cells")
+
+
+def _precision(result: Result, devices: int) -> Precision:
+    """The law of a round's shares: noise, and which devices were in the cohort."""
+    n = result.n_reports
+    rows = result.rows
+    chance = max(1.0 / n - 1.0 / devices, 0.0)
+    return Precision(float(rows.base[0]) / n**2, float(rows.slope[0]) / n + chance)
+
+
+def _margin_fit(result: Result, devices: int) -> Floats:
+    """A round's fine shares, smoothed; OOV first."""
+    (feature,) = result.features
+    shares = result.counts / result.n_reports
+    precision = _precision(result, max(devices, result.n_reports))
+    if isinstance(feature, Categories):
+        return smooth(shares, precision, ordered=False)
+    inside = max(1.0 - float(shares[0]), 1e-9)  # OOV is nobody's neighbour
+    fine = smooth(shares[1:] / inside, Precision(precision.base / inside**2, precision.slope))
+    outside = min(max(float(shares[0]), 0.0), 1.0)
+    return np.concatenate([[outside], fine * (1.0 - outside)])
