@@ -83,7 +83,7 @@ def _pick(random: Generator, choices: tuple[str, ...]) -> str:
 
 
 def _typist(random: Generator) -> Person:
-    # The field beside the text is open to no analysis: whom somebody writes to is nobody's business.
+    # The second field is open to no analysis: whom somebody writes to is nobody's business.
     rows = ({"text": _phrase(random), "recipient": f"friend-{random.integers(1000)}"},)
     return Person(streams={"keyboard": rows}, profiles={})
 

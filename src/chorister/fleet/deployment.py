@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -37,7 +36,9 @@ from chorister.clock import SystemClock
 from chorister.errors import ChoristerError, InvalidInput, ServiceError
 from chorister.fleet.sample_policy import PolicyKeys, PolicyTerms, sample_policy
 from chorister.policy import Policy
-from chorister.transparency.reader import read_current
+from chorister.recipe import Recipe
+from chorister.transparency.entries import open_recipe
+from chorister.transparency.reader import Current, read_current
 from chorister.transparency.sources import HTTPSource
 from chorister.transparency.trust import Trust
 
@@ -198,20 +199,32 @@ class Deployment:
 
     def unready(self) -> str | None:
         """Why devices can't use the log yet; None if they can."""
-        (pair,) = self.policy.aggregators
         try:
-            with HTTPSource(self.registry, timeout=5.0) as source:
-                read_current(
-                    source,
-                    trust=Trust.of(self.policy, pair),
-                    clock=SystemClock(),
-                    analyses=set(),
-                    not_before=0,
-                    not_smaller=0,
-                )
+            self.current([])
         except ChoristerError as error:
             return str(error)
         return None
+
+    def current(self, analyses: Collection[str]) -> Current:
+        """What is open now to these analyses, checked as a device checks it."""
+        (pair,) = self.policy.aggregators
+        with HTTPSource(self.registry, timeout=5.0) as source:
+            return read_current(
+                source,
+                trust=Trust.of(self.policy, pair),
+                clock=SystemClock(),
+                analyses=analyses,
+            )
+
+    def await_recipe(self, recipe: Recipe) -> None:
+        """Until a checkpoint with both cosignatures lists a recipe."""
+        deadline = time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline:
+            entries = self.current([recipe.analysis]).recipes
+            if any(open_recipe(entry).digest == recipe.digest for entry in entries):
+                return
+            time.sleep(0.25)
+        raise ServiceError(f"recipe {recipe.id} did not become public; see {self.log('registry')}")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -389,7 +402,7 @@ class _Files:
         known = "" if self._devices is None else f"devices = {self._devices}\n"
         self._text(
             "analyst/profile.toml",
-            "# How an analyst reaches this machine's fleet: chorister.connect(\"profile.toml\")\n"
+            '# How an analyst reaches this machine\'s fleet: chorister.connect("profile.toml")\n'
             'policy = "../policy.toml"\n'
             f'registry = "http://127.0.0.1:{self._ports["registry"]}/"\n'
             'author_key = "author.key"\n'

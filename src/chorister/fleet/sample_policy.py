@@ -121,7 +121,9 @@ reports = {terms.reports}
 [analyses."{name}".fields]
 """
 
-_FIELD = '"{field}" = {{ local_epsilon = 8, epsilon = {epsilon}, delta = 1e-5, reports = {reports} }}\n'
+_FIELD = (
+    '"{field}" = {{ local_epsilon = 8, epsilon = {epsilon}, delta = 1e-5, reports = {reports} }}\n'
+)
 
 _ANALYSES: Sequence[tuple[str, str, tuple[str, ...], tuple[str, ...], bool]] = (
     (

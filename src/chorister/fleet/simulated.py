@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from chorister.aggregator.secret_files import write_private
-from chorister.device import Device, GivenKey, HeadFile, Sandbox, Timing
+from chorister.device import Device, Sandbox, Timing
 from chorister.errors import ChoristerError, InvalidInput, ServiceError
 from chorister.fleet.data import KINDS, Person, people
 from chorister.fleet.deployment import Deployment
@@ -122,11 +122,10 @@ class SimulatedFleet:
         for worker in self._workers:
             worker.pipe.send(what)
         done: list[Done] = []
-        busy = {worker.pipe: worker for worker in self._workers}
+        busy: dict[object, _Worker] = {worker.pipe: worker for worker in self._workers}
         progress = dict.fromkeys(busy, 0)
         while busy:
-            for pipe in wait(list(busy), timeout=1.0):
-                assert isinstance(pipe, Connection)
+            for pipe in wait([worker.pipe for worker in busy.values()], timeout=1.0):
                 message = busy[pipe].receive()
                 if isinstance(message, list):
                     done += message
@@ -190,9 +189,7 @@ def _kept(folder: Path, plan: FleetPlan) -> FleetPlan:
             found = FleetPlan(**json.loads(path.read_bytes()))
         except (OSError, ValueError, TypeError, RecursionError):
             raise InvalidInput(f"{path} is damaged: restore it, or remove the fleet") from None
-        plan = FleetPlan(
-            devices=max(found.devices, plan.devices), seed=found.seed, kind=found.kind
-        )
+        plan = FleetPlan(devices=max(found.devices, plan.devices), seed=found.seed, kind=found.kind)
     text = json.dumps({"devices": plan.devices, "seed": plan.seed, "kind": plan.kind}, indent=1)
     path.write_text(text + "\n", encoding="utf-8")
     for name in ("heads", "devices"):

@@ -7,15 +7,17 @@ files than a process may have, and opening one is cheap.
 from __future__ import annotations
 
 import heapq
+import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from chorister.canonical import decimal_text
 from chorister.clock import SystemClock
 from chorister.device import Device, GivenKey, HeadFile, Sandbox, Timing
 from chorister.errors import ChoristerError, ServiceError
@@ -28,6 +30,8 @@ Order: TypeAlias = Literal["make", "answer", "spent"]
 _KEY: Final = 32
 _TELL: Final = 0.2  # seconds between two words about progress
 _PATIENCE: Final = 60.0
+_MADE: Final = "made"
+"""A file in a device's folder that is written last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,22 +150,28 @@ class _Share:
     def _make(self) -> list[Done]:
         done = []
         for place, (number, person) in enumerate(zip(self._numbers, self._people, strict=True)):
-            with self._devices[place] as device:
-                if not (device.folder / "ledger.db").exists():
-                    self._create(number, person)
+            device = self._devices[place]
+            if not (device.folder / _MADE).exists():
+                device = self._create(number, person)
+            with device:
                 self._begin_ledger(device)
+                (device.folder / _MADE).touch(mode=0o600)
             done.append(Done(device=number))
             self._tell(place + 1, last=place + 1 == len(self._numbers))
         return done
 
-    def _create(self, number: int, person: Person) -> None:
+    def _create(self, number: int, person: Person) -> Device:
+        # What an interrupted start left behind is made anew: it never answered anything.
+        shutil.rmtree(self._home.folder / "devices" / str(number), ignore_errors=True)
+        (self._home.folder / "heads" / str(number)).unlink(missing_ok=True)
         key = self._home.key(number)
-        with self._home.device(number, self._policy, key, self._sandbox, create=True) as device:
-            device.opt_in()
-            for stream, rows in person.streams.items():
-                device.donate_many(stream, rows)
-            for profile, row in person.profiles.items():
-                device.set_profile(profile, row)
+        device = self._home.device(number, self._policy, key, self._sandbox, create=True)
+        device.opt_in()
+        for stream, rows in person.streams.items():
+            device.donate_many(stream, rows)
+        for profile, row in person.profiles.items():
+            device.set_profile(profile, row)
+        return device
 
     @staticmethod
     def _begin_ledger(device: Device) -> None:
@@ -229,9 +239,9 @@ class _Share:
             done.append(
                 Done(
                     device=number,
-                    epsilon=str(whole.allowed.epsilon - whole.remaining.epsilon),
-                    delta=str(whole.allowed.delta - whole.remaining.delta),
-                    reports=whole.allowed_reports - whole.remaining_reports,
+                    epsilon=decimal_text(whole.spent.epsilon),
+                    delta=decimal_text(whole.spent.delta),
+                    reports=whole.reports,
                 )
             )
             self._tell(place + 1, last=place + 1 == len(self._numbers))
