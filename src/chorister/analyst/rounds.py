@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -109,6 +110,8 @@ class Archive:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self._rounds: dict[str, dict[int, Round]] = {}
+        self._threads = threading.RLock()  # one thread of this process asks at a time
+        self._waiting: dict[tuple[str, int], threading.Lock] = {}  # and one waits for a round
         if folder is not None:
             for path in sorted(folder.glob("*/round-*.json")):
                 self._load(path)
@@ -162,18 +165,35 @@ class Archive:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Only one process asks at a time."""
+        """Only one process asks at a time; its threads wait for each other."""
+        with self._threads, self._locked(".lock", "asking from"):
+            yield
+
+    @contextmanager
+    def waiting(self, study: str, number: int) -> Iterator[None]:
+        """Only one process waits for a round; others may ask and wait for something else."""
+        with self._threads:
+            turn = self._waiting.setdefault((study, number), threading.Lock())
+        with (
+            turn,
+            self._locked(f"{study}/.round-{number:04}.lock", f"waiting for round {number} in"),
+        ):
+            yield
+
+    @contextmanager
+    def _locked(self, name: str, what: str) -> Iterator[None]:
         if self.folder is None:
             yield
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise StudyError(
-                    f"another process is asking from {self.folder}: let it finish, or stop it"
+                    f"another process is {what} {self.folder}: let it finish, or stop it"
                 ) from None
             yield
         finally:

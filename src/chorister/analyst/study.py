@@ -17,7 +17,7 @@ from chorister.analyst.asking import (
 from chorister.analyst.bars import waiting_bar
 from chorister.analyst.cohorts import Cohorts, RoundsPlan, plan_rounds
 from chorister.analyst.features import Real
-from chorister.analyst.fleet import Fleet, Gathered, Tell, answered, foreseen
+from chorister.analyst.fleet import Fleet, Gathered, Progress, Tell, answered, foreseen
 from chorister.analyst.ledgers import refusal
 from chorister.analyst.planning import StudyBudget, for_accuracy, study_budget
 from chorister.analyst.question import Question, check_target
@@ -39,6 +39,10 @@ from chorister.recipe import Participation, Recipe
 __all__ = ["Study"]
 
 _WEEK = 7 * 86_400
+
+
+class _Withdrawn(Exception):
+    """Another thread cancelled while this one waited."""
 
 
 class Study:
@@ -298,8 +302,12 @@ class Study:
         """The result of a round; while it waits, a bar shows how the cohort fills."""
         if round_.state is not State.ASKED:
             return self._outcome(round_)
-        with self.fleet.archive.asking(), waiting_bar(self.name, round_, bar) as tell:
-            done = self._gather(round_, tell)
+        waiting = self.fleet.archive.waiting(self.name, round_.number)
+        with waiting:
+            done = self._stored(round_)  # another thread may have waited meanwhile
+            if done.state is State.ASKED:
+                with waiting_bar(self.name, round_, bar) as tell:
+                    done = self._gather(done, tell)
         return self._outcome(done)
 
     def _gather(self, round_: Round, tell: Tell) -> Round:
@@ -307,21 +315,39 @@ class Study:
         latest = [round_]
 
         def keep(changed: Round) -> None:
+            if self._cancelled(round_):
+                raise _Withdrawn
             archive.write(self.name, changed)
             latest.append(changed)
 
+        def tell_unless_cancelled(progress: Progress) -> None:
+            if self._cancelled(round_):
+                raise _Withdrawn
+            tell(progress)
+
         try:
-            gathered = self.fleet.gather(round_, tell, keep)
+            gathered = self.fleet.gather(round_, tell_unless_cancelled, keep)
+        except _Withdrawn:
+            return self._stored(round_)
         except CohortTooSmall as error:
             return self._fail(
                 round_, "CohortTooSmall", str(error), reports=error.reports, needed=error.needed
             )
         except WindowOver as error:
             return self._fail(round_, "WindowOver", str(error))
+        if self._cancelled(round_):
+            return self._stored(round_)  # what came too late is not looked at
         done = replace(latest[-1], state=State.COLLECTED, result=_result(round_, gathered))
         archive.write(self.name, done)
         self.fleet.settle(done)
         return done
+
+    def _stored(self, round_: Round) -> Round:
+        return next(each for each in self.rounds if each.number == round_.number)
+
+    def _cancelled(self, round_: Round) -> bool:
+        """Whether another thread took the question back in the meantime."""
+        return self._stored(round_).state is State.WITHDRAWN
 
     def _fail(self, round_: Round, error: str, message: str, **fields: int | None) -> Round:
         failure = {"error": error, "message": message, **fields}

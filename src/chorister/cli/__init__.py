@@ -77,5 +77,6 @@ from chorister.cli import (  # noqa: E402, F401
     publish,
     recipe,
     serve,
+    serve_console,
     tasks,
 )

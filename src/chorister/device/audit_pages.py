@@ -11,12 +11,13 @@ import html
 import json
 import unicodedata
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from chorister.device.audit import AuditEntry, Event, Record
 from chorister.policy.explain import number_text
 
-__all__ = ["as_html", "as_json", "as_text"]
+__all__ = ["Shown", "as_html", "as_json", "as_text", "shown"]
 
 _WHAT: Final = {
     Event.REFUSED: "A question was refused",
@@ -43,6 +44,28 @@ _STYLE: Final = (
     "gap:.25rem 1rem;margin:0}dt{opacity:.7}dd{margin:0;overflow-wrap:anywhere;"
     "white-space:pre-wrap}"
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """An entry in words, for other pages; they escape it as their own."""
+
+    sequence: int
+    heading: str
+    time: str
+    event: Event
+    lines: tuple[tuple[str, str], ...]  # label and text
+
+
+def shown(record: Record) -> Shown:
+    """An entry as a person reads it; nothing in it moves a cursor or turns text around."""
+    return Shown(
+        sequence=record.sequence,
+        heading=_WHAT[record.entry.event],
+        time=_time(record.entry.time),
+        event=record.entry.event,
+        lines=tuple((label, visible(text)) for label, text in _lines(record.entry)),
+    )
 
 
 def as_json(records: Iterable[Record]) -> str:

@@ -1,0 +1,106 @@
+"""A round's result: picture, table, words, the recipe to the letter, and files to take away."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from chorister.analyst.result import Result
+from chorister.analyst.rounds import State
+from chorister.console.errors import NotFound
+from chorister.console.pages_studies import find_study
+from chorister.console.pictures import alternative_text, picture
+from chorister.console.web import Visit
+from chorister.recipe import check
+
+__all__ = ["list_recipes", "result_csv", "round_chart", "show_recipe", "show_round"]
+
+_ROWS: Final = 200
+
+
+def _result(visit: Visit) -> Result:
+    found = find_study(visit).round(visit.number()).result
+    if found is None:
+        raise NotFound
+    return found
+
+
+def show_round(visit: Visit) -> Response:
+    """A round's page."""
+    view = find_study(visit)
+    round_ = view.round(visit.number())
+    result = round_.result
+    context: dict[str, Any] = {"view": view, "round": round_, "result": result}
+    if result is not None:
+        shown = result.top(_ROWS) if len(result) > _ROWS else result
+        columns = shown.columns()
+        context["names"] = list(shown.labels)
+        context["rows"] = [
+            {
+                "labels": labels,
+                "estimate": float(columns["estimate"][i]),
+                "low": float(columns["ci_low"][i]),
+                "high": float(columns["ci_high"][i]),
+                "share": float(columns["estimate"][i]) / result.n_reports,
+            }
+            for i, labels in enumerate(zip(*shown.labels.values(), strict=True))
+        ]
+        context["words"] = result.explain().split("\n")
+        context["text"] = alternative_text(result)
+    return visit.page("round.html", **context)
+
+
+def round_chart(visit: Visit) -> Response:
+    """A round's picture."""
+    result = _result(visit)
+    view = find_study(visit)
+    key = (view.connection.name, view.study.name, visit.number())
+    return visit.svg(visit.web.charts.svg(key, visit.look, lambda: picture(result)))
+
+
+def result_csv(visit: Visit) -> Response:
+    """All rows, for a spreadsheet."""
+    text = _result(visit).to_csv() or ""
+    name = f"{visit.at('study')}-{visit.number()}.csv"
+    return Response(
+        _harmless(text),
+        media_type="text/csv; charset=utf-8",
+        headers={"content-disposition": f'attachment; filename="{name}"'},
+    )
+
+
+def _harmless(text: str) -> str:
+    """Labels that a spreadsheet would take for a formula begin with an apostrophe."""
+    return "\n".join(
+        f"'{line}" if line[:1] in ("=", "+", "-", "@", "\t") else line for line in text.split("\n")
+    )
+
+
+def show_recipe(visit: Visit) -> Response:
+    """The recipe as devices get it: one canonical JSON document."""
+    round_ = find_study(visit).round(visit.number())
+    return Response(round_.recipe.canonical(), media_type="application/json")
+
+
+def list_recipes(visit: Visit) -> Response:
+    """Every recipe of the studies that somebody may see, the newest first."""
+    entries = []
+    for view in visit.workspace.visible(visit.analyst):
+        for round_ in view.rounds:
+            recipe = round_.recipe
+            entries.append(
+                {
+                    "view": view,
+                    "round": round_,
+                    "digest": recipe.digest.hex(),
+                    "failed": [each for each in check(recipe, view.connection.policy)
+                               if not each.passed],
+                    "json": json.dumps(json.loads(recipe.canonical()), indent=2,
+                                       ensure_ascii=False),
+                    "open": round_.state is State.ASKED,
+                }
+            )  # fmt: skip
+    entries.sort(key=lambda entry: entry["round"].recipe.window.opens, reverse=True)
+    return visit.page("recipes.html", entries=entries)
