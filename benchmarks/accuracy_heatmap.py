@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _accuracy import Floats, Ints, Release1, in_parallel, print_json, single, split, verdict
 from rich.console import Console
 from rich.table import Table
 
+from _accuracy import Floats, Ints, Release1, in_parallel, print_json, single, split, verdict
 from chorister.analyst.algorithms.map_rules import DISJOINT_RULES, EVERYONE_RULES, Partition
 from chorister.analyst.algorithms.pyramid import Measured, fit_map, spread_evenly, summed
 from chorister.analyst.consistency import norm_sub
@@ -59,7 +59,8 @@ def cell_codes(path: str) -> Ints:
     inside = (x >= x0) & (x < x1) & (y >= y0) & (y < y1)
     column = np.floor((x[inside] - x0) / (x1 - x0) * 2**DEPTH).astype(np.int64)
     row = np.floor((y[inside] - y0) / (y1 - y0) * 2**DEPTH).astype(np.int64)
-    return row * 2**DEPTH + column
+    codes: Ints = row * 2**DEPTH + column
+    return codes
 
 
 def generated_points() -> tuple[Floats, Floats]:
@@ -136,9 +137,7 @@ def static(task: Task) -> list[list[list[float]]]:
         measured.add(level, full, value, release.base + release.slope * np.maximum(value, 0.0))
         raw = norm_sub(value, float(DEVICES)).reshape(full.shape)
         fitted = fit_map(measured, DEPTH).at(DEPTH)
-        found.append(
-            [metrics(spread_evenly(raw, DEPTH), counts[-1]), metrics(fitted, counts[-1])]
-        )
+        found.append([metrics(spread_evenly(raw, DEPTH), counts[-1]), metrics(fitted, counts[-1])])
     return found
 
 
@@ -147,8 +146,8 @@ def population(task: Task) -> Ints:
     return np.random.default_rng([task.seed, 0]).choice(codes, DEVICES)
 
 
-def interactive(task: Task, *, once: bool, limit: int) -> tuple[list[float], Floats]:
-    """One whole run; the metrics of its map, and the map."""
+def interactive(task: Task, *, once: bool, limit: int) -> tuple[list[float], Floats, int]:
+    """One whole run; the metrics of its map, the map, and its largest question's bins."""
     rng = np.random.default_rng([task.seed, 2 + once])
     devices = population(task)
     rules = DISJOINT_RULES if once else EVERYONE_RULES
@@ -162,7 +161,7 @@ def interactive(task: Task, *, once: bool, limit: int) -> tuple[list[float], Flo
         cohorts = [whole] * len(rules.shares)
         releases = split(task.epsilon, DEVICES, task.noised, rules.shares)
     measured = started()
-    partition = Partition.uniform(rules.first_level)
+    partition, most = Partition.uniform(rules.first_level), 0
     for number, (cohort, release) in enumerate(zip(cohorts, releases, strict=True)):
         if number:
             sigma = math.sqrt(release.base) * DEVICES / release.reports
@@ -170,27 +169,25 @@ def interactive(task: Task, *, once: bool, limit: int) -> tuple[list[float], Flo
             partition = rules.refinements[number - 1].partition(
                 seen, sigma, depth=DEPTH, most_cells=limit - 1
             )
+        most = max(most, len(partition) + 1)
         measure(rng, measured, partition, cohort, release)
     found = fit_map(measured, DEPTH).at(DEPTH)
-    return metrics(found, whole[-1]), found
+    return metrics(found, whole[-1]), found, most
 
 
 def work(task: Task) -> dict[str, Any]:
     """Everything of one seed, epsilon and crowd."""
-    return {
-        "static": static(task),
-        "k3": interactive(task, once=False, limit=10**9)[0],
-        "k1": interactive(task, once=True, limit=10**9)[0],
-        "k3_10000": interactive(task, once=False, limit=LIMIT)[0],
-        "k1_10000": interactive(task, once=True, limit=LIMIT)[0],
-    }
+    found: dict[str, Any] = {"static": static(task)}
+    for name, once in (("k3", False), ("k1", True)):
+        free, _, bins = interactive(task, once=once, limit=10**9)
+        bound = free if bins <= LIMIT else interactive(task, once=once, limit=LIMIT)[0]
+        found |= {name: free, f"{name}_10000": bound}
+    return found
 
 
 def best(grids: Floats, *, fit: bool, most_bins: int | None = None) -> Floats:
     """By column, the grid with the best mean over seeds: one row a seed, one column a metric."""
-    chosen = [
-        i for i, level in enumerate(LEVELS) if most_bins is None or 4**level + 1 <= most_bins
-    ]
+    chosen = [i for i, level in enumerate(LEVELS) if most_bins is None or 4**level + 1 <= most_bins]
     part = grids[:, chosen, int(fit), :]
     means = part.mean(axis=0)
     picks = [
@@ -213,7 +210,8 @@ def main() -> None:
     cases = [(epsilon, noised) for epsilon in EPSILONS for noised in (False, True)]
     tasks = [Task(path, *case, seed) for case in cases for seed in range(options.seeds)]
     found = in_parallel(work, tasks)
-    console, numbers = Console(width=140), {}
+    console = Console(width=140)
+    numbers: dict[str, float] = {}
     for number, (epsilon, noised) in enumerate(cases):
         seeds = found[number * options.seeds : (number + 1) * options.seeds]
         numbers |= report(console, epsilon, noised, seeds)
@@ -288,12 +286,14 @@ def draw(folder: Path, path: str) -> None:
             for r, c, v in zip(rows, columns, image[rows, columns], strict=True)
         ]
         base = alt.Chart(alt.InlineData(values=values), title=title, width=420, height=420)
-        color = alt.Color("devices:Q", scale=alt.Scale(type="log", scheme="inferno"))
-        axes = {"axis": None, "scale": alt.Scale(domain=[0, 256], nice=False)}
+        scale = alt.Scale(type="log", scheme="inferno", domain=[0.5, 300], clamp=True)
+        color = alt.Color("devices:Q", scale=scale, legend=alt.Legend(values=[1, 10, 100]))
+        stroke = alt.Stroke("devices:Q", scale=scale, legend=None)
+        axes: dict[str, Any] = {"axis": None, "scale": alt.Scale(domain=[0, 256], nice=False)}
         charts.append(
             base.mark_rect(strokeWidth=0.4).encode(
                 x=alt.X("x:Q", **axes), x2="x2:Q", y=alt.Y("y:Q", **axes), y2="y2:Q",
-                color=color, stroke=color,
+                color=color, stroke=stroke,
             )
         )  # fmt: skip
     chart = alt.hconcat(*charts).configure_view(fill="black", stroke=None)

@@ -54,9 +54,7 @@ def trips_policy(*, reports: int, epsilon: float = 1.0, max_bins: int = 10_000) 
     keyboard = (REPOSITORY / "examples" / "keyboard" / "policy.toml").read_text()
     head = keyboard[: keyboard.index("# All analyses together")]
     local = 12 * reports
-    allowance = (
-        f"local_epsilon = {local}, epsilon = {epsilon}, delta = 1e-6, reports = {reports}"
-    )
+    allowance = f"local_epsilon = {local}, epsilon = {epsilon}, delta = 1e-6, reports = {reports}"
     fields = "\n".join(f'"trip.{name}" = {{ {allowance} }}' for name in ("x", "y", "fare"))
     device = (
         f"[device]\nepsilon = {2 * epsilon}\ndelta = 1e-5\nreports = {reports}\n"

@@ -10,12 +10,14 @@ strong ones keep their detail: what separate methods would have to be chosen for
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.signal import lfilter
 
 from chorister.analyst.consistency import norm_sub
 from chorister.errors import InvalidInput
@@ -29,7 +31,6 @@ _LENGTHS: Final = (3 / 128, 3 / 64, 3 / 32, 3 / 16, 3 / 8)  # shares of the whol
 _AMPLITUDES: Final = (0.03, 0.1, 0.3, 1.0, 3.0)
 _ROUGHNESS: Final = (0.0, 0.4 / 1024, 4.0 / 1024, 40.0 / 1024)
 _TOTAL_VARIANCE: Final = 1e-10  # shares add up to 1
-_PASSES: Final = 3
 _LEAST_EVIDENCE: Final = 1e-3  # relative to the best; models below it are left out
 
 
@@ -71,15 +72,22 @@ class DensityFit:
         return np.concatenate([[0.0], np.cumsum(self.density)])
 
 
-@lru_cache(maxsize=4)
-def _kernels(size: int) -> tuple[Floats, ...]:
-    places = (np.arange(size) + 0.5) / size
-    distance = np.abs(places[:, None] - places[None, :])
-    found = []
-    for length in _LENGTHS:
-        scaled = np.sqrt(3.0) * distance / length
-        found.append((1.0 + scaled) * np.exp(-scaled))
-    return tuple(found)
+def _past(values: Floats, length: float) -> Floats:
+    """Sums over this and earlier places, weighted by a Matern-3/2 kernel of the distance.
+
+    `(1 + r) e^-r` at equal steps is the answer of a filter of second order, so a product with the
+    whole matrix is two passes over the places.
+    """
+    rate = math.sqrt(3.0) / (length * len(values))
+    decay = math.exp(-rate)
+    above, below = [1.0, decay * (rate - 1.0)], [1.0, -2.0 * decay, decay * decay]
+    found: Floats = lfilter(above, below, values, axis=0)
+    return found
+
+
+def _smoothed(values: Floats, length: float) -> Floats:
+    """The kernel's matrix times `values`, place by place."""
+    return _past(values, length) + _past(values[::-1], length)[::-1] - values
 
 
 def fit_density(parts: list[Cells], size: int = 1024) -> DensityFit:
@@ -94,12 +102,13 @@ def fit_density(parts: list[Cells], size: int = 1024) -> DensityFit:
         raise InvalidInput(f"cells lie inside a grid of {size} steps and are not empty")
     # The noise of one cell, all rounds together; the less there is, the more the last fit counts.
     least = float(sum(1.0 / np.median(part.variances) for part in parts)) ** -0.5
-    floor = min(max(20.0 * least, 0.02), 0.5)
+    floor = min(max(60.0 * least, 0.02), 0.5)
+    passes = 3 if floor < 0.1 else 2
     base = np.full(size, 1.0 / size)
-    for turn in range(_PASSES):
+    for turn in range(passes):
         posterior = _Posterior(base, low, high, values, noise)
         density = norm_sub(np.diff(posterior.mean), 1.0)
-        if turn < _PASSES - 1:
+        if turn < passes - 1:
             base = (1.0 - floor) * density + floor / size
     return DensityFit(density=density, posterior=posterior)
 
@@ -125,9 +134,9 @@ class _Posterior:
         settings: list[tuple[int, float, float]] = []
         evidences: list[Floats] = []
         covariances: list[Floats] = []
-        for index, kernel in enumerate(_kernels(size)):
+        for index, length in enumerate(_LENGTHS):
             cross = np.zeros((size + 1, len(values)))
-            np.cumsum(base[:, None] * (kernel @ inside), axis=0, out=cross[1:])
+            np.cumsum(base[:, None] * _smoothed(inside, length), axis=0, out=cross[1:])
             self._smooth.append(cross)
             cells = cross[high] - cross[low]
             each = [(index, a, r) for a in _AMPLITUDES for r in _ROUGHNESS]
@@ -165,9 +174,9 @@ class _Posterior:
         for (setting, covariance, weight), mean in zip(self._kept, self._means, strict=True):
             index, amplitude, roughness = setting
             if index not in prior:
-                scaled = _kernels(size)[index] * self._base[:, None] * self._base[None, :]
-                sums = scaled.cumsum(axis=0).cumsum(axis=1).diagonal()
-                prior[index] = np.concatenate([[0.0], sums])
+                before = _past(self._base, _LENGTHS[index])  # with itself, counted once
+                rises = 2.0 * self._base * before - self._base**2
+                prior[index] = np.concatenate([[0.0], np.cumsum(rises)])
             cross = self._cross(setting)
             explained = np.einsum("ij,ji->i", cross, np.linalg.solve(covariance, cross.T))
             within = amplitude * prior[index] + roughness * squares - explained

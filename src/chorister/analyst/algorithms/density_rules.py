@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from chorister.analyst.algorithms.density import Floats
 from chorister.errors import InvalidInput
 
-__all__ = ["DensityRules", "Regime", "equal_edges", "regime", "staggered_edges", "support_edges"]
+__all__ = ["DensityRules", "equal_edges", "regime", "staggered_edges", "support_edges"]
 
 Integers: TypeAlias = NDArray[np.int64]
 
@@ -46,24 +46,26 @@ class DensityRules:
         return staggered_edges(density, count, (number - 2) / (len(self.shares) - 1))
 
 
-Regime: TypeAlias = DensityRules
-
-
-def regime(noise: float, *, everyone: bool) -> DensityRules:
+def regime(noise: float, *, splitting_costs: bool) -> DensityRules:
     """The rules for a signal of this strength.
 
     Weak: a pilot of a few equal cells, then staggered cells at quantiles. Strong: a small pilot
-    finds where the values are, then everyone else measures that range in equal cells.
+    finds where the values are, then everyone else measures that range in equal cells; also where
+    splitting costs, that is where disjoint cohorts are bound by the aggregate epsilon: then a
+    cohort's relative noise is 1/share, where it is 1/sqrt(share) if the local epsilon binds or if
+    everyone answers every round.
     """
     if not noise > 0.0:
         raise InvalidInput(f"noise is above 0, not {noise}")
     count = int(min(max(round(0.25 / math.sqrt(noise)), 4), 64))
-    if count < _WEAK_CELLS:
-        return DensityRules(
-            shares=(0.2, 0.4, 0.4), cells=(4, max(5, count), max(5, count)), staggered=True
-        )
-    pilot = 0.15 if everyone else 0.1
-    return DensityRules(shares=(pilot, 1.0 - pilot), cells=(8, count), staggered=False)
+    weak = count < _WEAK_CELLS
+    if weak and not splitting_costs:
+        count = max(5, count)
+        return DensityRules(shares=(0.2, 0.4, 0.4), cells=(4, count, count), staggered=True)
+    pilot = 0.1 if splitting_costs else 0.15
+    return DensityRules(
+        shares=(pilot, 1.0 - pilot), cells=(4 if weak else 8, max(6, count)), staggered=False
+    )
 
 
 def equal_edges(count: int, size: int) -> Integers:

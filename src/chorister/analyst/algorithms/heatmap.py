@@ -23,7 +23,7 @@ from chorister.analyst.algorithms.map_rules import (
     Partition,
 )
 from chorister.analyst.algorithms.pyramid import Measured, Pyramid, fit_map
-from chorister.analyst.algorithms.reading import devices_of, scaled
+from chorister.analyst.algorithms.reading import as_cohorts, devices_of, scaled
 from chorister.analyst.algorithms.running import Run, Step
 from chorister.analyst.asking import reads_of, simple_query
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
@@ -169,11 +169,9 @@ class HeatMap:
         try:
             tree = json.loads(text)
             require_format(tree, _FORMAT)
-            if tree["cohorts"] not in ("everyone", "disjoint"):
-                raise DecodeError("cohorts are everyone or disjoint", field="cohorts")
             return cls(
                 results=tuple(Result.from_json(json.dumps(each)) for each in tree["results"]),
-                cohorts=tree["cohorts"],
+                cohorts=as_cohorts(tree["cohorts"]),
                 depth=int(tree["depth"]),
             )
         except DecodeError:

@@ -46,23 +46,25 @@ def cells(
         )
     ]  # fmt: skip
     top = max(float(density.max()), 1.0)
-    x = alt.X(
-        "x0:Q", scale=alt.Scale(domain=[x0, x1], nice=False), title=feature.columns[0]
-    ).axis(grid=False)
-    y = alt.Y(
-        "y0:Q", scale=alt.Scale(domain=[y0, y1], nice=False), title=feature.columns[1]
-    ).axis(grid=False)
+    x = alt.X("x0:Q", scale=alt.Scale(domain=[x0, x1], nice=False), title=feature.columns[0]).axis(
+        grid=False
+    )
+    y = alt.Y("y0:Q", scale=alt.Scale(domain=[y0, y1], nice=False), title=feature.columns[1]).axis(
+        grid=False
+    )
+    shades = alt.Scale(type="symlog", constant=1.0, domain=[0.0, top], scheme="inferno")
     color = alt.Color(
         "density:Q",
-        scale=alt.Scale(type="symlog", constant=1.0, domain=[0.0, top], scheme="inferno"),
+        scale=shades,
         title="times the mean",
         legend=alt.Legend(values=_ticks(top), format=",~f"),
     )
+    stroke = alt.Stroke("density:Q", scale=shades, legend=None)
     chart = (
         alt.Chart(alt.InlineData(values=rows))
         .mark_rect(clip=True, strokeWidth=0.7)  # hides the seams between neighbours
         .encode(
-            x=x, x2="x1:Q", y=y, y2="y1:Q", color=color, stroke=color,
+            x=x, x2="x1:Q", y=y, y2="y1:Q", color=color, stroke=stroke,
             tooltip=["cell:N", "devices:Q", "low:Q", "high:Q"],
         )
     )  # fmt: skip
@@ -79,7 +81,8 @@ def cells(
     layered: altair.LayerChart = alt.layer(*layers).properties(
         width=width, height=min(max(height, 120), 4 * width), title=title
     )
-    return layered.configure_view(stroke=None)
+    framed: altair.LayerChart = layered.configure_view(stroke=None)
+    return framed
 
 
 def _ticks(top: float) -> list[float]:

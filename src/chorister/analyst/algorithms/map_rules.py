@@ -184,4 +184,4 @@ DISJOINT_RULES = MapRules(
         ),
     ),
 )
-"""Where a device answers one round: relative noise is 1/share, so a small pilot, then all others."""
+"""Where a device answers one round: a small pilot, because relative noise is 1/share."""

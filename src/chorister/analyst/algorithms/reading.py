@@ -9,9 +9,18 @@ import numpy as np
 from chorister.analyst.cohorts import Cohorts
 from chorister.analyst.estimate import Estimates
 from chorister.analyst.result import Result
-from chorister.errors import InvalidInput
+from chorister.errors import DecodeError, InvalidInput
 
-__all__ = ["devices_of", "scaled"]
+__all__ = ["as_cohorts", "devices_of", "scaled"]
+
+
+def as_cohorts(value: object) -> Cohorts:
+    """Read back which devices answered which round."""
+    if value == "everyone":
+        return "everyone"
+    if value == "disjoint":
+        return "disjoint"
+    raise DecodeError("cohorts are everyone or disjoint", field="cohorts")
 
 
 def devices_of(results: Sequence[Result], cohorts: Cohorts) -> int:

@@ -25,7 +25,7 @@ class Step:
     number: int  # from 1
     question: Question
     result: Result
-    draw: Callable[[], altair.Chart | altair.LayerChart]  # what is known after this round
+    draw: Callable[[], altair.LayerChart | altair.VConcatChart]  # what is known after this round
 
     @property
     def picture(self) -> Any:  # noqa: ANN401 (an Altair chart)
@@ -41,9 +41,7 @@ class Run(Generic[T_co]):
     the same arguments: a question that the study holds already is not asked again.
     """
 
-    def __init__(
-        self, plan: RoundsPlan, steps: Callable[[], Generator[Step, None, T_co]]
-    ) -> None:
+    def __init__(self, plan: RoundsPlan, steps: Callable[[], Generator[Step, None, T_co]]) -> None:
         self.plan = plan
         """What every round will cost, stated before the first."""
         self._steps = steps()

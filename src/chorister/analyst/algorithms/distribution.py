@@ -1,0 +1,338 @@
+"""How a number is distributed: a density, its quantiles, and how sure both are."""
+
+from __future__ import annotations
+
+import html as escaping
+import json
+import os
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtri
+
+from chorister.analyst import tables
+from chorister.analyst.algorithms import density_pictures
+from chorister.analyst.algorithms.density import Cells, DensityFit, Floats, fit_density
+from chorister.analyst.algorithms.density_rules import DensityRules, regime
+from chorister.analyst.algorithms.reading import as_cohorts, devices_of, scaled
+from chorister.analyst.algorithms.running import Run, Step
+from chorister.analyst.asking import reads_of, simple_query
+from chorister.analyst.cohorts import Cohorts, RoundsPlan
+from chorister.analyst.features import Real, as_exact, intervals
+from chorister.analyst.files import require_format, write_atomically
+from chorister.analyst.result import Result
+from chorister.analyst.study import Study
+from chorister.encoding import Intervals, Selection
+from chorister.errors import DecodeError, InvalidInput
+from chorister.policy import Crowd
+from chorister.privacy import Mechanism
+
+if TYPE_CHECKING:
+    import altair
+    import polars
+
+__all__ = ["Distribution", "distribution"]
+
+_FORMAT: Final = "chorister-distribution-1"
+_STEPS: Final = 1024
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Distribution:
+    """A density over a range, fitted to all rounds; everything outside the range is left out.
+
+    Intervals are of the fit: of the noise, and of what a density as smooth or as rough as this one
+    may hide inside a cell.
+    """
+
+    results: tuple[Result, ...]
+    cohorts: Cohorts
+    low: Decimal
+    high: Decimal
+
+    def __post_init__(self) -> None:
+        if not self.results or not self.low < self.high:
+            raise InvalidInput("a distribution needs a range and at least one round")
+        for result in self.results:
+            features = result.features
+            if len(features) != 1 or not isinstance(features[0], Intervals):
+                raise InvalidInput("a distribution is of one feature in intervals")
+            if result.recipe.group_by:
+                raise InvalidInput("a distribution is of one cohort: take one group of the result")
+
+    @property
+    def column(self) -> str:
+        """What is distributed."""
+        feature = self.results[-1].features[0]
+        return feature.columns_read[0]
+
+    @cached_property
+    def devices(self) -> int:
+        """All devices that answered."""
+        return devices_of(self.results, self.cohorts)
+
+    @cached_property
+    def _rounds(self) -> tuple[list[Cells], float]:
+        """Each round's cells as shares of those inside the range; and what part is inside."""
+        rows = [scaled(result, self.devices) for result in self.results]
+        weights = np.array([1.0 / each.variance[0] for each in rows])
+        outside = float(np.average([each.value[0] for each in rows], weights=weights))
+        inside = min(max(self.devices - outside, 1.0), float(self.devices))
+        span = float(self.high) - float(self.low)
+        parts = []
+        for result, each in zip(self.results, rows, strict=True):
+            feature = result.features[0]
+            if not isinstance(feature, Intervals):
+                raise InvalidInput("a distribution is of one feature in intervals")
+            places = (np.array(feature.edges, dtype=np.float64) - float(self.low)) / span * _STEPS
+            parts.append(
+                Cells.between(
+                    np.round(places).astype(np.int64),
+                    each.value[1:] / inside,
+                    each.variance[1:] / inside**2,
+                )
+            )
+        return parts, inside / self.devices
+
+    @cached_property
+    def fit(self) -> DensityFit:
+        """The fitted density on a grid."""
+        return fit_density(self._rounds[0], _STEPS)
+
+    @property
+    def inside(self) -> float:
+        """The share of devices whose value is inside the range."""
+        return self._rounds[1]
+
+    @cached_property
+    def places(self) -> Floats:
+        """The edges of the grid's steps, in the feature's units."""
+        return np.linspace(float(self.low), float(self.high), _STEPS + 1)
+
+    def cdf(self, values: ArrayLike) -> Floats:
+        """The share of those inside the range that lies below each value."""
+        found: Floats = np.interp(
+            np.asarray(values, dtype=np.float64), self.places, self.fit.cumulative
+        )
+        return found
+
+    def quantiles(
+        self, shares: Sequence[float] = (0.1, 0.25, 0.5, 0.75, 0.9), *, confidence: float = 0.95
+    ) -> dict[str, NDArray[np.float64]]:
+        """Quantiles with intervals: columns `share`, `quantile`, `ci_low`, `ci_high`.
+
+        An interval holds every value whose fitted distribution function is within its own error of
+        the share.
+        """
+        wanted = np.asarray(shares, dtype=np.float64)
+        if wanted.ndim != 1 or not np.all((wanted > 0.0) & (wanted < 1.0)):
+            raise InvalidInput("quantiles are of shares strictly between 0 and 1")
+        if not 0.0 < confidence < 1.0:
+            raise InvalidInput(f"confidence must lie strictly between 0 and 1, not {confidence}")
+        lower, upper = self._band(confidence)
+        return {
+            "share": wanted,
+            "quantile": _inverted(self.fit.cumulative, wanted, self.places, last=False),
+            "ci_low": _inverted(upper, wanted, self.places, last=False),
+            "ci_high": _inverted(lower, wanted, self.places, last=True),
+        }
+
+    def _band(self, confidence: float) -> tuple[Floats, Floats]:
+        """Both ends of the distribution function's interval, made monotone outwards."""
+        half = float(ndtri(0.5 + confidence / 2.0)) * self.fit.std_error
+        centre = self.fit.cumulative
+        lower = np.clip(np.minimum(self.fit.mean - half, centre), 0.0, 1.0)
+        upper = np.clip(np.maximum(self.fit.mean + half, centre), 0.0, 1.0)
+        return (
+            np.minimum.accumulate(lower[::-1])[::-1],
+            np.maximum.accumulate(upper),
+        )
+
+    def columns(self) -> dict[str, Any]:
+        """The grid's steps: density (per unit), distribution function with its interval."""
+        lower, upper = self._band(0.95)
+        width = (float(self.high) - float(self.low)) / _STEPS
+        return {
+            self.column: self.places[1:],
+            "density": self.fit.density / width,
+            "cdf": self.fit.cumulative[1:],
+            "ci_low": lower[1:],
+            "ci_high": upper[1:],
+        }
+
+    def to_polars(self) -> polars.DataFrame:
+        """As a polars frame, one row a step of the grid."""
+        return tables.to_polars(self.columns())
+
+    def plot(
+        self, *, shares: Sequence[float] = (0.1, 0.5, 0.9), width: int = 560
+    ) -> altair.VConcatChart:
+        """The density with some quantiles, and the distribution function with its band."""
+        return density_pictures.density(self, shares=shares, width=width)
+
+    def explain(self) -> str:
+        """In words."""
+        found = self.quantiles()
+        named = ", ".join(
+            f"{share:.0%} below {value:,.4g} ({low:,.4g} to {high:,.4g})"
+            for share, value, low, high in zip(*found.values(), strict=True)
+        )
+        asked = "every round" if self.cohorts == "everyone" else "one round each"
+        return (
+            f"{self.devices:,} devices answered {asked}; {self.inside:.1%} have a {self.column} "
+            f"from {self.low} to {self.high}. Of those: {named}. Intervals are of 95 %, of the "
+            "noise and of what the fitted density may hide between the edges that were asked."
+        )
+
+    def __repr__(self) -> str:
+        middle = self.quantiles([0.5])
+        return (
+            f"<Distribution of {self.column}: median {middle['quantile'][0]:,.4g} "
+            f"({middle['ci_low'][0]:,.4g} to {middle['ci_high'][0]:,.4g}), "
+            f"{self.devices:,} devices>"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escaping.escape(self.explain())}</p>{tables.html_table(self.quantiles())}"
+
+    def to_json(self) -> str:
+        """Everything, as JSON: the rounds; the fit follows from them."""
+        return json.dumps(
+            {
+                "format": _FORMAT,
+                "cohorts": self.cohorts,
+                "low": str(self.low),
+                "high": str(self.high),
+                "results": [json.loads(result.to_json()) for result in self.results],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Distribution:
+        """What `to_json` wrote; anything else raises `DecodeError`."""
+        try:
+            tree = json.loads(text)
+            require_format(tree, _FORMAT)
+            return cls(
+                results=tuple(Result.from_json(json.dumps(each)) for each in tree["results"]),
+                cohorts=as_cohorts(tree["cohorts"]),
+                low=as_exact(tree["low"]),
+                high=as_exact(tree["high"]),
+            )
+        except DecodeError:
+            raise
+        except (KeyError, TypeError, ValueError, ArithmeticError, InvalidInput) as error:
+            raise DecodeError(f"not a saved distribution: {error}") from None
+        except RecursionError:
+            raise DecodeError("not a saved distribution: too deep") from None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to a file, whole or not at all."""
+        write_atomically(Path(path), self.to_json().encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Distribution:
+        """Read what `save` wrote."""
+        try:
+            return cls.from_json(Path(path).read_bytes())
+        except OSError as error:
+            raise InvalidInput(f"can't read {path}: {error.strerror}") from None
+
+
+def _inverted(curve: Floats, shares: Floats, places: Floats, *, last: bool) -> Floats:
+    """Where a non-decreasing curve reaches each share: the first such place, or the last."""
+    after = np.searchsorted(curve, shares, side="right" if last else "left")
+    at = np.clip(after, 1, len(curve) - 1)
+    rise = curve[at] - curve[at - 1]
+    part = np.divide(shares - curve[at - 1], rise, out=np.ones_like(shares), where=rise > 0.0)
+    found: Floats = places[at - 1] + np.clip(part, 0.0, 1.0) * (places[at] - places[at - 1])
+    return found
+
+
+def distribution(
+    study: Study,
+    column: str,
+    low: Real,
+    high: Real,
+    *,
+    query: str | None = None,
+    reads: Mapping[str, Iterable[str]] | None = None,
+    selection: Selection = "uniform",
+    epsilon: Real | None = None,
+    delta: Real | None = None,
+    mechanism: Mechanism | str | None = None,
+    crowd: Crowd | None = None,
+    cohorts: Cohorts | None = None,
+    devices: int | None = None,
+    rules: DensityRules | None = None,
+) -> Run[Distribution]:
+    """Learn how `column` is distributed between `low` and `high`, and its quantiles.
+
+    Nothing is asked until the run is iterated or its `result` is taken; `run.plan` says before what
+    every round costs. How many cells and rounds there are follows from the noise of that plan, and
+    where their edges lie from the rounds before.
+    """
+    first, last = as_exact(low), as_exact(high)
+    if not first < last:
+        raise InvalidInput(f"the range goes from low to high, not from {low} to {high}")
+    if query is None:
+        probe = intervals(column, (first, last))
+        query = simple_query(study.fleet.policy, study.terms, (probe,), ())
+    fields = reads_of(query, study.terms) if reads is None else {k: tuple(reads[k]) for k in reads}
+
+    def plan_for(shares: Sequence[float]) -> RoundsPlan:
+        return study.plan_rounds(
+            shares, reads=fields, epsilon=epsilon, delta=delta, mechanism=mechanism, crowd=crowd,
+            cohorts=cohorts, devices=devices,
+        )  # fmt: skip
+
+    chosen = rules
+    if chosen is None:
+        noise, costs = _noise_of(plan_for((1.0,))), False
+        halves = plan_for((0.5, 0.5))
+        if halves.cohorts == "disjoint":  # half the devices: sqrt(2) if local epsilon binds, or 2
+            costs = _noise_of(halves) > 1.7 * noise
+        chosen = regime(noise, splitting_costs=costs)
+    used, plan = chosen, plan_for(chosen.shares)
+    most_cells = study.terms.max_bins - 1
+
+    def steps() -> Generator[Step, None, Distribution]:
+        results: list[Result] = []
+        known: Distribution | None = None
+        for number, planned in enumerate(plan.rounds, start=1):
+            density = None if known is None else known.fit.density
+            steps_ = used.edges(number, density, _STEPS)
+            if len(steps_) - 1 > most_cells:
+                raise InvalidInput(f"this analysis allows {most_cells} cells: give other rules")
+            edges = [_edge(first, last, int(step)) for step in steps_]
+            question = study.histogram(
+                intervals(column, edges), query=query, reads=fields, selection=selection,
+                **planned.settings,
+            )  # fmt: skip
+            results.append(study.ask(question))
+            known = Distribution(results=tuple(results), cohorts=plan.cohorts, low=first, high=last)
+            yield Step(number=number, question=question, result=results[-1], draw=known.plot)
+        if known is None:
+            raise InvalidInput("a plan has at least one round")
+        return known
+
+    return Run(plan, steps)
+
+
+def _noise_of(plan: RoundsPlan) -> float:
+    """A light cell's standard error in the first round, as a share of its cohort."""
+    return plan.rounds[0].std_error / plan.rounds[0].expected_reports
+
+
+def _edge(low: Decimal, high: Decimal, step: int) -> Decimal:
+    """The grid's edge, to as many digits as tell steps apart."""
+    if step in (0, _STEPS):
+        return low if step == 0 else high
+    width = (high - low) / _STEPS
+    return (low + width * step).quantize(Decimal(1).scaleb(width.adjusted() - 2))
