@@ -79,4 +79,5 @@ from chorister.cli import (  # noqa: E402, F401
     serve,
     serve_console,
     tasks,
+    up,
 )

@@ -73,9 +73,7 @@ def demo(
     truth, what each device spent, what the aggregators saw and could not see, and a question that
     the devices refuse. Everything is deleted at the end but the report.
     """
-    story = STORIES.get(algorithm)
-    if story is None:
-        raise InvalidInput(f"--algorithm is one of {', '.join(STORIES)}")
+    story = STORIES[algorithm]
     if devices < story.least_devices:
         raise InvalidInput(
             f"--devices must be at least {story.least_devices:,}: fewer can't hide each other"

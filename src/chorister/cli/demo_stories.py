@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorister.encoding import split_words
-from chorister.fleet.data import VOCABULARY, Person
+from chorister.fleet.data import AREAS, COMMUTES, VOCABULARY, Person
 from chorister.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -160,6 +160,20 @@ def _heatmap(study: Study, _: int) -> Run[Any]:
     return heatmap(study, ("longitude", "latitude"), (-5, 42, 9, 52), depth=5, cohorts="disjoint")
 
 
+def _distribution(study: Study, _: int) -> Run[Any]:
+    from chorister.analyst.algorithms.distribution import distribution
+
+    return distribution(study, "score", 0, 100, cohorts="disjoint")
+
+
+def _crosstab(study: Study, _: int) -> Run[Any]:
+    from chorister.analyst.algorithms.crosstab import crosstab
+    from chorister.analyst.features import categories
+
+    rows, columns = categories("area", AREAS), categories("commute", COMMUTES)
+    return crosstab(study, rows, columns, cohorts="disjoint")
+
+
 STORIES: Final[Mapping[Algorithm, Story]] = {
     Algorithm.NGRAMS: Story(
         question="Which phrases do many people type?",
@@ -173,8 +187,24 @@ STORIES: Final[Mapping[Algorithm, Story]] = {
         question="Where are many people?",
         people="places",
         analysis="visits.map",
-        least_devices=500,
+        least_devices=1200,
         run=_heatmap,
+        rows=_last_round,
+    ),
+    Algorithm.DISTRIBUTION: Story(
+        question="How are scores distributed?",
+        people="profiles",
+        analysis="user.profile",
+        least_devices=500,
+        run=_distribution,
+        rows=_last_round,
+    ),
+    Algorithm.CROSSTAB: Story(
+        question="How do people get to work, by where they live?",
+        people="profiles",
+        analysis="user.profile",
+        least_devices=400,
+        run=_crosstab,
         rows=_last_round,
     ),
 }

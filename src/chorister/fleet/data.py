@@ -15,7 +15,7 @@ from numpy.random import Generator
 
 from chorister.errors import InvalidInput
 
-__all__ = ["KINDS", "VOCABULARY", "Person", "people"]
+__all__ = ["AREAS", "COMMUTES", "KINDS", "VOCABULARY", "Person", "people"]
 
 Row: TypeAlias = Mapping[str, str | int | float]
 
@@ -114,9 +114,9 @@ def _walker(random: Generator) -> Person:
 
 # --- How people score, and how they live ----------------------------------------------------------
 
-_AREAS: Final = ("city", "suburb", "village")
+AREAS: Final = ("city", "suburb", "village")
 _AREA_SHARES: Final = (0.5, 0.3, 0.2)
-_COMMUTES: Final = ("foot", "bike", "bus", "train", "car")
+COMMUTES: Final = ("foot", "bike", "bus", "train", "car")
 _COMMUTE_SHARES: Final[Mapping[str, tuple[float, ...]]] = {
     "city": (0.25, 0.25, 0.30, 0.10, 0.10),
     "suburb": (0.05, 0.10, 0.20, 0.35, 0.30),
@@ -127,8 +127,8 @@ _COMMUTE_SHARES: Final[Mapping[str, tuple[float, ...]]] = {
 def _profile(random: Generator) -> dict[str, str | int | float]:
     age = int(np.clip(random.gamma(6.0, 7.0), 10, 95))
     score = float(np.clip(random.normal(62.0 - 0.25 * (age - 40), 11.0), 0.0, 100.0))
-    area = str(random.choice(_AREAS, p=_AREA_SHARES))
-    commute = str(random.choice(_COMMUTES, p=_COMMUTE_SHARES[area]))
+    area = str(random.choice(AREAS, p=_AREA_SHARES))
+    commute = str(random.choice(COMMUTES, p=_COMMUTE_SHARES[area]))
     return {"age": age, "score": round(score, 2), "area": area, "commute": commute}
 
 

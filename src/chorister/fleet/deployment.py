@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import signal
 import socket
@@ -78,7 +79,7 @@ class Deployment:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         # Left from a start that was interrupted: nothing was ever signed or sealed with it.
-        for name in (*_ROLES, "analyst", "run"):
+        for name in (*_ROLES, "analyst", "console", "run"):
             shutil.rmtree(folder / name, ignore_errors=True)
             (folder / name).mkdir(mode=0o700)
         ports = dict(zip((*_ROLES, "console"), _free_ports(len(_ROLES) + 1), strict=True))
@@ -145,6 +146,26 @@ class Deployment:
             found.append(self._server(role, [] if begun else ["--begin-log"]))
         return found
 
+    def console(self) -> Server:
+        """The analysts' web pages, not started."""
+        arguments = ("serve", "console", "--config", str(self.settings("console")))
+        return Server(name="console", arguments=arguments, log=self.log("console"))
+
+    @property
+    def console_url(self) -> str:
+        """Where a browser finds the console."""
+        return f"http://127.0.0.1:{self.ports['console']}"
+
+    def expect_devices(self, devices: int) -> None:
+        """Tell the analyst's profile how many devices there are, for planning."""
+        text = self.profile.read_text(encoding="utf-8")
+        line = f"devices = {devices}"
+        if re.search(r"^devices *=.*$", text, flags=re.MULTILINE):
+            text = re.sub(r"^devices *=.*$", line, text, flags=re.MULTILINE)
+        else:
+            text = f"{text.rstrip()}\n{line}\n"
+        self.profile.write_text(text, encoding="utf-8")
+
     def _server(self, role: str, options: Sequence[str]) -> Server:
         arguments = ("serve", role, "--config", str(self.settings(role)), *options)
         return Server(name=role, arguments=arguments, log=self.log(role))
@@ -171,8 +192,10 @@ class Deployment:
         # Not httpx, which loads all certificate authorities first, to look at this machine.
         connection = HTTPConnection("127.0.0.1", self.ports[role], timeout=5.0)
         try:
-            connection.request("GET", "/status" if role == "registry" else "/healthz")
-            return connection.getresponse().status == HTTPStatus.OK
+            path = {"registry": "/status", "console": "/"}.get(role, "/healthz")
+            connection.request("GET", path)
+            # Pages send a browser without a session to where it signs in.
+            return connection.getresponse().status < HTTPStatus.BAD_REQUEST
         except (OSError, HTTPException):
             return False
         finally:
@@ -351,6 +374,7 @@ class _Files:
             f'leader_token_digests = ["{digest}"]',
         )
         self._profile()
+        self._console()
 
     def _signing_key(self, name: str) -> str:
         key = Ed25519PrivateKey.generate()
@@ -410,4 +434,23 @@ class _Files:
             'token = "token"\n'
             'folder = "studies"\n'
             f"margin = {self._margin}\n{known}",
+        )
+
+    def _console(self) -> None:
+        token = new_secret()
+        self._private("console/token", token)
+        self._text(
+            "console/console.toml",
+            f"port = {self._ports['console']}\n"
+            'folder = "state"\n\n'
+            "[[analysts]]\n"
+            'name = "you"\n'
+            f'token_digest = "{token_digest(token.encode()).hex()}"\n\n'
+            "[[connections]]\n"
+            'name = "local"\n'
+            'title = "The fleet of this machine"\n'
+            'profile = "../analyst/profile.toml"\n\n'
+            "[fleet]\n"
+            'folder = "../fleet"\n'
+            'policy = "../policy.toml"\n',
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["PolicyTerms", "sample_policy"]
+__all__ = ["PolicyKeys", "PolicyTerms", "sample_policy"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

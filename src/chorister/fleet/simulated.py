@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -32,7 +33,15 @@ from chorister.fleet.deployment import Deployment
 from chorister.fleet.worker import Done, Home, Order, work
 from chorister.policy import Policy
 
-__all__ = ["FleetPlan", "SimulatedFleet", "Tell"]
+__all__ = [
+    "FleetPlan",
+    "SimulatedFleet",
+    "Tell",
+    "fleet_size",
+    "keep_answering",
+    "numbers_of",
+    "open_device",
+]
 
 Tell = Callable[[int, int], None]
 """Told how many devices are through, of how many."""
@@ -180,15 +189,51 @@ class _Worker:
             self.process.join()
 
 
+def fleet_size(folder: Path) -> int:
+    """How many devices the fleet in a folder has; 0 if there is none."""
+    found = _read_plan(folder)
+    return 0 if found is None else found.devices
+
+
+def keep_answering(fleet: SimulatedFleet, deployment: Deployment) -> Iterator[str]:
+    """Let all devices look at the log whenever something new is in it; says what they did."""
+    fleet.make(lambda _done, _all: None)
+    yield f"{fleet.plan.devices:,} devices are there"
+    seen: set[bytes] = set()
+    while True:
+        try:
+            entries = deployment.current(deployment.policy.analyses.keys()).recipes
+        except ChoristerError as error:
+            yield f"the log can't be used: {error}"
+            time.sleep(2.0)
+            continue
+        listed = {entry.address for entry in entries}
+        if listed - seen:
+            done = fleet.answer(lambda _done, _all: None)
+            answered = sum(len(each.answered) for each in done)
+            uploaded = sum(each.uploaded for each in done)
+            refused = sum(len(each.refused) for each in done)
+            yield f"{answered:,} answers, {uploaded:,} uploads, {refused:,} refusals"
+        seen = listed
+        time.sleep(1.0)
+
+
+def _read_plan(folder: Path) -> FleetPlan | None:
+    path = folder / _SETTINGS
+    try:
+        return FleetPlan(**json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, RecursionError):
+        raise InvalidInput(f"{path} is damaged: restore it, or remove the fleet") from None
+
+
 def _kept(folder: Path, plan: FleetPlan) -> FleetPlan:
     """The plan of the fleet that is there, grown to the wanted number; or this one, now kept."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / _SETTINGS
-    if path.exists():
-        try:
-            found = FleetPlan(**json.loads(path.read_bytes()))
-        except (OSError, ValueError, TypeError, RecursionError):
-            raise InvalidInput(f"{path} is damaged: restore it, or remove the fleet") from None
+    found = _read_plan(folder)
+    if found is not None:
         plan = FleetPlan(devices=max(found.devices, plan.devices), seed=found.seed, kind=found.kind)
     text = json.dumps({"devices": plan.devices, "seed": plan.seed, "kind": plan.kind}, indent=1)
     path.write_text(text + "\n", encoding="utf-8")
