@@ -70,6 +70,7 @@ def root(
 from chorister.cli import (  # noqa: E402, F401
     demo,
     device,
+    doctor,
     keygen,
     log,
     policy,
