@@ -18,9 +18,12 @@ from chorister.errors import InvalidInput, ServiceError
 
 if TYPE_CHECKING:
     from chorister.fleet.deployment import Deployment
+    from chorister.fleet.sample_policy import PolicyTerms
 
 FOLDER = Path("chorister-local")
 _PATIENCE = 180.0
+_OUTLIVING: list[subprocess.Popen[bytes]] = []
+"""Supervisors that go on after us: kept, for nobody waits for their end."""
 
 Folder = Annotated[Path, typer.Argument(help="Where everything is kept.")]
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -139,6 +142,7 @@ def _start(deployment: Deployment, devices: int) -> None:
             stderr=file,
             start_new_session=True,
         )
+    _OUTLIVING.append(process)
     deadline = time.monotonic() + _PATIENCE
     while not (running_pid(deployment) is not None and is_ready(deployment)):
         if process.poll() is not None:
@@ -178,7 +182,3 @@ def _tell(deployment: Deployment, devices: int, *, new: bool, json_: bool) -> No
     console.print("New keys, tokens and a sample policy." if new else "It goes on where it was.")
     for name, value in lines:
         console.print(f"  {name:<13}{escape(value)}", highlight=False, soft_wrap=True)
-
-
-if TYPE_CHECKING:
-    from chorister.fleet.sample_policy import PolicyTerms

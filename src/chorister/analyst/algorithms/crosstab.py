@@ -296,7 +296,10 @@ def _merged(axis: Axis, starts: Ints) -> Axis:
         return axis
     # Fine cell i (from 1) begins at edges[i - 1]; the last edge closes the last bucket.
     edges = tuple(axis.edges[int(start) - 1] for start in starts[1:])
-    tree = {**json.loads(axis.model_dump_json()), "edges": [str(e) for e in (*edges, axis.edges[-1])]}
+    tree = {
+        **json.loads(axis.model_dump_json()),
+        "edges": [str(e) for e in (*edges, axis.edges[-1])],
+    }
     return Intervals.model_validate(tree, context=WIRE)
 
 

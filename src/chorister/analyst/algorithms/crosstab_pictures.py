@@ -31,9 +31,7 @@ def draw(found: Crosstab, *, kind: str) -> altair.LayerChart | altair.Chart:
 def _cells(found: Crosstab) -> tuple[list[str], list[str], np.ndarray[Any, np.dtype[np.float64]]]:
     """Labels of both axes and shares, without an OOV that nearly nobody is in."""
     rows, columns = found.results[2].features
-    high, wide = (
-        [feature.label(i) for i in range(feature.size)] for feature in (rows, columns)
-    )
+    high, wide = ([feature.label(i) for i in range(feature.size)] for feature in (rows, columns))
     shares = found.fitted
     if shares[0].sum() < 0.001:
         high, shares = high[1:], shares[1:]

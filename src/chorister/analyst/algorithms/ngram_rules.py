@@ -24,7 +24,17 @@ from scipy.stats import binom
 
 from chorister.errors import InvalidInput
 
-__all__ = ["KEPT", "LEAST_EXPECTED", "LEAST_ON_THE_WAY", "Ranked", "check_vocabulary", "extend", "heard", "largest", "worth_asking"]
+__all__ = [
+    "KEPT",
+    "LEAST_EXPECTED",
+    "LEAST_ON_THE_WAY",
+    "Ranked",
+    "check_vocabulary",
+    "extend",
+    "heard",
+    "largest",
+    "worth_asking",
+]
 
 Floats: TypeAlias = NDArray[np.float64]
 Codes: TypeAlias = NDArray[np.int64]

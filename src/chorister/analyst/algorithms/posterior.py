@@ -65,9 +65,7 @@ def _posterior(likelihood: Floats, weights: Floats) -> Floats:
     return normed
 
 
-def stratified_means(
-    values: Floats, sigma: float, expected: Floats, *, strata: int = 20
-) -> Floats:
+def stratified_means(values: Floats, sigma: float, expected: Floats, *, strata: int = 20) -> Floats:
     """The same, with a law G of its own for cells of which about the same was expected.
 
     Strata are ranges of ranks by `expected`, growing geometrically: the few cells that promise most
