@@ -112,7 +112,7 @@ def _terms() -> PolicyTerms:
 
 def _fleet_size(deployment: Deployment, wanted: int | None) -> int:
     """As many as there are, or more; none where none were ever wanted."""
-    from chorister.fleet.simulated import fleet_size
+    from chorister.fleet.simulated import FleetPlan, fleet_size, keep_plan
 
     there = fleet_size(deployment.folder / "fleet")
     if wanted is None:
@@ -122,6 +122,8 @@ def _fleet_size(deployment: Deployment, wanted: int | None) -> int:
             f"there are {there:,} simulated devices already, and none is taken away: remove "
             f"{deployment.folder / 'fleet'} to begin anew"
         )
+    if wanted:
+        keep_plan(deployment.folder / "fleet", FleetPlan(devices=wanted))
     return wanted
 
 

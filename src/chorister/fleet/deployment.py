@@ -3,7 +3,8 @@
     policy.toml                      what every device of this deployment allows
     registry/ leader/ helper/        settings, keys, databases; each what one operator would have
     analyst/profile.toml             for `chorister.connect`, with keys, token and studies
-    run/                             what the processes write: logs, and the address files
+    console/                         the console's settings, and the token to sign in with
+    run/                             what the processes write: their logs, a lock
 
 Made whole or not at all: the file `deployment.json` is written last, and a folder without it is no
 deployment. Ports are chosen once, for the URLs of both aggregators are part of the policy.
@@ -27,15 +28,10 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Final, Self
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-from chorister._native import HPKEKeypair
-from chorister.aggregator.secret_files import new_secret, token_digest, write_private
-from chorister.canonical import b64url_encode, sha256
 from chorister.clock import SystemClock
 from chorister.errors import ChoristerError, InvalidInput, ServiceError
-from chorister.fleet.sample_policy import PolicyKeys, PolicyTerms, sample_policy
+from chorister.fleet.deployment_files import DeploymentFiles
+from chorister.fleet.sample_policy import PolicyTerms
 from chorister.policy import Policy
 from chorister.recipe import Recipe
 from chorister.transparency.entries import open_recipe
@@ -83,7 +79,7 @@ class Deployment:
             shutil.rmtree(folder / name, ignore_errors=True)
             (folder / name).mkdir(mode=0o700)
         ports = dict(zip((*_ROLES, "console"), _free_ports(len(_ROLES) + 1), strict=True))
-        _Files(folder, ports, terms, devices=devices, margin=margin).write()
+        DeploymentFiles(folder, ports, terms, devices=devices, margin=margin).write()
         marker = {"version": 1, "ports": ports}
         (folder / _MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
         return cls.open(folder)
@@ -307,150 +303,3 @@ def _free_ports(count: int) -> list[int]:
             probe.bind(("127.0.0.1", 0))
             found.append(int(probe.getsockname()[1]))
         return found
-
-
-class _Files:
-    """Writes a new deployment's files."""
-
-    def __init__(
-        self,
-        folder: Path,
-        ports: Mapping[str, int],
-        terms: PolicyTerms,
-        *,
-        devices: int | None,
-        margin: str,
-    ) -> None:
-        self._folder = folder
-        self._ports = ports
-        self._terms = terms
-        self._devices = devices
-        self._margin = margin
-
-    def write(self) -> None:
-        names = ("registry/log", "leader/cosigning", "helper/cosigning", "analyst/author")
-        public = {name: self._signing_key(name) for name in names}
-        collector = HPKEKeypair.generate(1)
-        self._private(
-            "analyst/collector.json",
-            json.dumps(
-                {
-                    "config": b64url_encode(collector.config),
-                    "config_id": 1,
-                    "public_key": b64url_encode(collector.public_key),
-                    "private_key": b64url_encode(collector.private_key()),
-                },
-                indent=1,
-            ),
-        )
-        keys = PolicyKeys(
-            log=public["registry/log"],
-            leader=public["leader/cosigning"],
-            helper=public["helper/cosigning"],
-            author=public["analyst/author"],
-            collector=sha256(collector.config).hex(),
-            leader_url=self._url("leader"),
-            helper_url=self._url("helper"),
-        )
-        self._text("policy.toml", sample_policy(keys, self._terms))
-        shared, to_helper, to_leader = new_secret(), new_secret(), new_secret()
-        for role in ("leader", "helper"):
-            self._private(f"{role}/at-rest.key", new_secret())
-            self._private(f"{role}/verify.key", shared)
-        self._private("leader/helper.token", to_helper)
-        self._private("analyst/token", to_leader)
-        self._registry()
-        self._aggregator(
-            "leader",
-            b64url_encode(collector.config),
-            token_digest(to_leader.encode()).hex(),
-            'helper_token = "helper.token"\nlinger_milliseconds = 100',
-        )
-        digest = token_digest(to_helper.encode()).hex()
-        self._aggregator(
-            "helper",
-            b64url_encode(collector.config),
-            None,
-            f'leader_token_digests = ["{digest}"]',
-        )
-        self._profile()
-        self._console()
-
-    def _signing_key(self, name: str) -> str:
-        key = Ed25519PrivateKey.generate()
-        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        self._private(f"{name}.key", pem.decode().strip())
-        return b64url_encode(key.public_key().public_bytes_raw())
-
-    def _private(self, name: str, text: str) -> None:
-        write_private(self._folder / name, f"{text}\n".encode())
-
-    def _text(self, name: str, text: str) -> None:
-        (self._folder / name).write_text(text, encoding="utf-8")
-
-    def _url(self, role: str) -> str:
-        return f"http://127.0.0.1:{self._ports[role]}/dap/"
-
-    def _registry(self) -> None:
-        self._text(
-            "registry/registry.toml",
-            'origin = "chorister.local/log"\n'
-            'folder = "log"\n'
-            'key = "log.key"\n'
-            'policies = ["../policy.toml"]\n'
-            "interval = 1   # seconds between checkpoints; a minute is usual\n",
-        )
-
-    def _aggregator(self, role: str, config: str, token: str | None, own: str) -> None:
-        tokens = "" if token is None else f'\ntoken_digests = ["{token}"]'
-        self._text(
-            f"{role}/{role}.toml",
-            f'role = "{role}"\n'
-            f'url = "{self._url(role)}"\n'
-            f"port = {self._ports[role]}\n"
-            f'database = "sqlite:///{role}.db"\n'
-            'at_rest_key = "at-rest.key"\n'
-            'verify_key = "verify.key"\n'
-            'policies = ["../policy.toml"]\n'
-            f'registry = "http://127.0.0.1:{self._ports["registry"]}/"\n'
-            'cosigning_key = "cosigning.key"\n'
-            'head = "head"\n'
-            'cosign_every = "1s"\n'
-            f"{own}\n\n"
-            "[[collectors]]\n"
-            'name = "analyst"\n'
-            f'hpke_config = "{config}"{tokens}\n',
-        )
-
-    def _profile(self) -> None:
-        known = "" if self._devices is None else f"devices = {self._devices}\n"
-        self._text(
-            "analyst/profile.toml",
-            '# How an analyst reaches this machine\'s fleet: chorister.connect("profile.toml")\n'
-            'policy = "../policy.toml"\n'
-            f'registry = "http://127.0.0.1:{self._ports["registry"]}/"\n'
-            'author_key = "author.key"\n'
-            'collector_key = "collector.json"\n'
-            'token = "token"\n'
-            'folder = "studies"\n'
-            f"margin = {self._margin}\n{known}",
-        )
-
-    def _console(self) -> None:
-        token = new_secret()
-        self._private("console/token", token)
-        self._text(
-            "console/console.toml",
-            f"port = {self._ports['console']}\n"
-            'folder = "state"\n\n'
-            "[[analysts]]\n"
-            'name = "you"\n'
-            f'token_digest = "{token_digest(token.encode()).hex()}"\n\n'
-            "[[connections]]\n"
-            'name = "local"\n'
-            'title = "The fleet of this machine"\n'
-            'profile = "../analyst/profile.toml"\n\n'
-            "[fleet]\n"
-            'folder = "../fleet"\n'
-            'policy = "../policy.toml"\n',
-        )

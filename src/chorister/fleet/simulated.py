@@ -39,6 +39,7 @@ __all__ = [
     "Tell",
     "fleet_size",
     "keep_answering",
+    "keep_plan",
     "numbers_of",
     "open_device",
 ]
@@ -79,7 +80,7 @@ class SimulatedFleet:
     ) -> None:
         """Opens the fleet in a folder, or begins one there; `make` makes what is missing."""
         self.folder = folder
-        self.plan = _kept(folder, plan)
+        self.plan = keep_plan(folder, plan)
         self.people: list[Person] = people(self.plan.kind, self.plan.devices, self.plan.seed)
         self._home = Home(
             folder=folder,
@@ -228,7 +229,7 @@ def _read_plan(folder: Path) -> FleetPlan | None:
         raise InvalidInput(f"{path} is damaged: restore it, or remove the fleet") from None
 
 
-def _kept(folder: Path, plan: FleetPlan) -> FleetPlan:
+def keep_plan(folder: Path, plan: FleetPlan) -> FleetPlan:
     """The plan of the fleet that is there, grown to the wanted number; or this one, now kept."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / _SETTINGS
