@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from chorister.fleet.sample_policy import PolicyTerms
 
 FOLDER = Path("chorister-local")
-_PATIENCE = 180.0
+_PATIENCE = 600.0
 _OUTLIVING: list[subprocess.Popen[bytes]] = []
 """Supervisors that go on after us: kept, for nobody waits for their end."""
 
@@ -52,8 +52,8 @@ def up(
         raise missing(error) from error
     new = not Deployment.exists(folder)
     deployment = Deployment.create(folder, _terms()) if new else Deployment.open(folder)
-    devices = _fleet_size(deployment, fleet)
     pid = running_pid(deployment)
+    devices = _fleet_size(deployment, fleet, running=pid is not None)
     if foreground:
         _tell(deployment, devices, new=new, json_=json_)
         Supervisor(deployment=deployment, fleet=devices).run()
@@ -61,8 +61,6 @@ def up(
     if pid is None:
         with console.status("starting") if not json_ else contextlib.nullcontext():
             _start(deployment, devices)
-    elif fleet is not None:
-        raise InvalidInput(f"{folder} runs already: `chorister down {folder}`, then up again")
     _tell(deployment, devices, new=new, json_=json_)
 
 
@@ -110,20 +108,23 @@ def _terms() -> PolicyTerms:
     )
 
 
-def _fleet_size(deployment: Deployment, wanted: int | None) -> int:
-    """As many as there are, or more; none where none were ever wanted."""
+def _fleet_size(deployment: Deployment, wanted: int | None, *, running: bool) -> int:
+    """As many simulated devices as there are, or more; none where none were ever wanted."""
     from chorister.fleet.simulated import FleetPlan, fleet_size, keep_plan
 
-    there = fleet_size(deployment.folder / "fleet")
-    if wanted is None:
+    folder = deployment.folder / "fleet"
+    there = fleet_size(folder)
+    if wanted is None or wanted == there:
         return there
     if wanted < there:
         raise InvalidInput(
             f"there are {there:,} simulated devices already, and none is taken away: remove "
-            f"{deployment.folder / 'fleet'} to begin anew"
+            f"{folder} to begin anew"
         )
-    if wanted:
-        keep_plan(deployment.folder / "fleet", FleetPlan(devices=wanted))
+    if running:
+        where = deployment.folder
+        raise InvalidInput(f"{where} runs already: `chorister down {where}`, then up again")
+    keep_plan(folder, FleetPlan(devices=wanted))
     return wanted
 
 

@@ -44,7 +44,8 @@ __all__ = ["COMMAND", "Deployment", "Server"]
 COMMAND: Final = (sys.executable, "-m", "chorister.cli")
 _MARKER: Final = "deployment.json"
 _ROLES: Final = ("registry", "leader", "helper")
-_PATIENCE: Final = 60.0
+_PATIENCE: Final = 240.0
+"""Seconds; only for a process that lives and says nothing, for one that ended is noticed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -173,7 +173,7 @@ class _Worker:
     def receive(self) -> Any:  # noqa: ANN401 (a number, or a list of `Done`)
         try:
             message = self.pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             self.process.join(5.0)
             raise ServiceError(
                 f"a process of the fleet ended ({self.process.exitcode}); is there enough memory?"

@@ -29,7 +29,7 @@ __all__ = ["Done", "Home", "Order", "work"]
 Order: TypeAlias = Literal["make", "answer", "spent"]
 _KEY: Final = 32
 _TELL: Final = 0.2  # seconds between two words about progress
-_PATIENCE: Final = 60.0
+_PATIENCE: Final = 120.0
 _MADE: Final = "made"
 """A file in a device's folder that is written last."""
 
