@@ -86,6 +86,10 @@ class Done:
     reports: int = 0
 
 
+class _ParentGoneError(Exception):
+    """Nobody listens any more: the command that started us ended."""
+
+
 def work(pipe: Connection, home: Home, numbers: Sequence[int], people: Sequence[Person]) -> None:
     """Do what the pipe says until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
@@ -100,11 +104,16 @@ def work(pipe: Connection, home: Home, numbers: Sequence[int], people: Sequence[
                 order: Order = pipe.recv()
             except EOFError:
                 return
+            outcome: list[Done] | ChoristerError
             try:
-                pipe.send(worker.do(order))
+                outcome = worker.do(order)
             except ChoristerError as error:
-                pipe.send(error)
-            except (BrokenPipeError, ConnectionResetError):
+                outcome = error
+            except _ParentGoneError:
+                return
+            try:
+                pipe.send(outcome)
+            except OSError:
                 return
 
 
@@ -143,7 +152,10 @@ class _Share:
     def _tell(self, through: int, *, last: bool = False) -> None:
         if last or time.monotonic() >= self._told + _TELL:
             self._told = time.monotonic()
-            self._pipe.send(through)
+            try:
+                self._pipe.send(through)
+            except OSError:
+                raise _ParentGoneError from None
 
     # --- Orders ---------------------------------------------------------------------------------
 
