@@ -20,7 +20,7 @@ from typing import Final, Literal, TypeAlias
 from chorister.canonical import decimal_text
 from chorister.clock import SystemClock
 from chorister.device import Device, GivenKey, HeadFile, Sandbox, Timing
-from chorister.errors import ChoristerError, ServiceError
+from chorister.errors import ChoristerError, SandboxUnavailable, ServiceError
 from chorister.fleet.data import Person
 from chorister.policy import Policy
 
@@ -30,6 +30,7 @@ Order: TypeAlias = Literal["make", "answer", "spent"]
 _KEY: Final = 32
 _TELL: Final = 0.2  # seconds between two words about progress
 _PATIENCE: Final = 120.0
+_STARTS: Final = 5
 _MADE: Final = "made"
 """A file in a device's folder that is written last."""
 
@@ -93,28 +94,37 @@ class _ParentGoneError(Exception):
 def work(pipe: Connection, home: Home, numbers: Sequence[int], people: Sequence[Person]) -> None:
     """Do what the pipe says until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+    share: _Share | None = None
     with ExitStack() as stack:
-        try:
-            worker = _Share(pipe, home, numbers, people, stack.enter_context(Sandbox()))
-        except ChoristerError as error:
-            pipe.send(error)
-            return
         while True:
             try:
                 order: Order = pipe.recv()
             except EOFError:
                 return
-            outcome: list[Done] | ChoristerError
+            outcome: list[Done] | ServiceError
             try:
-                outcome = worker.do(order)
+                if share is None:
+                    share = _Share(pipe, home, numbers, people, stack.enter_context(_sandbox()))
+                outcome = share.do(order)
             except ChoristerError as error:
-                outcome = error
+                # In words: not every error survives the way through a pipe.
+                outcome = ServiceError(f"a device of the fleet: {error}")
             except _ParentGoneError:
                 return
             try:
                 pipe.send(outcome)
             except OSError:
                 return
+
+
+def _sandbox() -> Sandbox:
+    """The zygote has a deadline to start, which a busy machine may miss."""
+    for _ in range(_STARTS - 1):
+        try:
+            return Sandbox()
+        except SandboxUnavailable:
+            time.sleep(1.0)
+    return Sandbox()
 
 
 class _Share:
