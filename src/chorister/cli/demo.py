@@ -21,7 +21,7 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from chorister.cli import app, console
+from chorister.cli import START, app, console
 from chorister.cli.demo_stories import STORIES, Algorithm
 from chorister.cli.serve import missing
 from chorister.errors import InvalidInput
@@ -53,7 +53,7 @@ class LiveSteps:
             self._bar.stop_task(self._task)
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 def demo(
     algorithm: Annotated[
         Algorithm, typer.Option(help="What to find out.", case_sensitive=False)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from chorister.cli import app, console
+from chorister.cli import START, app, console
 from chorister.cli.serve import missing
 from chorister.cli.up import FOLDER
 from chorister.errors import InvalidInput
@@ -21,7 +21,7 @@ from chorister.errors import InvalidInput
 _MARKS = {"good": "[green]✓[/]", "note": "[yellow]![/]", "bad": "[red]✗[/]"}
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 def doctor(
     folder: Annotated[
         Path | None, typer.Argument(help=f"A folder of `chorister up`; {FOLDER} if left out.")

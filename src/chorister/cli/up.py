@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from chorister.cli import app, console
+from chorister.cli import START, app, console
 from chorister.cli.serve import missing
 from chorister.errors import InvalidInput, ServiceError
 
@@ -29,7 +29,7 @@ Folder = Annotated[Path, typer.Argument(help="Where everything is kept.")]
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 def up(
     folder: Folder = FOLDER,
     fleet: Annotated[
@@ -64,7 +64,7 @@ def up(
     _tell(deployment, devices, new=new, json_=json_)
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 def down(folder: Folder = FOLDER, json_: JSON = False) -> None:
     """Stop what `chorister up` started; nothing is lost."""
     from chorister.fleet.deployment import Deployment
