@@ -17,7 +17,7 @@ export MATURIN_PEP517_ARGS := --locked
 
 .PHONY: help demo test check bench docs browser wheel lock clean
 help:
-	@echo "make demo     a private histogram, from noisy bits to estimates, in one go"
+	@echo "make demo     a real private study on this machine: servers, devices, estimates beside the truth"
 	@echo "make test     all tests"
 	@echo "make check    lint, types, import layers, clippy"
 	@echo "make bench    all benchmarks"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from rich.console import Console
@@ -18,9 +18,15 @@ from typer.core import TyperGroup
 from chorister import __version__
 from chorister.errors import ChoristerError, InternalError
 
-__all__ = ["app", "console"]
+__all__ = ["OPERATORS", "QUESTIONS", "ROLES", "START", "app", "console"]
 
 console = Console()
+
+# The chapters of `chorister --help`.
+START: Final = "Begin here: everything on this machine"
+ROLES: Final = "Take part: run a device or a server"
+QUESTIONS: Final = "Questions: what may be asked, and what it costs"
+OPERATORS: Final = "For operators and auditors"
 
 
 class _Group(TyperGroup):
@@ -70,6 +76,7 @@ def root(
 from chorister.cli import (  # noqa: E402, F401
     demo,
     device,
+    doctor,
     keygen,
     log,
     policy,
@@ -79,4 +86,5 @@ from chorister.cli import (  # noqa: E402, F401
     serve,
     serve_console,
     tasks,
+    up,
 )

@@ -1,205 +1,122 @@
-"""`chorister demo`: a private histogram on a simulated fleet, from noisy bits to estimates.
+"""`chorister demo`: a real private study on this machine, from an event on a device to a report.
 
-Everything but the fleet's data is real: the devices' noise, secret shares, encryption, both
-aggregators' verification and noise, the analyst's estimates. Leader and helper are two objects in
-this process, and all they exchange are the bytes that they would exchange over the network.
+Registry, leader and helper are three processes on loopback with fresh keys; every device has its
+own encrypted store, policy, ledger and audit log. Simulated is what people hold, so that the truth
+is known, and when devices look at the log.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
-from dataclasses import asdict, dataclass
-from decimal import Decimal
-from typing import Annotated
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
-from rich.progress import Progress
-from rich.table import Table
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from chorister._native import HPKEKeypair, sample_binomials
-from chorister.cli import app, console
-from chorister.dap.binding import native_vdaf, task_binding
-from chorister.dap.draft import BatchMode
-from chorister.dap.task import TaskConfiguration
-from chorister.dap.vdaf import Prio3MultihotCountVec
-from chorister.errors import InternalError, InvalidInput
-from chorister.privacy import Crowd, OneHotRandomizer, Setting, delta_before_bound, epsilon
+from chorister.cli import START, app, console
+from chorister.cli.demo_stories import STORIES, Algorithm
+from chorister.cli.serve import missing
+from chorister.errors import InvalidInput
 
-WORDS = [
-    *("the", "I", "to", "and", "you", "a", "is", "it", "that", "of"),
-    *("in", "my", "for", "on", "have", "be", "this", "so", "not", "we"),
-]
-LABELS = ["(other)", *WORDS]
-LOCAL_EPSILON = 4
-MIN_COHORT = 500
-DELTA = Decimal("1e-6")
-JOB = 250  # reports that the aggregators verify at a time
+REPORT = Path("chorister-demo.html")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    """One row of the result, beside the truth that only a simulation knows."""
+class LiveSteps:
+    """Steps on the terminal, the one under way with a bar."""
 
-    label: str
-    estimate: float
-    std_error: float
-    ci_low: float
-    ci_high: float
-    truth: int
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._task: Any = None
 
+    def step(self, what: str, total: int = 0) -> Callable[[int, int], None]:
+        """Begin a step; the one before is done."""
+        self.finish()
+        task = self._task = self._bar.add_task(what, total=total or None)
 
-def simulate_truth(devices: int, seed: int) -> NDArray[np.int64]:
-    """The word that each device would report: frequencies fall as in natural language."""
-    weights = 1 / np.arange(1.0, len(LABELS))
-    chances = np.concatenate([[0.25], 0.75 * weights / weights.sum()])
-    return np.random.default_rng(seed).choice(len(LABELS), size=devices, p=chances)
+        def tell(done: int, of: int) -> None:
+            self._bar.update(task, completed=done, total=of)
 
+        return tell
 
-def collect(
-    held: NDArray[np.int64], randomizer: OneHotRandomizer, bar: Progress
-) -> NDArray[np.uint64]:
-    """Device -> leader and helper -> sum: one privatized, sealed, verified report a device."""
-    bounded = Prio3MultihotCountVec.bounded(randomizer.length, randomizer.max_weight)
-    configuration = TaskConfiguration(
-        task_info=secrets.token_bytes(32),
-        leader_aggregator_endpoint="https://leader.example/",
-        helper_aggregator_endpoint="https://helper.example/",
-        time_precision=3600,
-        min_batch_size=MIN_COHORT,
-        batch_mode=BatchMode.TIME_INTERVAL,
-        vdaf_type=bounded.TYPE,
-        vdaf_configuration=bounded.encode(),
-        task_interval=None,
-    )
-    task, vdaf = task_binding(configuration), native_vdaf(bounded)
-    verify_key = secrets.token_bytes(32)
-    leader, helper = HPKEKeypair.generate(1), HPKEKeypair.generate(2)
-    leader_share, helper_share, count = vdaf.zero(), vdaf.zero(), 0
-    step = bar.add_task("reports", total=len(held))
-    for start in range(0, len(held), JOB):
-        batch = held[start : start + JOB]
-        reports = task.seal_reports(
-            randomizer.randomize_many(batch),
-            report_ids=secrets.token_bytes(16 * len(batch)),
-            time=0,
-            leader_config=leader.config,
-            helper_config=helper.config,
-        )
-        job = task.leader_initialize(verify_key, [leader], b"".join(reports))
-        verify_resps, helped = task.helper_initialize(verify_key, [helper], job.verify_inits)
-        led = job.finish(verify_resps)
-        leader_share = vdaf.merge([leader_share, led.share])
-        helper_share = vdaf.merge([helper_share, helped.share])
-        count += led.count
-        bar.advance(step, len(batch))
-    if count < MIN_COHORT:
-        raise InternalError(f"only {count} reports were verified, nothing is released")
-    # Each aggregator hides everybody behind noise of its own before it lets its share go.
-    shares = [
-        vdaf.add_counts(share, draw_noise(randomizer)) for share in (leader_share, helper_share)
-    ]
-    entries = vdaf.unshard(*shares, count=count, noise_trials=MIN_COHORT - 1)
-    return np.frombuffer(entries, dtype=np.uint64)
+    def finish(self) -> None:
+        """The last step is done."""
+        if self._task is not None:
+            self._bar.update(self._task, total=1, completed=1)
+            self._bar.stop_task(self._task)
 
 
-def draw_noise(randomizer: OneHotRandomizer) -> NDArray[np.uint64]:
-    """One aggregator's noise: Bin(min_cohort - 1, q) for every bin."""
-    draws = sample_binomials(randomizer.length, MIN_COHORT - 1, threshold=randomizer.q_threshold)
-    return np.frombuffer(draws, dtype=np.uint64)
-
-
-def estimate(
-    entries: NDArray[np.uint64], held: NDArray[np.int64], randomizer: OneHotRandomizer
-) -> list[Estimate]:
-    """Remove the noise's mean, and say how much of its spread is left."""
-    n, trials = len(held), MIN_COHORT - 1
-    counts = randomizer.debias(entries, n, trials)
-    errors = randomizer.std_error(n, counts, trials)
-    interval = randomizer.interval(counts, n, trials)
-    truth = np.bincount(held, minlength=len(LABELS))
-    return [
-        Estimate(
-            label=label,
-            estimate=round(float(counts[i]), 1),
-            std_error=round(float(errors[i]), 1),
-            ci_low=round(float(interval.low[i]), 1),
-            ci_high=round(float(interval.high[i]), 1),
-            truth=int(truth[i]),
-        )
-        for i, label in enumerate(LABELS)
-    ]
-
-
-def show(rows: list[Estimate], devices: int) -> None:
-    """The estimates as a table, with bars to compare by eye."""
-    table = Table(title=f"Which word does a device type most? {devices:,} simulated devices")
-    table.add_column("word")
-    table.add_column("estimate", justify="right")
-    table.add_column("95 % interval", justify="right")
-    table.add_column("truth", justify="right")
-    table.add_column("[cyan]█[/] estimate  [bold]│[/] truth")
-    widest = max(max(row.estimate, row.truth) for row in rows)
-    for row in sorted(rows, key=lambda row: -row.estimate):
-        inside = row.ci_low <= row.truth <= row.ci_high
-        table.add_row(
-            row.label,
-            f"{row.estimate:z,.0f}",
-            f"{row.ci_low:z,.0f} – {row.ci_high:z,.0f}",
-            f"[{'green' if inside else 'red'}]{row.truth:,}",
-            bar_with_mark(row.estimate / widest, row.truth / widest, 28),
-        )
-    console.print(table)
-
-
-def bar_with_mark(length: float, mark: float, width: int) -> str:
-    """A bar of `length` (0 to 1) with a stroke at `mark`, `width` characters wide."""
-    filled, stroke = round(max(length, 0) * width), round(mark * width)
-    cells = ["[cyan]█[/]" if i < filled else " " for i in range(width + 1)]
-    cells[stroke] = "[bold]│[/]"
-    return "".join(cells)
-
-
-@app.command()
+@app.command(rich_help_panel=START)
 def demo(
-    devices: Annotated[int, typer.Option(help="Simulated devices.")] = 5000,
-    seed: Annotated[int, typer.Option(help="Seed of the fleet's data; noise has none.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    algorithm: Annotated[
+        Algorithm, typer.Option(help="What to find out.", case_sensitive=False)
+    ] = Algorithm.NGRAMS,
+    devices: Annotated[int, typer.Option(help="Simulated devices.")] = 2000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the people's data; noise has none.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(help=f"The HTML report's file; {REPORT} if left out, none with --json."),
+    ] = None,
 ) -> None:
-    """Watch a private histogram being made, beside the truth.
+    """Watch a real private study on this machine, beside the truth.
 
-    Each simulated device holds one word. It randomizes it, splits the noisy bits into two secret
-    shares and seals one for each aggregator. Leader and helper verify the reports together without
-    seeing one, add up their shares, and add noise of their own; only the sum of both is ever put
-    together.
+    Starts a registry and two aggregators on loopback with fresh keys, makes a fleet of devices, and
+    puts one question after another to them. Shows the estimates with their intervals beside the
+    truth, what each device spent, what the aggregators saw and could not see, and a question that
+    the devices refuse. Everything is deleted at the end but the report.
     """
-    if devices < MIN_COHORT:
-        raise InvalidInput(f"--devices must be at least the minimum cohort, {MIN_COHORT}")
-    randomizer = OneHotRandomizer(
-        mechanism="asymmetric", local_epsilon=LOCAL_EPSILON, length=len(LABELS)
-    )
-    held = simulate_truth(devices, seed)
-    with Progress(console=console, transient=True, disable=as_json) as bar:
-        rows = estimate(collect(held, randomizer, bar), held, randomizer)
-    crowd = Setting(local_epsilon=LOCAL_EPSILON, crowd=Crowd.NOISED)
-    # Part of delta pays for the weight bound of reports; the rest is amplification's.
-    rest = delta_before_bound(DELTA, Decimal(LOCAL_EPSILON), honest=1)
-    certified = epsilon(crowd, cohort=MIN_COHORT, delta=rest).upper
-    covered = sum(row.ci_low <= row.truth <= row.ci_high for row in rows)
+    story = STORIES[algorithm]
+    if devices < story.least_devices:
+        raise InvalidInput(
+            f"--devices must be at least {story.least_devices:,}: fewer can't hide each other"
+        )
+    target = report if report is not None or as_json else REPORT
+    if target is not None and not target.absolute().parent.is_dir():
+        raise InvalidInput(f"the folder {target.absolute().parent} does not exist")
+    try:
+        from chorister.cli.demo_pages import as_json_tree, print_outcome, write_report
+        from chorister.cli.demo_run import run_demo, temporary_place
+    except ModuleNotFoundError as error:
+        raise missing(error) from error
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
+    with (
+        ended_in_order(),
+        temporary_place(devices) as place,
+        Progress(*columns, console=console, disable=as_json) as bar,
+    ):
+        steps = LiveSteps(bar)
+        outcome = run_demo(place, story, devices=devices, seed=seed, show=steps)
+        steps.finish()
+    if target is not None:
+        write_report(outcome, target, devices=devices)
     if as_json:
-        spent = {"epsilon": certified, "delta": float(DELTA), "local_epsilon": LOCAL_EPSILON}
-        spent |= {"min_cohort": MIN_COHORT, "reports": 1}
-        rounds = [{"reports": devices, "bins": len(rows), "covered": covered}]
-        answer = {"devices": devices, "rounds": rounds, "estimates": [asdict(row) for row in rows]}
-        print(json.dumps(answer | {"spent": spent}))
+        print(json.dumps(as_json_tree(outcome, devices=devices)))
         return
-    show(rows, devices)
-    console.print(
-        f"{covered} of {len(rows)} intervals cover the truth.\n\n"
-        f"Each device sent one report of {len(rows)} noisy bits. To both aggregators together it "
-        f"is {LOCAL_EPSILON}-DP; to everybody who does not control both, even with all other "
-        f"devices, it is ({certified:.3f}, {DELTA:e})-DP. Each aggregator saw random shares, and "
-        f"releases nothing below {MIN_COHORT} verified reports."
-    )
+    print_outcome(outcome, console, devices=devices)
+    if target is not None:
+        console.print(f"\nThe report: {escape(str(target.absolute()))}", soft_wrap=True)
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """SIGTERM ends as Ctrl-C does: servers are stopped, files deleted."""
+
+    def end(_: int, __: FrameType | None) -> None:
+        sys.exit(143)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

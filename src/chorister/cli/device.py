@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from chorister.cli import app, console
+from chorister.cli import ROLES, app, console
 from chorister.cli.device_folder import (
     DeviceSettings,
     InFile,
@@ -31,7 +31,7 @@ from chorister.recipe import SignedRecipe
 commands = typer.Typer(
     no_args_is_help=True, help="Run a device: keep events, answer recipes, see what left."
 )
-app.add_typer(commands, name="device")
+app.add_typer(commands, name="device", rich_help_panel=ROLES)
 audit_commands = typer.Typer(
     invoke_without_command=True,
     help="Read the audit log: what was asked, decided, charged and sent.",

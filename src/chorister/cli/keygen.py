@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from chorister._native import HPKEKeypair
 from chorister.canonical import b64url_encode, sha256
-from chorister.cli import app
+from chorister.cli import OPERATORS, app
 
 commands = typer.Typer(no_args_is_help=True, help="Make keys, secrets and tokens.")
-app.add_typer(commands, name="keygen")
+app.add_typer(commands, name="keygen", rich_help_panel=OPERATORS)
 
 File = Annotated[Path, typer.Argument(help="The file to write; it must not exist.")]
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

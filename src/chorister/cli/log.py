@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from chorister.canonical import key_id
-from chorister.cli import app, console
+from chorister.cli import OPERATORS, app, console
 from chorister.clock import SystemClock
 from chorister.errors import ChoristerError, InternalError, InvalidInput
 from chorister.policy import Policy
@@ -40,7 +40,7 @@ from chorister.transparency.tree import inclusion_proof
 from chorister.transparency.trust import Authority
 
 commands = typer.Typer(no_args_is_help=True, help="Read and verify the public log.")
-app.add_typer(commands, name="log")
+app.add_typer(commands, name="log", rich_help_panel=OPERATORS)
 
 Where = Annotated[str, typer.Argument(metavar="URL|DIR", help="A registry's URL, or a folder.")]
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from chorister.cli import app, console
+from chorister.cli import QUESTIONS, app, console
 from chorister.policy import Policy
 from chorister.policy.contradictions import findings
 from chorister.policy.cost import Cost, analysis_cost, device_cost, field_cost
@@ -18,7 +18,7 @@ from chorister.policy.diff import diff
 from chorister.policy.explain import explain
 
 commands = typer.Typer(no_args_is_help=True, help="Read policies: what a device allows.")
-app.add_typer(commands, name="policy")
+app.add_typer(commands, name="policy", rich_help_panel=QUESTIONS)
 
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 File = Annotated[Path, typer.Argument(help="A policy in TOML.")]

@@ -11,7 +11,7 @@ import typer
 from rich.progress import track
 from rich.table import Table
 
-from chorister.cli import app, console
+from chorister.cli import QUESTIONS, app, console
 from chorister.cli.curve import COHORTS, LOCAL_EPSILONS, Point, check_target, draw
 from chorister.errors import InvalidInput
 from chorister.privacy import (
@@ -38,7 +38,7 @@ privacy = typer.Typer(
     rich_markup_mode="markdown",
     help="What a sum over a cohort reveals: epsilon, delta, cohort and local epsilon, certified.",
 )
-app.add_typer(privacy)
+app.add_typer(privacy, rich_help_panel=QUESTIONS)
 
 Cohort: TypeAlias = Annotated[int, typer.Option("--cohort", help="Least number of reports.")]
 LocalEpsilon: TypeAlias = Annotated[

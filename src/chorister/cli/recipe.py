@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from rich.markup import escape
 
-from chorister.cli import app, console
+from chorister.cli import QUESTIONS, app, console
 from chorister.clock import SystemClock
 from chorister.errors import InvalidInput, RecipeError
 from chorister.policy import Policy
@@ -21,7 +21,7 @@ from chorister.recipe.schema import json_schema
 from chorister.recipe.template import template
 
 commands = typer.Typer(no_args_is_help=True, help="Write, sign and explain recipes.")
-app.add_typer(commands, name="recipe")
+app.add_typer(commands, name="recipe", rich_help_panel=QUESTIONS)
 
 PolicyOption = Annotated[Path, typer.Option("--policy", help="The policy in TOML.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Where to; else printed.")]

@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from chorister.cli import app, console
+from chorister.cli import ROLES, app, console
 from chorister.clock import SystemClock
 from chorister.errors import InvalidInput, ServiceError
 
 commands = typer.Typer(no_args_is_help=True, help="Run a server.")
-app.add_typer(commands, name="serve")
+app.add_typer(commands, name="serve", rich_help_panel=ROLES)
 
 Config = Annotated[
     Path, typer.Option("--config", help="Settings in TOML; see docs/reference/aggregator.md.")

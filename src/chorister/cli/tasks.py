@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from chorister.canonical import b64url_encode
-from chorister.cli import app, console
+from chorister.cli import OPERATORS, app, console
 from chorister.cli.serve import missing
 from chorister.clock import SystemClock
 from chorister.errors import InvalidInput
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from chorister.aggregator.progress import TaskStatus
 
 commands = typer.Typer(no_args_is_help=True, help="Look at an aggregator's tasks.")
-app.add_typer(commands, name="tasks")
+app.add_typer(commands, name="tasks", rich_help_panel=OPERATORS)
 
 Config = Annotated[Path, typer.Option("--config", help="The aggregator's settings.")]
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

@@ -42,6 +42,7 @@ MAX_SIGNATURES: Final = 256
 LOG_SIGNATURE: Final = 0x01
 COSIGNATURE: Final = 0x04
 _MAX_TIME: Final = 2**63 - 1
+_CONTROL: Final = re.compile(r"[\x00-\x09\x0b-\x1f]")
 # Printable ASCII without space and plus: narrower than the note format, and free of look-alikes.
 _NAME = re.compile(r"[!-*,-~]{1,255}")
 _LINE = re.compile(r"— ([!-*,-~]{1,255}) ([A-Za-z0-9+/]+={0,2})")
@@ -118,7 +119,7 @@ class Note:
             content = data.decode()
         except UnicodeDecodeError as error:
             raise DecodeError("a signed note is UTF-8") from error
-        if any(ord(character) < 0x20 and character != "\n" for character in content):
+        if _CONTROL.search(content):
             raise DecodeError("a signed note has no control characters but newlines")
         head, separator, tail = content.rpartition("\n\n")
         if not separator or not head or not tail.endswith("\n"):

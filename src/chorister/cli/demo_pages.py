@@ -1,0 +1,292 @@
+"""The demo's outcome: as JSON, on the terminal, and as one HTML page that needs no network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from decimal import Decimal
+from html import escape as html_escape
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.tree import Tree
+
+from chorister.canonical import decimal_text
+from chorister.cli.demo_run import Outcome
+from chorister.cli.demo_stories import Estimate
+from chorister.device.audit_pages import as_html, as_text
+from chorister.errors import InvalidInput
+
+__all__ = ["as_json_tree", "print_outcome", "write_report"]
+
+_MOST_ROWS: Final = 24
+_WIDTH: Final = 24
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def as_json_tree(outcome: Outcome, *, devices: int) -> dict[str, Any]:
+    """The keys that others rely on, and a few more."""
+    rounds = [
+        {
+            "round": number,
+            "reports": each.result.n_reports,
+            "bins": each.result.encoding.size,
+            "min_cohort": each.result.min_cohort,
+            "local_epsilon": float(each.result.recipe.privacy.local_epsilon),
+            "epsilon": float(each.result.epsilon),
+            "delta": float(each.result.delta),
+            "std_error": round(each.result.noise_sigma, 3),
+        }
+        for number, each in enumerate(outcome.rounds, start=1)
+    ]
+    entry = outcome.refused.entry
+    return {
+        "devices": devices,
+        "rounds": rounds,
+        "estimates": [
+            {
+                "label": row.label,
+                "round": row.round,
+                "estimate": round(row.estimate, 2),
+                "std_error": round(row.std_error, 2),
+                "ci_low": round(row.ci_low, 2),
+                "ci_high": round(row.ci_high, 2),
+                "truth": round(row.truth, 2),
+            }
+            for row in outcome.estimates
+        ],
+        "spent": {
+            "epsilon": float(max(Decimal(each.epsilon) for each in outcome.spent)),
+            "delta": float(max(Decimal(each.delta) for each in outcome.spent)),
+            "allowed_epsilon": float(outcome.policy_epsilon),
+            "reports": max(each.reports for each in outcome.spent),
+            "devices_by_reports": {
+                str(reports): count
+                for reports, count in sorted(Counter(e.reports for e in outcome.spent).items())
+            },
+        },
+        "refused": [
+            {
+                "recipe": entry.question.id if entry.question else "",
+                "check": entry.check,
+                "why": entry.why,
+                "query": entry.question.query if entry.question else "",
+                "audit": outcome.refused.digest,
+            }
+        ],
+        "seconds": round(outcome.seconds, 1),
+    }
+
+
+# --- The terminal ---------------------------------------------------------------------------------
+
+
+def print_outcome(outcome: Outcome, console: Console, *, devices: int) -> None:
+    """What was found, what it cost, who saw what, and what was refused."""
+    console.print()
+    console.print(f"[bold]{outcome.story.question}[/] {devices:,} simulated devices")
+    if outcome.story.people == "phrases":
+        console.print(_tree(outcome.estimates))
+    else:
+        console.print(_table(outcome.estimates))
+        console.print(escape(outcome.found.explain()), highlight=False)
+    for line in _words(outcome):
+        console.print(f"\n[bold]{line[0]}[/]")
+        for text in line[1:]:
+            console.print(escape(text), highlight=False)
+    console.print("\n[bold]One question too many[/]")
+    text = "An analyst asks about a column that no analysis of the policy opens. The audit log of "
+    console.print(f"{text}device 0, as its owner reads it:", highlight=False)
+    console.print(escape(as_text([outcome.refused])), highlight=False)
+
+
+def _shown(rows: list[Estimate]) -> list[Estimate]:
+    return sorted(rows, key=lambda row: -row.estimate)[:_MOST_ROWS]
+
+
+def _table(rows: list[Estimate]) -> Table:
+    table = Table(title=_covered(rows), title_justify="left")
+    for title in ("what", "estimate", "95 % interval", "truth"):
+        table.add_column(title, justify="left" if title == "what" else "right")
+    table.add_column("[cyan]█[/] estimate  [bold]│[/] truth")
+    shown = _shown(rows)
+    widest = max(max(row.estimate, row.truth) for row in shown)
+    for row in shown:
+        table.add_row(escape(row.label), *_numbers(row), _bar(row, widest))
+    return table
+
+
+def _numbers(row: Estimate) -> tuple[str, str, str]:
+    colour = "green" if row.covered else "red"
+    return (
+        f"{row.estimate:z,.0f}",
+        f"{row.ci_low:z,.0f} – {row.ci_high:z,.0f}",
+        f"[{colour}]{row.truth:,.0f}[/]",
+    )
+
+
+def _bar(row: Estimate, widest: float) -> str:
+    """A bar as long as the estimate, with a stroke at the truth."""
+    widest = max(widest, 1.0)
+    filled, stroke = round(max(row.estimate, 0) / widest * _WIDTH), row.truth / widest * _WIDTH
+    cells = ["[cyan]█[/]" if i < filled else " " for i in range(_WIDTH + 1)]
+    cells[min(round(stroke), _WIDTH)] = "[bold]│[/]"
+    return "".join(cells)
+
+
+def _tree(rows: list[Estimate]) -> Tree:
+    """The phrases under their beginnings, each with estimate, interval and truth."""
+    tree = Tree(f"{_covered(rows)}\n[dim]estimate (interval), truth[/]", guide_style="dim")
+    branches: dict[str, Any] = {"": tree}
+    known = {row.label: row for row in rows}
+    for row in sorted(rows, key=lambda row: (len(row.label.split()), -row.estimate)):
+        words = row.label.split()
+        for end in range(1, len(words) + 1):
+            phrase = " ".join(words[:end])
+            if phrase not in branches:
+                parent = branches[" ".join(words[: end - 1])]
+                branches[phrase] = parent.add(_leaf(phrase, known.get(phrase)))
+    return tree
+
+
+def _leaf(phrase: str, row: Estimate | None) -> str:
+    name = f"[bold]{escape(phrase)}[/]"
+    if row is None:
+        return f"[dim]{escape(phrase)} …[/]"
+    estimate, interval, truth = _numbers(row)
+    return f"{name}  {estimate} ({interval}), {truth}"
+
+
+def _covered(rows: list[Estimate]) -> str:
+    inside = sum(row.covered for row in rows)
+    return f"{inside} of {len(rows)} intervals hold the truth"
+
+
+def _words(outcome: Outcome) -> list[tuple[str, ...]]:
+    """Paragraphs with their headings, for terminal and page alike."""
+    spent = Counter((each.reports, each.epsilon, each.delta) for each in outcome.spent)
+    costs = [
+        f"{count:,} devices sent {reports} report{'' if reports == 1 else 's'}: epsilon "
+        f"{epsilon} of {decimal_text(outcome.policy_epsilon)}, delta {_small(delta)}"
+        for (reports, epsilon, delta), count in sorted(spent.items(), reverse=True)
+    ]
+    rounds = [
+        f"Round {number}: {each.result.n_reports:,} reports about {each.result.encoding.size:,} "
+        f"bins, local epsilon {decimal_text(each.result.recipe.privacy.local_epsilon)}, epsilon "
+        f"{decimal_text(each.result.epsilon)}; nothing is released below "
+        f"{each.result.min_cohort:,} reports; an empty bin reads 0 ± {each.result.noise_sigma:.1f}"
+        for number, each in enumerate(outcome.rounds, start=1)
+    ]
+    return [
+        ("The rounds", *rounds),
+        (
+            "What each device spent",
+            *costs,
+            "Few devices hide each other, so the demo allows an epsilon that a real policy would "
+            "not: with a million of them the same accuracy costs a fraction.",
+        ),
+        ("What the aggregators saw", *_saw(outcome)),
+        (
+            "What they could not see",
+            "Any one answer, or even any one noisy bit: each aggregator has one random share of "
+            "every report, and both check together, without opening it, that it is a vector of few "
+            "bits. Each adds noise of its own before its sum leaves. Here both run on one machine, "
+            "which therefore could put the shares together: in the field two operators run them.",
+        ),
+    ]
+
+
+def _saw(outcome: Outcome) -> list[str]:
+    leader = [status for status in outcome.servers["leader"] if status.uploaded]
+    helper = outcome.servers["helper"]
+    uploaded = sum(status.uploaded for status in leader)
+    rejected = sum(sum(s.rejected(who).values()) for s in leader for who in ("upload", "leader"))
+    return [
+        f"Leader: {uploaded:,} sealed reports for {len(leader)} tasks, {rejected} rejected, each "
+        "with the time of its task (not of its upload) and a random id; that a device took part, "
+        "when, and its network address.",
+        f"Helper: its own shares of {sum(status.verified for status in helper):,} reports, through "
+        "the leader; no address.",
+        "Analyst: for each round one noisy sum a bin, after both aggregators added their noise.",
+    ]
+
+
+def _small(number: str) -> str:
+    value = Decimal(number)
+    return f"{value.normalize():e}" if 0 < value < Decimal("0.001") else decimal_text(value)
+
+
+# --- The page -------------------------------------------------------------------------------------
+
+_STYLE: Final = """
+:root{color-scheme:light dark;--line:#8884;--accent:#3b6fb6}
+body{font:1rem/1.55 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem}
+h1{line-height:1.2}h2{margin-top:2.2rem;border-bottom:1px solid var(--line)}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid var(--line)}
+th:first-child,td:first-child{text-align:left;overflow-wrap:anywhere}
+.missed{color:#c2410c;font-weight:600}
+figure{margin:1rem 0;background:#fff;border-radius:.5rem;padding:1rem;overflow-x:auto}
+figure svg{max-width:100%;height:auto}
+article{border-top:1px solid var(--line);padding:.5rem 0}
+article h2{border:0;margin:.5rem 0;font-size:1.05rem}
+dl{display:grid;grid-template-columns:8rem 1fr;gap:.25rem 1rem;margin:0}dt{opacity:.7}
+dd{margin:0;overflow-wrap:anywhere;white-space:pre-wrap}.scroll{overflow-x:auto}
+"""
+
+
+def write_report(outcome: Outcome, path: Path, *, devices: int) -> None:
+    """One file with everything in it."""
+    try:
+        path.write_text(_page(outcome, devices), encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"{path} can't be written: {error.strerror}") from None
+
+
+def _page(outcome: Outcome, devices: int) -> str:
+    title = html_escape(outcome.story.question)
+    rows = "".join(
+        f"<tr><td>{html_escape(row.label)}</td><td>{row.estimate:z,.1f}</td>"
+        f"<td>{row.ci_low:z,.1f} – {row.ci_high:z,.1f}</td>"
+        f"<td{'' if row.covered else ' class=missed'}>{row.truth:,.1f}</td></tr>"
+        for row in sorted(outcome.estimates, key=lambda row: (row.round, -row.estimate))
+    )
+    sections = "".join(
+        f"<h2>{html_escape(heading)}</h2>"
+        + "".join(f"<p>{html_escape(text)}</p>" for text in texts)
+        for heading, *texts in _words(outcome)
+    )
+    audit = as_html([outcome.refused])
+    body = audit[audit.index("<article") : audit.rindex("</article>") + len("</article>")]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{_STYLE}</style></head><body>"
+        f"<h1>{title}</h1><p>{devices:,} simulated devices, {len(outcome.rounds)} rounds, "
+        f"{outcome.seconds:,.0f} seconds; the people are made up, all else is real: registry, "
+        "leader and helper as processes of their own, encrypted stores, ledgers, secret shares, "
+        "noise.</p>"
+        f"<figure>{_picture(outcome)}</figure>"
+        f"<p>{html_escape(outcome.found.explain())}</p>"
+        f"<h2>Estimates beside the truth</h2><p>{_covered(outcome.estimates)}. Only a simulation "
+        "knows the truth: the number of devices that answered this round and hold this (in parts, "
+        "where a device had several answers to choose from).</p>"
+        '<div class="scroll"><table><thead><tr><th>what</th><th>estimate</th><th>interval</th>'
+        f"<th>truth</th></tr></thead><tbody>{rows}</tbody></table></div>"
+        f"{sections}<h2>One question too many</h2><p>An analyst asked about a column that no "
+        "analysis of the policy opens. The audit log of device 0, as its owner reads it:</p>"
+        f"{body}</body></html>\n"
+    )
+
+
+def _picture(outcome: Outcome) -> str:
+    """The chart as SVG, drawn without a network."""
+    import vl_convert
+
+    chart = outcome.found.plot()
+    svg: str = vl_convert.vegalite_to_svg(chart.to_json())
+    return svg

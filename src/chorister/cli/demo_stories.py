@@ -1,0 +1,210 @@
+"""What the demo can show: for each algorithm its people, its questions, and the truth beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chorister.encoding import split_words
+from chorister.fleet.data import AREAS, COMMUTES, VOCABULARY, Person
+from chorister.recipe import Recipe
+
+if TYPE_CHECKING:
+    from chorister.analyst.algorithms.running import Run
+    from chorister.analyst.result import Result
+    from chorister.analyst.study import Study
+
+__all__ = ["STORIES", "Algorithm", "Estimate", "Round", "Story"]
+
+
+class Algorithm(StrEnum):
+    """As the command line spells them."""
+
+    NGRAMS = "ngrams"
+    HEATMAP = "heatmap"
+    DISTRIBUTION = "distribution"
+    CROSSTAB = "crosstab"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """One row of the result, beside the truth that only a simulation knows."""
+
+    label: str
+    round: int
+    estimate: float
+    std_error: float
+    ci_low: float
+    ci_high: float
+    truth: float
+
+    @property
+    def covered(self) -> bool:
+        """Whether the interval holds the truth."""
+        return self.ci_low <= self.truth <= self.ci_high
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Round:
+    """One round with the people who answered it."""
+
+    result: Result
+    people: Sequence[Person]
+
+    def truth(self) -> NDArray[np.float64]:
+        """How many of these people each bin stands for.
+
+        Somebody with several rows that fit reports one of them by chance; so that person counts in
+        parts, which add up to one.
+        """
+        recipe = self.result.recipe
+        encoding = recipe.encoding
+        counted = np.zeros(encoding.size)
+        for person in self.people:
+            bins = encoding.find(rows_of(person, recipe))
+            if len(bins):
+                hits = bins[bins > 0] if (bins > 0).any() else bins
+                np.add.at(counted, hits, 1.0 / len(hits))
+            else:
+                counted[0] += 1.0
+        return counted
+
+
+def rows_of(person: Person, recipe: Recipe) -> dict[str, list[Any]]:
+    """What the recipe's query returns for a person; the demo's queries are simple ones."""
+    wanted = recipe.encoding.columns
+    if wanted == ("ngram",):
+        length = max(len(split_words(label)) for label in _texts(recipe))
+        grams: list[Any] = []
+        for row in person.streams["keyboard"]:
+            words = split_words(str(row["text"]))
+            grams += [" ".join(words[i : i + length]) for i in range(len(words) - length + 1)]
+        return {"ngram": grams}
+    tables = [*person.streams.values(), *((row,) for row in person.profiles.values())]
+    rows = next(rows for rows in tables if set(wanted) <= set(rows[0]))
+    return {column: [row[column] for row in rows] for column in wanted}
+
+
+def _texts(recipe: Recipe) -> Sequence[str]:
+    feature: Any = recipe.features[0]
+    return [str(text) for text in getattr(feature, "values", None) or feature.vocabulary]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """One algorithm, as the demo tells it."""
+
+    question: str
+    people: str
+    analysis: str
+    least_devices: int
+    run: Callable[[Study, int], Run[Any]]
+    rows: Callable[[Any, Sequence[Round]], list[Estimate]]
+
+
+def _ngrams(study: Study, devices: int) -> Run[Any]:
+    from chorister.analyst.algorithms.ngrams import discover_ngrams
+
+    # A third round needs a first cohort that hides everybody in it, of a small share of all.
+    depth = 3 if devices >= 1200 else 2
+    return discover_ngrams(study, VOCABULARY, max_n=depth, cohorts="disjoint")
+
+
+def _ngram_rows(found: Any, rounds: Sequence[Round]) -> list[Estimate]:  # noqa: ANN401 (`Ngrams`)
+    columns = found.columns()
+    truths = [
+        dict(zip(_bin_labels(each.result), each.truth().tolist(), strict=True)) for each in rounds
+    ]
+    return [
+        Estimate(
+            label=str(label),
+            round=int(columns["n"][i]),
+            truth=truths[int(columns["n"][i]) - 1][str(label)],
+            **{name: float(columns[name][i]) for name in _NUMBERS},
+        )
+        for i, label in enumerate(columns["ngram"])
+    ]
+
+
+_NUMBERS: Final = ("estimate", "std_error", "ci_low", "ci_high")
+
+
+def _bin_labels(result: Result) -> list[str]:
+    labels = [" · ".join(each) for each in zip(*result.labels.values(), strict=True)]
+    return [label.strip() for label in labels]
+
+
+def _last_round(_: Any, rounds: Sequence[Round]) -> list[Estimate]:  # noqa: ANN401
+    """Every cell of the last round, as it was released."""
+    last = rounds[-1]
+    columns, truth = last.result.columns(), last.truth()
+    return [
+        Estimate(
+            label=label,
+            round=len(rounds),
+            truth=float(truth[i]),
+            **{name: float(columns[name][i]) for name in _NUMBERS},
+        )
+        for i, label in enumerate(_bin_labels(last.result))
+    ]
+
+
+def _heatmap(study: Study, _: int) -> Run[Any]:
+    from chorister.analyst.algorithms.heatmap import heatmap
+
+    return heatmap(study, ("longitude", "latitude"), (-5, 42, 9, 52), depth=5, cohorts="disjoint")
+
+
+def _distribution(study: Study, _: int) -> Run[Any]:
+    from chorister.analyst.algorithms.distribution import distribution
+
+    return distribution(study, "score", 0, 100, cohorts="disjoint")
+
+
+def _crosstab(study: Study, _: int) -> Run[Any]:
+    from chorister.analyst.algorithms.crosstab import crosstab
+    from chorister.analyst.features import categories
+
+    rows, columns = categories("area", AREAS), categories("commute", COMMUTES)
+    return crosstab(study, rows, columns, cohorts="disjoint")
+
+
+STORIES: Final[Mapping[Algorithm, Story]] = {
+    Algorithm.NGRAMS: Story(
+        question="Which phrases do many people type?",
+        people="phrases",
+        analysis="keyboard.phrases",
+        least_devices=500,
+        run=_ngrams,
+        rows=_ngram_rows,
+    ),
+    Algorithm.HEATMAP: Story(
+        question="Where are many people?",
+        people="places",
+        analysis="visits.map",
+        least_devices=1200,
+        run=_heatmap,
+        rows=_last_round,
+    ),
+    Algorithm.DISTRIBUTION: Story(
+        question="How are scores distributed?",
+        people="profiles",
+        analysis="user.profile",
+        least_devices=500,
+        run=_distribution,
+        rows=_last_round,
+    ),
+    Algorithm.CROSSTAB: Story(
+        question="How do people get to work, by where they live?",
+        people="profiles",
+        analysis="user.profile",
+        least_devices=400,
+        run=_crosstab,
+        rows=_last_round,
+    ),
+}

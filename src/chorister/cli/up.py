@@ -1,0 +1,187 @@
+"""`chorister up` and `chorister down`: everything on one machine, in one folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from chorister.cli import START, app, console
+from chorister.cli.serve import missing
+from chorister.errors import InvalidInput, ServiceError
+
+if TYPE_CHECKING:
+    from chorister.fleet.deployment import Deployment
+    from chorister.fleet.sample_policy import PolicyTerms
+
+FOLDER = Path("chorister-local")
+_PATIENCE = 600.0
+_OUTLIVING: list[subprocess.Popen[bytes]] = []
+"""Supervisors that go on after us: kept, for nobody waits for their end."""
+
+Folder = Annotated[Path, typer.Argument(help="Where everything is kept.")]
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command(rich_help_panel=START)
+def up(
+    folder: Folder = FOLDER,
+    fleet: Annotated[
+        int | None, typer.Option(min=0, help="Run so many simulated devices, too.")
+    ] = None,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay; Ctrl-C stops everything.")
+    ] = False,
+    json_: JSON = False,
+) -> None:
+    """Start registry, leader, helper and console on this machine; `chorister down` stops them.
+
+    The first start makes keys, tokens and a sample policy; later ones go on where it was. One
+    person runs both aggregators then: there is no protection against whoever runs this machine.
+    """
+    try:
+        from chorister.fleet.deployment import Deployment
+        from chorister.fleet.supervisor import Supervisor, running_pid
+    except ModuleNotFoundError as error:
+        raise missing(error) from error
+    new = not Deployment.exists(folder)
+    deployment = Deployment.create(folder, _terms()) if new else Deployment.open(folder)
+    pid = running_pid(deployment)
+    devices = _fleet_size(deployment, fleet, running=pid is not None)
+    if foreground:
+        _tell(deployment, devices, new=new, json_=json_)
+        Supervisor(deployment=deployment, fleet=devices).run()
+        return
+    if pid is None:
+        with console.status("starting") if not json_ else contextlib.nullcontext():
+            _start(deployment, devices)
+    _tell(deployment, devices, new=new, json_=json_)
+
+
+@app.command(rich_help_panel=START)
+def down(folder: Folder = FOLDER, json_: JSON = False) -> None:
+    """Stop what `chorister up` started; nothing is lost."""
+    from chorister.fleet.deployment import Deployment
+    from chorister.fleet.supervisor import stop_running
+
+    stopped = stop_running(Deployment.open(folder))
+    if json_:
+        typer.echo(json.dumps({"stopped": stopped}))
+    else:
+        console.print("stopped" if stopped else "nothing ran")
+
+
+@app.command("fleet", hidden=True)
+def fleet_command(
+    folder: Folder,
+    devices: Annotated[int, typer.Option(min=1, help="Simulated devices.")],
+    seed: Annotated[int, typer.Option(min=0, help="Of the people's data.")] = 1,
+) -> None:
+    """Run the simulated devices of a local deployment, until stopped."""
+    from chorister.cli.demo import ended_in_order
+    from chorister.fleet.deployment import Deployment
+    from chorister.fleet.simulated import FleetPlan, SimulatedFleet, keep_answering
+
+    deployment = Deployment.open(folder)
+    plan = FleetPlan(devices=devices, seed=seed)
+    with ended_in_order(), SimulatedFleet(folder / "fleet", deployment, plan) as fleet:
+        for line in keep_answering(fleet, deployment):
+            console.print(line, highlight=False, markup=False)
+
+
+def _terms() -> PolicyTerms:
+    from chorister.fleet.sample_policy import PolicyTerms
+
+    return PolicyTerms(
+        reports=6,
+        epsilon="6",
+        device_epsilon="12",
+        device_reports=12,
+        longest_window="2m",
+        period="1d",
+    )
+
+
+def _fleet_size(deployment: Deployment, wanted: int | None, *, running: bool) -> int:
+    """As many simulated devices as there are, or more; none where none were ever wanted."""
+    from chorister.fleet.simulated import FleetPlan, fleet_size, keep_plan
+
+    folder = deployment.folder / "fleet"
+    there = fleet_size(folder)
+    if wanted is None or wanted == there:
+        return there
+    if wanted < there:
+        raise InvalidInput(
+            f"there are {there:,} simulated devices already, and none is taken away: remove "
+            f"{folder} to begin anew"
+        )
+    if running:
+        where = deployment.folder
+        raise InvalidInput(f"{where} runs already: `chorister down {where}`, then up again")
+    keep_plan(folder, FleetPlan(devices=wanted))
+    return wanted
+
+
+def _start(deployment: Deployment, devices: int) -> None:
+    """Start a supervisor apart from this terminal, and wait until all is well."""
+    from chorister.fleet.deployment import COMMAND
+    from chorister.fleet.supervisor import is_ready, running_pid
+
+    log = deployment.log("up")
+    arguments = ["up", str(deployment.folder), "--foreground"]
+    if devices:
+        arguments += ["--fleet", str(devices)]
+    with log.open("wb") as file:
+        process = subprocess.Popen(  # noqa: S603 (our own command)
+            [*COMMAND, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    _OUTLIVING.append(process)
+    deadline = time.monotonic() + _PATIENCE
+    while not (running_pid(deployment) is not None and is_ready(deployment)):
+        if process.poll() is not None:
+            words = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            last = [line for line in words if "error:" in line] or words or ["it said nothing"]
+            raise ServiceError(f"it did not start: {last[-1].removeprefix('error: ')}")
+        if time.monotonic() > deadline:
+            process.terminate()
+            raise ServiceError(f"it did not start within {_PATIENCE:g} s; see {log.parent}")
+        time.sleep(0.1)
+
+
+def _tell(deployment: Deployment, devices: int, *, new: bool, json_: bool) -> None:
+    token = deployment.folder / "console" / "token"
+    if json_:
+        found = {
+            "folder": str(deployment.folder),
+            "console": deployment.console_url,
+            "token": str(token),
+            "registry": deployment.registry,
+            "profile": str(deployment.profile),
+            "policy": str(deployment.folder / "policy.toml"),
+            "devices": devices,
+            "new": new,
+        }
+        typer.echo(json.dumps(found))
+        return
+    lines = [
+        ("console", deployment.console_url),
+        ("sign in with", str(token)),
+        ("registry", deployment.registry),
+        ("policy", str(deployment.folder / "policy.toml")),
+        ("profile", f"{deployment.profile}  (for chorister.connect)"),
+        ("devices", f"{devices:,} simulated" if devices else "none; --fleet N adds simulated ones"),
+        ("stop", f"chorister down {deployment.folder}"),
+    ]
+    console.print("New keys, tokens and a sample policy." if new else "It goes on where it was.")
+    for name, value in lines:
+        console.print(f"  {name:<13}{escape(value)}", highlight=False, soft_wrap=True)

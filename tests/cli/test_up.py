@@ -1,0 +1,77 @@
+"""`chorister up`, again, `down`, and up once more: it goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from chorister.cli import app
+from chorister.fleet.deployment import Deployment
+from chorister.fleet.supervisor import running_pid
+
+RUNNER = CliRunner()
+
+
+def call(*arguments: str, code: int = 0) -> dict[str, Any]:
+    run = RUNNER.invoke(app, [*arguments, "--json"])
+    assert run.exit_code == code, run.output + run.stderr
+    answer: dict[str, Any] = json.loads(run.stdout)
+    return answer
+
+
+def entries(up: dict[str, Any]) -> int:
+    with urllib.request.urlopen(f"{up['registry']}status") as answer:  # noqa: S310 (loopback)
+        return int(json.load(answer)["entries"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "here"
+    yield folder
+    if Deployment.exists(folder):
+        RUNNER.invoke(app, ["down", str(folder)])
+
+
+def test_it_goes_on_where_it_was(folder: Path) -> None:
+    where = str(folder)
+    first = call("up", where, "--fleet", "3")
+    assert first["new"]
+    assert first["devices"] == 3
+    assert Path(first["token"]).stat().st_mode & 0o777 == 0o600
+    logged = entries(first)
+    assert logged >= 2  # both aggregators' keys
+
+    again = call("up", where)  # it runs: nothing is started twice
+    assert again == {**first, "new": False}
+    pid = running_pid(Deployment.open(folder))
+    assert pid
+    healthy = call("doctor", where)
+    assert healthy["healthy"]
+    assert {each["what"] for each in healthy["findings"]} >= {"processes", "log", "sandbox"}
+
+    assert call("down", where) == {"stopped": True}
+    assert call("down", where) == {"stopped": False}
+    assert running_pid(Deployment.open(folder)) is None
+    assert not call("doctor", where, code=1)["healthy"]
+
+    second = call("up", where)
+    assert second == {**first, "new": False}
+    assert running_pid(Deployment.open(folder)) != pid
+    assert entries(second) == logged
+    assert call("down", where) == {"stopped": True}
+
+
+def test_what_can_not_be_is_said_in_one_line(folder: Path) -> None:
+    for command in ("down", "doctor"):
+        run = RUNNER.invoke(app, [command, str(folder)])
+        assert run.exit_code == 2
+        assert "there is no deployment" in run.stderr
+    run = RUNNER.invoke(app, ["doctor", str(folder), "--config", "x.toml"])
+    assert run.exit_code == 2
+    assert "not both" in run.stderr
