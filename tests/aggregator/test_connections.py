@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -18,7 +19,7 @@ QUICK = Deadlines(header=1.0, body=1.5, answer=2.0, head_bytes=2_000)
 
 
 async def echo_length(scope, receive, send):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN201
-    """Answers with the length of the body; on /never it does not answer."""
+    """Answers with the body's length, on /fields with that of the head; on /never not at all."""
     if scope["path"] == "/never":
         await receive()
         await receive()
@@ -28,6 +29,8 @@ async def echo_length(scope, receive, send):  # type: ignore[no-untyped-def] # n
         message = await receive()
         size += len(message.get("body", b""))
         more = message.get("more_body", False)
+    if scope["path"] == "/fields":
+        size = len(scope["headers"])
     body = str(size).encode()
     headers = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -42,6 +45,7 @@ def port() -> Iterator[int]:
         http=guarded_protocol(QUICK),
         log_config=None,
         lifespan="off",
+        ws="none",
         access_log=False,
         timeout_keep_alive=3,
         timeout_graceful_shutdown=1,
@@ -121,6 +125,63 @@ def test_a_head_is_not_endless(port: int) -> None:
             for number in range(2_000):
                 connection.sendall(b"X-%d: %s\r\n" % (number, b"y" * 100))
         assert seconds_until_cut(connection) < 5
+
+
+CHUNKED = b"POST %s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        (b"0\r\n", b"A: b\r\n" * 100),  # trailers without end
+        (b"0\r\nA: ", b"b" * 600),  # one trailer without end
+        (b"5;a=", b"b" * 600),  # a chunk that never says what it holds
+    ],
+)
+def test_what_is_no_body_is_not_endless(port: int, begin: bytes, more: bytes) -> None:
+    with connected(port) as connection:
+        connection.sendall(CHUNKED % b"/never" + begin)
+        sent = 0
+        with contextlib.suppress(OSError):
+            while sent < 300_000:  # within the deadline of the body
+                connection.sendall(more)
+                sent += len(more)
+                time.sleep(0.001)
+        assert sent < 300_000
+
+
+def test_empty_lines_between_requests_are_not_endless(port: int) -> None:
+    with connected(port) as connection:
+        connection.sendall(CHUNKED % b"/" + b"0\r\n\r\n")
+        assert b"200" in answer(connection)
+        assert seconds_until_cut(connection, b"\r\n" * 400) < 2
+
+
+def test_chunks_are_a_body_however_many(port: int) -> None:
+    with connected(port) as connection:
+        connection.sendall(CHUNKED % b"/")
+        for _ in range(300):
+            connection.sendall(b"a\r\n0123456789\r\n")
+        connection.sendall(b"0\r\nA: b\r\n\r\n")
+        assert answer(connection).endswith(b"\r\n\r\n3000")
+
+
+def test_trailers_are_no_header_fields(port: int) -> None:
+    with connected(port) as connection:
+        connection.sendall(CHUNKED % b"/fields" + b"0\r\nAuthorization: b\r\n\r\n")
+        assert answer(connection).endswith(b"\r\n\r\n2")
+
+
+def test_another_protocol_is_not_spoken_nor_logged(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with connected(port) as connection:
+        connection.sendall(
+            b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+        )
+        assert b"200" in answer(connection)
+    assert not [each for each in caplog.messages if "pgrade" in each or "WebSocket" in each]
 
 
 def test_whoever_is_answered_early_may_not_trickle_on(port: int) -> None:

@@ -389,6 +389,41 @@ def test_a_helper_that_is_away_is_asked_again_with_the_same_bytes(
     assert len(set(requests)) == 2
 
 
+def test_a_job_that_the_helper_refuses_says_nothing_of_the_helper(
+    pair: Pair, task: KnownTask
+) -> None:
+    """Else one such task would make the leader pause with all of them."""
+    errors = [ProblemError(Problem.INVALID_TASK, "never heard of it"), Unreachable("away")]
+
+    def refuse(_: bytes) -> None:
+        if errors:
+            raise errors.pop(0)
+
+    pair.wire.before = refuse
+    pair.upload(task, *pair.reports(task, one_bit(4, [0])))
+    (job,) = pair.leader.create_aggregation_jobs(10)
+    refused, away, served = (pair.leader.step(job) for _ in range(3))
+    assert (refused.done, refused.peer) == (False, False)
+    assert (away.done, away.peer) == (False, True)
+    assert served.done
+
+
+def test_thousands_of_tiny_reports_are_refused_at_once(pair: Pair, task: KnownTask) -> None:
+    """Few wrong ones are named one by one; of that many none is looked at."""
+    (report,) = pair.reports(task, one_bit(4, [0]))
+    sealed = b"\x01\0\1x\0\0\0\1y"
+    tiny = report[16:24] + b"\0\0" + b"\0\0\0\0" + 2 * sealed
+
+    def tinies(count: int) -> bytes:
+        return b"".join(os.urandom(16) + tiny for _ in range(count))
+
+    few = pair.upload(task, report, tinies(9))
+    assert [status.error for status in few.statuses] == 9 * [ReportError.INVALID_MESSAGE]
+    with pytest.raises(ProblemError, match="hold no 5000 reports") as refused:
+        pair.leader.check_upload(task, tinies(5000))
+    assert refused.value.problem == Problem.INVALID_MESSAGE
+
+
 def test_a_garbled_share_is_asked_for_again(pair: Pair, task: KnownTask) -> None:
     liar = LyingHelper(pair)
     pair.wire = liar  # type: ignore[assignment]

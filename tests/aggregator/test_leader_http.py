@@ -18,6 +18,7 @@ from chorister.dap.draft import (
     COLLECTION_JOB_RESPONSE,
     HPKE_CONFIG_LIST,
     PROBLEM,
+    TASKPROV_HEADER,
     UPLOAD_ERRORS,
     UPLOAD_REQUEST,
     Problem,
@@ -162,7 +163,7 @@ def test_media_types_are_compared_as_http_does(pair: InProcessPair, task: Task) 
 @pytest.mark.parametrize(
     ("method", "rest", "status"),
     [
-        ("GET", "reports", 404),
+        ("GET", "reports", 405),
         ("PUT", "collection_jobs", 405),
         ("GET", "collection_jobs", 405),
         ("POST", "aggregation_jobs", 404),  # the helper's
@@ -322,6 +323,72 @@ def test_bodies_that_are_still_arriving_have_bounded_room(pair: InProcessPair, t
     routes.held_bytes, before = 1000, routes.held_bytes
     try:
         assert asyncio.run(answer(b"x", bytes(2000)))[0]["status"] == 503
+        # What waits for its look in a thread is in memory, too.
+        routes._held, routes.held_bytes = 1000, 1500
+        assert asyncio.run(answer(bytes(600), bytes(10)))[0]["status"] == 503
+        routes._held = 0
+        routes.upload_bytes, longest = 2000, routes.upload_bytes
+        assert asyncio.run(answer(bytes(1000), bytes(1001)))[0]["status"] == 413
+        routes.upload_bytes = longest
     finally:
         routes.held_bytes = before
     assert routes._held == 0
+
+
+def test_a_large_body_counts_until_it_is_queued(pair: InProcessPair, task: Task) -> None:
+    routes = pair.leader.app._routes  # type: ignore[attr-defined]
+    held: list[int] = []
+    check = routes.leader.check_upload
+
+    def looking(*arguments: Any) -> Any:
+        held.append(routes._held)
+        return check(*arguments)
+
+    (report,) = pair.seal(task, [1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(routes.leader, "check_upload", looking)
+        many = report * (300_000 // len(report))
+        pair.upload(task, many)
+        pair.upload(task, report)
+    assert held == [len(many), 0]
+    assert routes._held == 0
+
+
+def test_only_the_devices_spelling_of_a_task_is_remembered(pair: InProcessPair, task: Task) -> None:
+    """Whatever else may stand in the field would fill the memory, as varied as anybody likes."""
+    found = pair.leader.app._routes.gate._found  # type: ignore[attr-defined]
+    (report,) = pair.seal(task, [1])
+    (canonical,) = advertise(task.configuration.encode()).values()
+    assert pair.upload(task, report).status_code == 200
+    before = len(found)
+    for value in ("junk", f"{canonical};a=1", f"{canonical};a=2", "z" * 60_000, ":" * 20_000):
+        answer = pair.upload(task, report, **{TASKPROV_HEADER: value})
+        assert answer.status_code == 200  # it is ignored, or says the same
+    assert len(found) == before
+
+
+def test_a_slash_too_many_leads_nowhere(pair: InProcessPair) -> None:
+    for service in (pair.leader, pair.helper):
+        answer = pair.request(
+            "GET", f"{service.config.url}hpke_config/", headers={"Host": "evil.example"}
+        )
+        assert answer.status_code == 404
+        assert "location" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("method", "rest", "allowed"),
+    [
+        ("GET", "reports", {"POST"}),
+        ("PUT", "reports", {"POST"}),
+        ("DELETE", "collection_jobs", {"POST"}),
+        ("PUT", "collection_jobs/AAAAAAAAAAAAAAAAAAAAAA", {"GET", "HEAD", "DELETE"}),
+    ],
+)
+def test_wrong_methods(
+    pair: InProcessPair, task: Task, method: str, rest: str, allowed: set[str]
+) -> None:
+    answer = pair.request(method, url(pair, task, rest))
+    assert answer.status_code == 405
+    assert answer.headers["content-type"] == PROBLEM
+    assert {each.strip() for each in answer.headers["allow"].split(",")} == allowed

@@ -35,10 +35,10 @@ def lines(stream: io.StringIO) -> list[dict[str, object]]:
 
 
 def test_a_line_has_known_names_only(stream: io.StringIO) -> None:
-    get_logger().info("did something", count=3, task="ab", client="203.0.113.7", token=b"secret")
+    get_logger().info("did something", retry_in=3, task="ab", client="203.0.113.7", token=b"secret")
     (line,) = lines(stream)
     assert line["error"] == "fields left out: client, token"
-    assert (line["event"], line["count"], line["level"]) == ("did something", 3, "info")
+    assert (line["event"], line["retry_in"], line["level"]) == ("did something", 3, "info")
     assert "203.0.113.7" not in stream.getvalue()
     assert "secret" not in stream.getvalue()
 
@@ -68,6 +68,22 @@ def test_libraries_log_their_fixed_words_only(stream: io.StringIO) -> None:
     assert (line["event"], line["kind"]) == ("Invalid request from %s", "uvicorn.error")
 
 
+def test_libraries_repeat_themselves_in_numbers_only(stream: io.StringIO) -> None:
+    now = [0.0]
+    root = logging.getLogger()
+    for handler in [each for each in root.handlers if isinstance(each, logs._ToStructlog)]:
+        handler._clock = lambda: now[0]
+    for _ in range(1000):
+        logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+    logging.getLogger("uvicorn.error").warning("Exceeded concurrency limit.")
+    now[0] = 61
+    logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+    first, other, again = lines(stream)
+    assert "repeated" not in first
+    assert other["event"] == "Exceeded concurrency limit."
+    assert (again["event"], again["repeated"]) == (first["event"], 999)
+
+
 @pytest.mark.usefixtures("stream")
 def test_text_is_written_without_values_too() -> None:
     stream = io.StringIO()
@@ -90,7 +106,7 @@ def test_every_call_in_the_source_uses_known_names() -> None:
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
                 continue
             target = ast.unparse(node.func.value)
-            if node.func.attr in {"info", "warning", "error", "debug"} and "log" in target:
+            if node.func.attr in {"info", "warning", "error", "debug", "log"} and "log" in target:
                 found |= {keyword.arg for keyword in node.keywords}
-    assert found - {"exc_info"} <= FIELDS
-    assert {"task", "kind", "error"} <= found
+    of_every_line = {"event", "frames", "level", "timestamp"}
+    assert found - {"exc_info", None} | {"repeated"} | of_every_line == FIELDS

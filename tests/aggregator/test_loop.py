@@ -38,10 +38,16 @@ class Told:
     most: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     step_hook: Callable[[], Outcome | None] = lambda: None
+    refused: set[Ref] = field(default_factory=set)
+    refusal: Exception | None = None
+    tries: dict[Ref, list[float]] = field(default_factory=dict)
+    creation_failures: list[Exception] = field(default_factory=list)
     created: int = 0
 
     def create_aggregation_jobs(self, limit: int) -> list[Ref]:
         made: list[Ref] = []
+        if self.creation_failures:
+            raise self.creation_failures.pop()
         with self.lock:
             while self.waiting and len(made) < limit:
                 self.created += 1
@@ -60,6 +66,11 @@ class Told:
             self.most = max(self.most, self.stepping)
         try:
             time.sleep(0.005)
+            self.tries.setdefault(ref, []).append(time.monotonic())
+            if ref in self.refused:
+                if self.refusal is not None:
+                    raise self.refusal
+                return Outcome(done=False, why="refused")
             outcome = self.step_hook()
             if outcome is not None:
                 return outcome
@@ -164,6 +175,52 @@ def test_a_failing_step_is_tried_again(told: Told, error: Exception) -> None:
     wait_until(lambda: told.verified == [1], "the second try", 20)
     loop.stop()
     assert b'chorister_jobs_total{kind="aggregate",outcome="failed"} 1.0' in metrics.text()
+
+
+@pytest.mark.parametrize("error", [ServiceError("the disk is full"), RuntimeError("a bug")])
+def test_reports_are_not_forgotten_when_jobs_can_not_be_made(told: Told, error: Exception) -> None:
+    told.creation_failures = [error]
+    told.upload(1)
+    loop = JobLoop(told, Metrics(), linger=0)
+    loop.start()
+    begun = time.monotonic()
+    wait_until(lambda: told.verified == [1], "the second try", 10)
+    loop.stop()
+    assert time.monotonic() - begun < 4  # before the next look at everything
+
+
+def test_reports_that_another_process_took_are_found(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chorister.aggregator.loop._IDLE", 0.5)
+    loop = JobLoop(told, Metrics(), linger=0)
+    loop.start()
+    wait_until(lambda: loop.idle, "the first look", 10)
+    told.upload(1)  # and nobody tells the loop
+    wait_until(lambda: told.verified == [1], "the next look", 10)
+    loop.stop()
+
+
+@pytest.mark.parametrize("error", [None, ServiceError("a row is broken"), RuntimeError("a bug")])
+def test_a_job_that_fails_delays_itself_alone(told: Told, error: Exception | None) -> None:
+    told.refusal = error
+    bad = (b"other", b"bad")
+    told.jobs[bad] = [-1]
+    told.refused.add(bad)
+    loop = JobLoop(told, Metrics(), linger=0)
+    loop.start()
+    wait_until(lambda: len(told.tries.get(bad, ())) >= 3, "three tries", 20)
+    for number in range(5):
+        begun = time.monotonic()
+        told.upload(number)
+        loop.reports_arrived()
+        wait_until(lambda: len(told.verified) > number, "a good report", 10)  # noqa: B023
+        assert time.monotonic() - begun < 0.5
+    tries = told.tries[bad]
+    assert tries[2] - tries[1] > tries[1] - tries[0] > 0.3
+    told.refused.clear()
+    wait_until(lambda: -1 in told.verified, "another try of the job", 20)
+    loop.stop()
 
 
 def test_stopping_waits_for_the_step_under_way(told: Told) -> None:

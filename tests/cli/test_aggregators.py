@@ -195,6 +195,10 @@ def test_tasks(tmp_path: Path) -> None:
         text = CliRunner().invoke(app, ["tasks", *command, *config])
         assert text.exit_code == 0, text.output
         assert words in text.output
+    for odd in ("-", "-A", "--x", f"-{ids[0][1:]}"):  # an id may begin with a dash
+        none = CliRunner().invoke(app, ["tasks", "show", odd, *config])
+        assert none.exit_code == 2
+        assert "0 tasks have an id that begins with -" in " ".join(none.output.split())
     ambiguous = CliRunner().invoke(app, ["tasks", "show", "", *config])
     assert ambiguous.exit_code == 2
     assert "5 tasks have an id" in " ".join(ambiguous.output.split())

@@ -195,7 +195,7 @@ class AggregationJobs:
         try:
             return self._step(task, ref, reports, row.request_digest)
         except (DecodeError, ProblemError, Unreachable) as error:
-            return self._failed(ref, str(error), peer=not isinstance(error, DecodeError))
+            return self._failed(ref, str(error), peer=isinstance(error, Unreachable))
 
     def _step(self, task: KnownTask, ref: JobRef, reports: bytes, sent: bytes | None) -> Step:
         job = task.binding.leader_initialize(

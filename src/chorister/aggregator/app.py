@@ -10,6 +10,7 @@ them too: never a traceback, and no detail of what went wrong inside.
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
@@ -110,8 +111,6 @@ def base_routes(
 
 def json_answer(value: Mapping[str, object]) -> Answer:
     """One JSON object."""
-    import json
-
     return made(json.dumps(value).encode(), media_type="application/json")
 
 
@@ -136,8 +135,11 @@ def build_starlette(
         async with lifespan():
             yield
 
-    return Starlette(
+    app = Starlette(
         routes=list(routes),
         exception_handlers={HTTPException: no_such_request},
         lifespan=whole_life,
     )
+    # It would send clients to whatever host they say they asked, without TLS behind a proxy.
+    app.router.redirect_slashes = False
+    return app

@@ -1,8 +1,10 @@
 """Connections of clients who are slow, or who never stop talking, are cut.
 
 Uvicorn limits the time between requests and nothing else. This protocol adds three deadlines (for
-a request's head, for its body, for the whole exchange) and a limit on the head's size. There is no
-timer a request: each connection looks at its own deadline about once a second.
+a request's head, for its body, for the whole exchange) and a limit on all that is no body: heads,
+the framing of chunks, trailers. There is no timer a request: each connection looks at its own
+deadline about once a second. Trailers are read and forgotten; uvicorn would take them for header
+fields, behind the back of a proxy that checked those.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _LINGER: Final = 15.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deadlines:
-    """Seconds, and bytes of a head."""
+    """Seconds, and bytes of a head, or of whatever else brings no body along."""
 
     header: float = 10.0
     body: float = 30.0
@@ -37,7 +39,7 @@ class _Guarded(HttpToolsProtocol):
     deadlines: ClassVar[Deadlines] = Deadlines()
 
     _deadline: float = math.inf
-    _head: int = 0  # bytes so far, while a head is read
+    _overhead: int = 0  # bytes since a request began, its head ended or a part of its body came
     _in_head: bool = True
     _unfinished: bool = False  # a request whose body has not ended
     _look: asyncio.TimerHandle | None = None
@@ -54,23 +56,31 @@ class _Guarded(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._in_head:
-            self._head += len(data)
-            if self._head > self.deadlines.head_bytes + len(data):
-                self.transport.abort()
-                return
+        self._overhead += len(data)
+        if self._overhead > self.deadlines.head_bytes + len(data):
+            self.transport.abort()
+            return
         super().data_received(data)
 
     def on_message_begin(self) -> None:
         self._in_head = self._unfinished = True
-        self._head = 0
+        self._overhead = 0
         self._expect(self.deadlines.header)
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._overhead = 0
         self._expect(self.deadlines.body)
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._overhead = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._unfinished = False
@@ -85,6 +95,9 @@ class _Guarded(HttpToolsProtocol):
             self._expect(self.deadlines.answer)
         elif not self._unfinished:
             self._deadline = math.inf  # idle: uvicorn's keep-alive timer sees to it
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: whoever asks for another protocol is answered in this one."""
 
     def _expect(self, seconds: float) -> None:
         self._deadline = self.loop.time() + seconds

@@ -19,8 +19,8 @@ from chorister.canonical import b64url_decode
 from chorister.clock import Clock
 from chorister.dap.draft import TASK_ID_BYTES, TASKPROV_HEADER, Problem
 from chorister.dap.media import is_media_type
-from chorister.dap.task import task_id
-from chorister.dap.taskprov import advertised
+from chorister.dap.task import TaskConfiguration, task_id
+from chorister.dap.taskprov import advertise, advertised
 from chorister.errors import DecodeError, ProblemError
 
 __all__ = ["Gate", "Heads", "check_media_type", "identifier", "read_body", "read_heads"]
@@ -95,10 +95,18 @@ class Gate:
                 "no recipe in the log that this aggregator serves has this task, or it has ended",
                 task_id=identity,
             )
-        self._found[text, advertisement] = task
-        while len(self._found) > _REMEMBERED:
-            self._found.popitem(last=False)
+        if advertisement is None or advertisement == _as_devices_do(configuration):
+            self._found[text, advertisement] = task
+            while len(self._found) > _REMEMBERED:
+                self._found.popitem(last=False)
         return task
+
+
+def _as_devices_do(configuration: TaskConfiguration | None) -> bytes | None:
+    """The one spelling that is remembered: whoever varies it fills nobody's memory."""
+    if configuration is None:
+        return None
+    return advertise(configuration.encode())[TASKPROV_HEADER].encode()
 
 
 def _task_id(text: str) -> bytes:

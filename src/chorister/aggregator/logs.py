@@ -9,8 +9,10 @@ and the value is left out.
 from __future__ import annotations
 
 import logging
+import math
 import sys
-from collections.abc import MutableMapping
+import time
+from collections.abc import Callable, MutableMapping
 from typing import Any, Final, TextIO
 
 import structlog
@@ -20,35 +22,29 @@ __all__ = ["FIELDS", "configure_logs", "get_logger"]
 FIELDS: Final = frozenset(
     {
         "aggregator",
-        "batch",
-        "bytes",
         "checkpoint_size",
         "config_id",
-        "count",
-        "deleted",
         "entry",
         "error",
         "event",
         "frames",
         "kind",
         "level",
-        "not_after",
-        "problem",
         "reason",
-        "recipe",
+        "repeated",
         "retry_in",
         "route",
-        "seconds",
-        "status",
         "task",
         "timestamp",
-        "url",
         "waiting_for",
     }
 )
 """Every name that a line may carry; a test compares it with the calls in the source."""
 
 _LONGEST: Final = 500
+_ONCE_IN: Final = 60.0
+"""Seconds between two lines of a library that say the same."""
+_KEPT: Final = 256
 
 
 def _only_known(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -70,12 +66,29 @@ def _plain(value: object) -> object:
 
 
 class _ToStructlog(logging.Handler):
-    """What libraries log, in the same form."""
+    """What libraries log, in the same form; the same words once in a while only.
+
+    Anybody can make uvicorn complain of a malformed request, as often as he likes.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._said: dict[tuple[str, str], tuple[float, int]] = {}  # when last, how often since
 
     def emit(self, record: logging.LogRecord) -> None:
-        log = structlog.get_logger()
         # Their arguments may be anything, so only the fixed part of the message is kept.
-        log.log(record.levelno, str(record.msg)[:_LONGEST], kind=record.name)
+        words = str(record.msg)[:_LONGEST]
+        now, key = self._clock(), (record.name, words)
+        last, left_out = self._said.get(key, (-math.inf, 0))
+        if now < last + _ONCE_IN:
+            self._said[key] = (last, left_out + 1)
+            return
+        if len(self._said) >= _KEPT:
+            self._said.clear()
+        self._said[key] = (now, 0)
+        more = {"repeated": left_out} if left_out else {}
+        structlog.get_logger().log(record.levelno, words, kind=record.name, **more)
 
 
 def configure_logs(*, level: str, form: str, stream: TextIO | None = None) -> None:

@@ -4,7 +4,8 @@ One thread decides, a few others work. Reports wait for company for a fraction o
 single uploads do not make single jobs; then jobs are made and stepped, several at once: while the
 helper verifies one, the leader prepares the next. A collection is stepped when one of its task's
 jobs has ended. When the helper is away, everything that needs it pauses, longer each time, and
-goes on by itself.
+goes on by itself. A job that fails for reasons of its own, or that the helper refuses, pauses
+alone: no task delays the others.
 
 Every job may run twice, here or in another process, and does no harm: the loop keeps no state that
 matters, and what it found unfinished at the start is simply stepped.
@@ -12,6 +13,7 @@ matters, and what it found unfinished at the start is simply stepped.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +31,8 @@ _IDLE: Final = 5.0
 _GATHER: Final = 0.05
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 30.0
+_LONGEST_ALONE: Final = 300.0
+"""Of one job that fails while others do not."""
 
 Ref: TypeAlias = tuple[bytes, bytes]
 """A task's id and a job's."""
@@ -49,7 +53,7 @@ class Outcome(Protocol):
 
     @property
     def peer(self) -> bool:
-        """The helper is away: back off."""
+        """The helper is away, for whatever job: leave it alone for a while."""
         ...
 
 
@@ -97,6 +101,9 @@ class JobLoop:
         self._ready: list[Ref] = []
         self._collecting: dict[Ref, Future[Outcome]] = {}
         self._finished_tasks: set[bytes] = set()
+        self._later: dict[Ref, float] = {}  # jobs that pause, and until when
+        self._resting: dict[Ref, float] = {}  # collections, in the same way
+        self._pauses: dict[Ref, float] = {}  # of what failed: how long it paused last
         self._resume = 0.0
         self._pause = _FIRST_PAUSE
         self._look_at = 0.0
@@ -133,7 +140,8 @@ class JobLoop:
     @property
     def idle(self) -> bool:
         """Nothing runs, and nothing is known to wait; for tests."""
-        return not (self._running or self._ready or self._collecting) and self._arrived is None
+        busy = self._running or self._ready or self._collecting or self._later
+        return not busy and self._arrived is None
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -159,14 +167,27 @@ class JobLoop:
         everything = now >= self._everything_at
         if everything:
             self._everything_at = now + _IDLE
-            known = {*self._running, *self._ready}
+            with self._lock:  # reports that another process took, or that were left behind
+                if self._arrived is None:
+                    self._arrived = now - self._linger
+            known = {*self._running, *self._ready, *self._later}
             self._ready += [ref for ref in self._work.unfinished_jobs() if ref not in known]
-        wait = self._gather(now)
+        for ref in [ref for ref, until in self._later.items() if until <= now]:
+            del self._later[ref]
+            self._ready.append(ref)
+        self._begin_ready()
+        wait = self._collect(now, everything=everything)
+        wait = min(wait, self._gather(now))  # last: where it fails, the rest goes on
+        self._begin_ready()
+        return max(0.0, min(wait, self._everything_at - now, self._next_retry() - now))
+
+    def _begin_ready(self) -> None:
         while self._ready and len(self._running) < self._in_flight:
             ref = self._ready.pop(0)
             self._running[ref] = self._begin("aggregate", self._work.step, ref)
-        wait = min(wait, self._collect(now, everything=everything))
-        return max(0.0, min(wait, self._everything_at - now))
+
+    def _next_retry(self) -> float:
+        return min(self._later.values(), default=math.inf)
 
     def _gather(self, now: float) -> float:
         """Make jobs of what waits, if it has waited for company, and there is room."""
@@ -176,9 +197,14 @@ class JobLoop:
         if now < arrived + self._linger:
             return arrived + self._linger - now
         with self._lock:
-            self._arrived = None
+            self._arrived = None  # before: what arrives meanwhile may be too late for this look
         room = 2 * self._in_flight
-        made = self._work.create_aggregation_jobs(room)
+        try:
+            made = self._work.create_aggregation_jobs(room)
+        except BaseException:
+            with self._lock:
+                self._arrived = arrived
+            raise
         self._ready += made
         if len(made) == room:  # there may be more
             with self._lock:
@@ -196,7 +222,8 @@ class JobLoop:
         self._asked = False
         tasks, self._finished_tasks = self._finished_tasks, set()
         for ref in self._work.pending_collections():
-            due = asked or everything or ref[0] in tasks
+            rested = self._resting.get(ref, now) <= now
+            due = ref[0] in tasks or ((asked or everything) and rested)
             if due and ref not in self._collecting:
                 self._collecting[ref] = self._begin("collect", self._work.step_collection, ref)
             elif due:
@@ -221,42 +248,65 @@ class JobLoop:
 
     def _reap(self, now: float) -> None:
         for ref in [ref for ref, future in self._running.items() if future.done()]:
-            if self._settle("aggregate", ref, self._running.pop(ref), now):
+            until = self._settle("aggregate", ref, self._running.pop(ref), now)
+            if until is None:
                 self._finished_tasks.add(ref[0])
+            else:
+                self._later[ref] = until
         for ref in [ref for ref, future in self._collecting.items() if future.done()]:
-            self._settle("collect", ref, self._collecting.pop(ref), now)
+            until = self._settle("collect", ref, self._collecting.pop(ref), now)
+            if until is None:
+                self._resting.pop(ref, None)
+            else:
+                self._resting[ref] = until
 
-    def _settle(self, kind: str, ref: Ref, future: Future[Outcome], now: float) -> bool:
-        """Note what became of a step; whether it came to its end."""
+    def _settle(self, kind: str, ref: Ref, future: Future[Outcome], now: float) -> float | None:
+        """Note what became of a step; when to try it again, None if it came to its end.
+
+        A collection waits for reports, mostly, and is looked at whenever there are more of them.
+        """
         try:
             outcome = future.result()
         except ChoristerError as error:
-            self._hold(now)
+            until = self._pause_alone(ref, now)
             self._log.warning(
                 "a job failed",
                 kind=kind,
                 task=ref[0].hex(),
                 reason=type(error).__name__,
                 error=str(error),
-                retry_in=round(self._resume - now, 1),
+                retry_in=round(until - now, 1),
             )
-            return False
+            return until
         except Exception as error:
-            self._hold(now)
             self._log.error("a job failed, by a bug in Chorister", kind=kind, exc_info=error)
-            return False
-        if outcome.peer:
+            return self._pause_alone(ref, now)
+        if outcome.done:
+            self._pauses.pop(ref, None)
+            if kind == "aggregate":
+                self._pause = _FIRST_PAUSE
+            return None
+        if not outcome.peer and kind == "collect":
+            return now
+        if outcome.peer and kind == "aggregate":
             self._hold(now)
-            self._log.warning(
-                "a job waits for the helper",
-                kind=kind,
-                task=ref[0].hex(),
-                reason=outcome.why,
-                retry_in=round(self._resume - now, 1),
-            )
-        elif outcome.done and kind == "aggregate":
-            self._pause = _FIRST_PAUSE
-        return outcome.done
+            until = self._resume
+        else:  # the helper may refuse one collection while it helps with everything else
+            until = self._pause_alone(ref, now)
+        self._log.warning(
+            "a job waits for the helper" if outcome.peer else "a job does not step",
+            kind=kind,
+            task=ref[0].hex(),
+            reason=outcome.why,
+            retry_in=round(until - now, 1),
+        )
+        return until
+
+    def _pause_alone(self, ref: Ref, now: float) -> float:
+        """One job pauses, longer each time; until when."""
+        last = self._pauses.get(ref)
+        self._pauses[ref] = _FIRST_PAUSE if last is None else min(2 * last, _LONGEST_ALONE)
+        return now + self._pauses[ref]
 
     def _hold(self, now: float) -> None:
         """Leave the helper alone for a while, longer each time."""

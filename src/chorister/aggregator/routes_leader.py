@@ -23,7 +23,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route
 
-from chorister.aggregator.answers import ACCEPTED, Answer, made
+from chorister.aggregator.answers import ACCEPTED, Answer, made, refusal
 from chorister.aggregator.app import build_starlette, endpoint, failure, json_answer
 from chorister.aggregator.asgi import Receive, Scope, Send
 from chorister.aggregator.auth import CREDENTIAL_HEADER, Bearers, UploadCredential
@@ -53,8 +53,9 @@ __all__ = ["LeaderApp", "LeaderRoutes"]
 
 _UPLOAD_TYPE: Final = UPLOAD_REQUEST.encode()
 _COLLECTION_BYTES: Final = 65_536
-_LARGE: Final = 1 << 18
 _SOON: Final = "1"
+_LARGE: Final = 1 << 17
+_LARGE_AT_ONCE: Final = 2
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _GONE: Final = Answer(499, ())  # the sender went away: nobody reads it
 
@@ -76,9 +77,12 @@ class LeaderRoutes:
     slow_credential: UploadCredential | None = None
     collection_asked: Callable[[], None] = lambda: None
     _uploads: re.Pattern[str] = field(init=False)
+    _threads: anyio.CapacityLimiter = field(init=False)
 
     def __post_init__(self) -> None:
         self._held = 0
+        # Of their own, so that large uploads take no thread from other requests.
+        self._threads = anyio.CapacityLimiter(_LARGE_AT_ONCE)
         self._uploads = re.compile(re.escape(self.prefix) + r"tasks/([^/]+)/reports")
         self._accepted = self.metrics.requests.labels("reports", "200")
         self._stored = self.metrics.reports.labels("stored")
@@ -107,9 +111,7 @@ class LeaderRoutes:
     # --- uploads --------------------------------------------------------------------------------
 
     def upload_task(self, scope: Scope) -> str | None:
-        """The task's id, as it stands in the URL, if this is an upload."""
-        if scope["method"] != "POST":
-            return None
+        """The task's id, as it stands in the URL, if it is the URL of uploads."""
         found = self._uploads.fullmatch(scope["path"])
         return None if found is None else found[1]
 
@@ -121,6 +123,9 @@ class LeaderRoutes:
         send: Send,
     ) -> None:
         """One upload, from its first byte to its answer."""
+        if scope["method"] != "POST":
+            await self._wrong_method(scope["method"]).send(send)
+            return
         try:
             answer = await self._upload(
                 text, read_heads(scope["headers"], CREDENTIAL_HEADER), receive
@@ -133,6 +138,11 @@ class LeaderRoutes:
             self.metrics.requests.labels("reports", str(answer.status)).inc()
         if answer is not _GONE:
             await answer.send(send)
+
+    def _wrong_method(self, method: str) -> Answer:
+        self.metrics.requests.labels("reports", "405").inc()
+        error = ProblemError(None, f"method not allowed: {method}", status=405)
+        return refusal(error, {"allow": "POST"})
 
     async def _upload(self, text: str, heads: Heads, receive: Receive) -> Answer:
         if self.credential is not None or self.slow_credential is not None:
@@ -153,6 +163,8 @@ class LeaderRoutes:
             body = whole
         elif message["type"] == "http.disconnect":
             return _GONE
+        elif len(body) > self.upload_bytes:  # undeclared, and yet in one part
+            raise self._too_long()
         return await self._store(task, body)
 
     async def _rest_of(self, body: bytes, receive: Receive) -> bytes | None:
@@ -161,7 +173,8 @@ class LeaderRoutes:
         What all of them hold together is bounded, by what has arrived and not by what was
         announced: whoever trickles takes no room from others.
         """
-        parts, size, more = [body], 0, True
+        parts, size, more = [body], len(body), True
+        self._held += size
         try:
             while more:
                 message = await receive()
@@ -170,7 +183,7 @@ class LeaderRoutes:
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
                 self._held += len(parts[-1])
-                if size + len(body) > self.upload_bytes:
+                if size > self.upload_bytes:
                     raise self._too_long()
                 if self._held > self.held_bytes:
                     raise QueueFull
@@ -182,8 +195,14 @@ class LeaderRoutes:
     async def _store(self, task: KnownTask, body: bytes) -> Answer:
         if len(body) < _LARGE:
             plan = self.leader.check_upload(task, body)
-        else:  # many reports: the look takes its time
-            plan = await anyio.to_thread.run_sync(self.leader.check_upload, task, body)
+        else:  # many reports: the look takes its time, and the body counts until it is queued
+            self._held += len(body)
+            try:
+                plan = await anyio.to_thread.run_sync(
+                    self.leader.check_upload, task, body, limiter=self._threads
+                )
+            finally:
+                self._held -= len(body)
         errors = await self.queue.put(plan, len(body))
         refused = len(errors.statuses)
         if not refused:

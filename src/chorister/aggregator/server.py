@@ -30,6 +30,8 @@ from chorister.errors import ServiceError
 __all__ = ["serve"]
 
 _GRACE: Final = 30
+_OTHER_FILES: Final = 512
+"""Open files beside the clients' connections: the database's, those to the helper, listeners."""
 _COLLECT: Final = (50_000, 20, 50)
 _SWITCH_SECONDS: Final = 0.0005
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -46,6 +48,7 @@ def serve(
     """Serve until told to stop. `ready` is told the address, for the system may choose the port."""
     configure_logs(level=config.log_level, form=config.log_format)
     check_tls(config)
+    allow_connections(config.connections)
     # A thread that comes back from the database waits this long for the event loop to let go of
     # the interpreter, statement by statement; Python's own 5 ms would be most of a transaction.
     sys.setswitchinterval(_SWITCH_SECONDS)
@@ -149,6 +152,25 @@ def _calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_COLLECT)
+
+
+def allow_connections(connections: int) -> None:
+    """Raise the limit on open files to what so many connections need, or say that it can't be."""
+    if sys.platform == "win32":  # no such limit
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ServiceError(
+            f"connections: {connections} need {needed} open files and the system allows {hard}; "
+            f"raise the limit (ulimit -n, LimitNOFILE=), or set connections to at most "
+            f"{max(hard - _OTHER_FILES, 1)}"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def check_tls(config: LeaderConfig | HelperConfig) -> None:

@@ -23,10 +23,10 @@ from chorister.aggregator.hpke_keys import KeyRing
 from chorister.aggregator.schema import BatchState, report_blobs, segments
 from chorister.aggregator.tasks import MAX_SKEW, KnownTask
 from chorister.clock import Clock
-from chorister.dap.draft import REPORT_ID_BYTES, ReportError
+from chorister.dap.draft import REPORT_ID_BYTES, Problem, ReportError
 from chorister.dap.messages import ReportUploadStatus, UploadErrors
 from chorister.dap.problems import invalid_message
-from chorister.errors import DecodeError
+from chorister.errors import DecodeError, ProblemError
 
 __all__ = ["UploadPlan", "Uploads", "job_capacity"]
 
@@ -34,6 +34,7 @@ _MAX_JOB_REPORTS: Final = 500
 _MAX_JOB_BYTES: Final = 16 << 20
 """Of output shares, which wait in memory until the helper has answered."""
 _MAX_SEGMENT_REPORTS: Final = 64
+_MANY: Final = 256
 _SEGMENT_ID_BYTES: Final = 16
 
 
@@ -68,6 +69,7 @@ class Uploads:
         except DecodeError as error:
             raise invalid_message(error, task_id=task.task_id) from None
         joined = headers.ids
+        self._check_number(task, len(joined) // REPORT_ID_BYTES, len(reports))
         ids = tuple(
             joined[start : start + REPORT_ID_BYTES]
             for start in range(0, len(joined), REPORT_ID_BYTES)
@@ -95,6 +97,19 @@ class Uploads:
                 errors[place] = ReportError.OUTDATED_CONFIG
             start = end
         return UploadPlan(task=task, reports=reports, ids=ids, ends=ends, errors=bytes(errors))
+
+    @staticmethod
+    def _check_number(task: KnownTask, count: int, size: int) -> None:
+        """Refuse a body most of whose reports must be too short, before each of them gets a word.
+
+        A few wrong ones among good ones are named; hundreds of thousands are somebody's game.
+        """
+        if count > _MANY and count * task.report_bytes > 2 * size:
+            raise ProblemError(
+                Problem.INVALID_MESSAGE,
+                f"{size} bytes hold no {count} reports of this task, of {task.report_bytes} each",
+                task_id=task.task_id,
+            )
 
     def store_uploads(self, plans: Sequence[UploadPlan]) -> list[UploadErrors]:
         """Store what can be stored, all in one transaction; what was refused, plan by plan.

@@ -63,7 +63,8 @@ def list_command(
     console.print(table)
 
 
-@commands.command("show")
+# An id in base64url may begin with a dash, and is no option then.
+@commands.command("show", context_settings={"ignore_unknown_options": True})
 def show_command(
     task: Annotated[str, typer.Argument(help="The task's id in base64url, or its beginning.")],
     config: Config,

@@ -17,6 +17,8 @@ __all__ = ["VERIFY_KEY_BYTES", "AdvertisedTask", "advertise", "advertised", "ver
 
 VERIFY_KEY_BYTES: Final = 32
 """Both of the pre-shared secret, as taskprov demands, and of Prio3's verification key."""
+_LONGEST: Final = 16_384
+"""Of an advertisement that is read at all; two URLs and a VDAF need a tenth of it."""
 _VERIFY_KEY_SALT: Final = sha256(b"dap-taskprov")
 
 
@@ -44,7 +46,8 @@ def advertise(configuration: bytes) -> dict[str, str]:
 
 def advertised(value: str | None) -> TaskConfiguration | None:
     """What a `DAP-Taskprov` field says; None for one that is absent or must be ignored."""
-    if value is None:
+    # Anybody may send anything, and the parser takes its time over long text that is no bytes.
+    if value is None or len(value) > _LONGEST or not value.lstrip(" ").startswith(":"):
         return None
     import http_sf  # of the `server` extra: no device gets here
 
