@@ -1,4 +1,4 @@
-"""Whatever a client sends, leader and helper count the same reports: or a batch is lost for good."""
+"""Whatever a client sends, both sides count the same reports: or a batch is lost for good."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.native.pair import (
 )
 
 LENGTH = 7
-# The encoded measurement of `bounded 7` has three bits of the weight too, all ones. Chunks are full:
-# what pads a chunk is no one, and then 0 is no proof.
+# The encoded measurement of `bounded 7` has three bits of the weight too, all ones.
+# Chunks are full, for what pads a chunk is no one, and then 0 is no proof.
 KINDS = {
     "plain": (Pair(Prio3.sum_vec(LENGTH, 1, chunk_length=7)), LENGTH),
     "bounded": (Pair(Prio3.multihot_count_vec(LENGTH, LENGTH, chunk_length=5)), LENGTH + 3),
