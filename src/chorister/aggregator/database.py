@@ -42,7 +42,7 @@ from chorister.errors import InternalError, KeyUnavailable, ServiceError, Storag
 __all__ = ["Database"]
 
 _BUSY_SECONDS: Final = 30
-# A connection for each thread that may want one: the web framework's 40, a leader's jobs, the loops.
+# A connection for each thread: the web framework's 40, a leader's 64 jobs, and the loops.
 _THREADS: Final = 112
 _PAGE_BYTES: Final = 8192
 _CACHE_KIB: Final = 65_536

@@ -225,8 +225,8 @@ class Helper:
                 task_id=task.task_id,
             )
         digest = sha256(request)
-        # The file before the database: it is written after, so what it knows the database knows too,
-        # unless that was restored.
+        # The file before the database: it is written after, so what it knows the database knows
+        # too, unless that was restored.
         released = self._collected is not None and task.task_id in self._collected
         # Looked at first, so that noise is drawn for nobody who does not get it.
         with self._database.read() as connection:

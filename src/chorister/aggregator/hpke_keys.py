@@ -94,7 +94,7 @@ class KeyRing:
     def entry(self, config: bytes, sign: Callable[[], bytes]) -> bytes:
         """The log entry of a key: signed the first time, and the same bytes ever after.
 
-        A second one, with other times, could be logged after the next key's, and bring this one back.
+        A second one, with other times, could be logged after the next key's and bring this back.
         """
         own = hpke_keys.c.config == config
         with self._database.write() as connection:
