@@ -123,7 +123,7 @@ class Apps:
             "policies": [str(self._folder / "policy.toml")],
             "registry": "https://registry.example.org/",
             "cosigning_key": "unused",
-            "head": "unused",
+            "head": str(self._folder / f"{role}-head"),
             "cosign": False,
             "run_jobs": False,
             "threads": 1,

@@ -144,3 +144,32 @@ def test_who_cosigns_must_be_in_every_policy(pair: InProcessPair) -> None:
         cosigner_identity(pair.operators.at.leader, key("helper"), policies)
     with pytest.raises(ServiceError, match="has no aggregator at"):
         cosigner_identity("https://other.example/", key("leader"), policies)
+
+
+def test_a_key_that_waits_is_submitted_again_with_the_same_bytes(pair: InProcessPair) -> None:
+    assert isinstance(pair.clock, SettableClock)
+    cosigning = pair.leader.cosigning
+    assert cosigning is not None
+    config = pair.leader.core.keys.generate()
+    first = cosigning._entry(config, NOW).encode()
+    pair.stop(pair.leader)
+    pair.leader = pair.start("leader")
+    assert pair.leader.cosigning is not None
+    assert pair.leader.cosigning._entry(config, NOW + 600).encode() == first
+
+
+def test_an_old_key_is_not_brought_back(pair: InProcessPair) -> None:
+    """A second entry for a key of ours, signed by us, is not cosigned."""
+    for _ in range(3):
+        turn(pair)
+    assert pair.leader.cosigning is not None
+    before = pair.leader.cosigning._cosigner.last
+    (config,) = pair.leader.core.keys.published()
+    again = HPKEConfigEntry(
+        aggregator=pair.operators.at.leader, not_before=NOW, not_after=NOW + DAY, config=config
+    ).signed(key("leader"))
+    pair.registry.submit(again.encode())
+    turn(pair)
+    assert pair.leader.cosigning._cosigner.last == before
+    failures = b'chorister_cosigning_failures_total{error="ForeignHPKEConfig"}'
+    assert failures in pair.leader.metrics.text()

@@ -12,12 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorister._native import HPKEKeypair, LeaderJob
+from chorister._native import HPKEKeypair, LeaderJob, hpke_seal
 from chorister.aggregator.batches import total
 from chorister.aggregator.helper import Answer
 from chorister.aggregator.tasks import KnownTask
 from chorister.canonical import sha256
-from chorister.dap.draft import Problem, ReportError, VerifyRespType
+from chorister.dap.codec import uint16, uint64, vector
+from chorister.dap.draft import (
+    VERSION_TAG,
+    Problem,
+    ReportError,
+    Role,
+    VerifyRespType,
+    input_share_info,
+)
 from chorister.dap.messages import (
     AggregateShare,
     AggregateShareReq,
@@ -42,6 +50,7 @@ from tests.aggregator.world import (
     opened,
     small_recipe,
 )
+from tests.native.hostile_client import all_ones_without_a_proof
 
 
 @pytest.fixture
@@ -365,7 +374,8 @@ def test_a_helper_that_vouches_for_an_invalid_report_convinces_no_leader(
     (status,) = pair.leader.status([task])
     # The finish message is bound to each report's proof: only the one it was made for passes.
     assert status.verified == 1
-    assert status.rejected("helper") == {"vdaf_verify_error": 3}
+    assert status.rejected("disputed") == {"vdaf_verify_error": 3}
+    assert status.rejected("helper") == {}
 
 
 def test_a_helper_that_is_away_is_asked_again_with_the_same_bytes(
@@ -480,6 +490,47 @@ def test_too_heavy_a_report_is_not_added(pair: Pair) -> None:
 
 
 _made: list[tuple[Pair, KnownTask]] = []
+
+
+@pytest.mark.parametrize(("kind", "bins"), [("plain", 4), ("bounded", 8)])
+def test_a_report_that_only_the_leader_would_refuse_ends_no_batch(
+    pair: Pair, kind: str, bins: int
+) -> None:
+    """Its proof passes under every joint randomness, and the helper's part of it is misstated."""
+    (task,) = pair.accept(small_recipe(min_cohort=3, crowd="honest", report=kind, bins=bins))
+    report_id = os.urandom(16)
+    bits = 0
+    if isinstance(task.configuration.vdaf, Prio3MultihotCountVec):
+        bits = task.configuration.vdaf.max_weight.bit_length()
+    public, leader, helper = all_ones_without_a_proof(
+        task.vdaf, VERSION_TAG + task.task_id, report_id, elements=task.vdaf.length + bits
+    )
+    public = public[:32] + bytes([public[32] ^ 1]) + public[33:]
+    metadata = report_id + uint64(task.interval.start) + uint16(0)
+    head = metadata + vector(public, prefix=4)
+    aad = task.task_id + task.configuration.encode() + head
+    sealed = [
+        hpke_seal(
+            side.keys.published()[0],
+            input_share_info(role),
+            aad,
+            uint16(0) + vector(share, prefix=4),
+        )
+        for role, side, share in (
+            (Role.LEADER, pair.leader, leader),
+            (Role.HELPER, pair.helper, helper),
+        )
+    ]
+    honest = pair.reports(task, one_bit(task.vdaf.length, [0, 1, 2]))
+    assert pair.upload(task, head + b"".join(sealed), *honest).statuses == ()
+    pair.work()
+    (status,) = pair.leader.status([task])
+    assert (status.verified, status.rejected("helper")) == (3, {"vdaf_verify_error": 1})
+    pair.collect(task)
+    pair.work()
+    found = pair.result(task)
+    assert found is not None
+    assert found[0] == 3
 
 
 def _shared() -> tuple[Pair, KnownTask]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import httpx2
 import pytest
 
@@ -148,32 +146,3 @@ def test_an_aggregate_share() -> None:
     assert [str(request.url) for request in helper.asked] == [SHARES, SHARE]
     assert helper.asked[0].headers["Content-Type"] == AGGREGATE_SHARE_REQUEST
     assert advertised(helper.asked[0].headers["DAP-Taskprov"]) == TASK.configuration
-
-
-def test_deleting_an_aggregate_share() -> None:
-    made = httpx2.Response(200, headers={"Location": SHARE}, content=b"share")
-    helper = Helper(made, httpx2.Response(204))
-    helper.client().delete_aggregate_share(TASK, b"request")
-    assert [(each.method, str(each.url)) for each in helper.asked] == [
-        ("POST", SHARES),
-        ("DELETE", SHARE),
-    ]
-
-
-GONE: list[Callable[[], Helper]] = [
-    lambda: Helper(refusal(Problem.BATCH_OVERLAP)),
-    lambda: Helper(refusal(None, 404)),
-    lambda: Helper(later(SHARE), refusal(None, 410)),
-]
-
-
-@pytest.mark.parametrize("helper", GONE)
-def test_deleting_what_is_gone(helper: Callable[[], Helper]) -> None:
-    gone = helper()
-    gone.client().delete_aggregate_share(TASK, b"request")
-    assert not gone.answers
-
-
-def test_deleting_may_be_refused() -> None:
-    with pytest.raises(ProblemError, match="401"):
-        Helper(refusal(None, 401)).client().delete_aggregate_share(TASK, b"request")

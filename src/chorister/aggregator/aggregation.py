@@ -32,7 +32,8 @@ from chorister.aggregator.tasks import KnownTask, TaskRegister
 from chorister.aggregator.uploads import job_capacity
 from chorister.canonical import sha256
 from chorister.clock import Clock
-from chorister.dap.messages import AggregationJobInitReq
+from chorister.dap.draft import VerifyRespType
+from chorister.dap.messages import AggregationJobInitReq, AggregationJobResp
 from chorister.dap.taskprov import verify_key
 from chorister.errors import DecodeError, ProblemError, Unreachable
 
@@ -211,7 +212,7 @@ class AggregationJobs:
                 return self._failed(ref, "the request would not be the one that was sent before")
             verify_resps = self._helper.create_aggregation_job(task, request)
         finished = job.finish(verify_resps, threads=self._threads)
-        return self._finish(task, ref, job, finished)
+        return self._finish(task, ref, finished, _rejections(job, verify_resps, finished))
 
     def _may_send(self, ref: JobRef, digest: bytes, sent: bytes | None) -> bool:
         """Write down, durably, what is about to be sent, unless something was sent before."""
@@ -228,13 +229,10 @@ class AggregationJobs:
         # None: another worker has finished the job, and the helper's answer will be the same.
         return sent is None or hmac.compare_digest(bytes(sent), digest)
 
-    def _finish(self, task: KnownTask, ref: JobRef, job: LeaderJob, added: Aggregated) -> Step:
-        by_helper = bytes(
-            after if not before else 0
-            for before, after in zip(job.errors, added.errors, strict=True)
-        )
-        names = {VERIFIED: added.count}
-        names |= rejections("leader", job.errors) | rejections("helper", by_helper)
+    def _finish(
+        self, task: KnownTask, ref: JobRef, added: Aggregated, rejected: dict[str, int]
+    ) -> Step:
+        names = {VERIFIED: added.count} | rejected
         with self._database.write(durable=False) as connection:
             state = batches.lock(connection, task.task_id, alone=False)
             if state is not BatchState.OPEN and state is not BatchState.FROZEN:
@@ -255,6 +253,19 @@ class AggregationJobs:
                 .values(failure=why, attempts=aggregation_jobs.c.attempts + 1)
             )
         return Step(done=False, why=why, peer=peer)
+
+
+def _rejections(job: LeaderJob, verify_resps: bytes, added: Aggregated) -> dict[str, int]:
+    """Who refused: the leader before it asked, the helper, or the leader what the helper took."""
+    counted = rejections("leader", job.errors)
+    asked = [after for before, after in zip(job.errors, added.errors, strict=True) if not before]
+    if any(asked):
+        answers = AggregationJobResp(verify_resps).responses()
+        told = [answer.kind is VerifyRespType.REJECT for answer in answers]
+        by_helper = [code for code, refused in zip(asked, told, strict=True) if refused]
+        disputed = [code for code, refused in zip(asked, told, strict=True) if not refused]
+        counted |= rejections("helper", by_helper) | rejections("disputed", disputed)
+    return counted
 
 
 def _reports_of(ref: JobRef) -> Select[bytes]:

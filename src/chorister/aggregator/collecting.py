@@ -130,6 +130,13 @@ class Collections:
         with self._database.write() as connection:
             state = batches.lock(connection, task.task_id, alone=True)
             if connection.scalar(select(collections.c.created).filter_by(**ref._asdict())):
+                # Asked again: a refusal may have been mended since, so the helper is asked again.
+                connection.execute(
+                    update(collections)
+                    .filter_by(**ref._asdict())
+                    .where(collections.c.problem.is_not(None))
+                    .values(problem=None, problem_status=None, failure=None)
+                )
                 return ref
             if state is not BatchState.OPEN and state is not BatchState.FROZEN:
                 raise ProblemError(
@@ -219,7 +226,7 @@ class Collections:
         try:
             return self._collect(task, ref, request, total, collector)
         except ProblemError as error:
-            if error.problem is None or error.status >= 500:
+            if _operators(error):
                 return self._waits(ref, f"the helper does not help yet: {error}", peer=True)
             return self._refused(ref, error)
         except (DecodeError, Unreachable) as error:
@@ -313,6 +320,15 @@ class Collections:
             return
         with self._database.write(durable=False) as connection:
             connection.execute(update(collections).filter_by(**ref._asdict()).values(failure=why))
+
+
+def _operators(error: ProblemError) -> bool:
+    """Whether a refusal goes away by itself, or when an operator mends the helper's settings."""
+    return (
+        error.problem in (None, Problem.INVALID_TASK, Problem.UNRECOGNIZED_TASK)
+        or error.status in (401, 403)
+        or error.status >= 500
+    )
 
 
 def _unfinished(connection: Connection, task_id: bytes) -> bool:

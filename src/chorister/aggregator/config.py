@@ -8,8 +8,9 @@ relative to the file.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -25,6 +26,7 @@ from chorister.policy.values import URL, Duration
 __all__ = ["AggregatorConfig", "CollectorConfig", "HelperConfig", "LeaderConfig", "load_config"]
 
 _PREFIX: Final = "CHORISTER_"
+_PASSWORD: Final = re.compile(r"//.*@")
 _SQLITE: Final = "sqlite:///"
 
 Text: TypeAlias = Annotated[
@@ -155,6 +157,11 @@ class AggregatorConfig(Model):
             check_reference(field, getattr(self, field))
         return self
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Without the password of the database."""
+        for name, value in super().__repr_args__():
+            yield name, _PASSWORD.sub("//***@", value) if name == "database" else value
+
     @property
     def prefix(self) -> str:
         """The path below which resources lie, "/" at both ends."""
@@ -208,6 +215,8 @@ class HelperConfig(AggregatorConfig):
     role: Literal["helper"]
     leader_token_digests: Annotated[tuple[Hex32, ...], Field(min_length=1, max_length=16)]
     """SHA-256 of the bearer tokens of the leader; several for rotation."""
+    collected_file: Text | None = None
+    """Which batches were released; `head` with `.collected` behind it if it is not given."""
     jobs_at_once: Annotated[Int, Field(ge=1, le=64)] = 3
     """Aggregation jobs that are verified at once; more wait."""
 
@@ -216,7 +225,14 @@ _KINDS: Final[dict[str, type[LeaderConfig] | type[HelperConfig]]] = {
     "leader": LeaderConfig,
     "helper": HelperConfig,
 }
-_PATHS: Final = ("tls_certificate", "tls_key", "ca_bundle", "cosigning_key", "head")
+_PATHS: Final = (
+    "tls_certificate",
+    "tls_key",
+    "ca_bundle",
+    "cosigning_key",
+    "head",
+    "collected_file",
+)
 _SECRETS: Final = ("at_rest_key", "verify_key", "helper_token")
 
 

@@ -23,7 +23,7 @@ from chorister.aggregator.logs import get_logger
 from chorister.aggregator.metrics import Metrics
 from chorister.canonical import b64url_decode
 from chorister.clock import Clock
-from chorister.errors import ChoristerError, DecodeError, InvalidInput, ServiceError
+from chorister.errors import ChoristerError, DecodeError, InvalidInput, ServiceError, StorageDamaged
 from chorister.policy import Policy
 from chorister.recipe import SignedRecipe
 from chorister.transparency.checkpoint import Checkpoint, SignedCheckpoint
@@ -35,7 +35,12 @@ from chorister.transparency.cosigner import (
     adopt_head,
     create_head,
 )
-from chorister.transparency.entries import HPKEConfigEntry
+from chorister.transparency.entries import (
+    HPKEConfigEntry,
+    RecipeEntry,
+    open_recipe,
+    parse_entry,
+)
 from chorister.transparency.head import Head
 from chorister.transparency.note import MAX_NOTE
 from chorister.transparency.sources import HTTPSource
@@ -51,6 +56,10 @@ class Keys(Protocol):
 
     def generate(self) -> bytes:
         """Make a key and write it down; its config."""
+        ...
+
+    def entry(self, config: bytes, sign: Callable[[], bytes]) -> bytes:
+        """Its log entry: signed once, the same bytes ever after."""
         ...
 
     def publish(self, config: bytes) -> None:
@@ -155,6 +164,7 @@ class Cosigning:
         self._identity = identity
         self._head = head
         self._keys = keys
+        self._accept = accept
         self._clock = clock
         self._metrics = metrics
         self._lifetime = hpke_lifetime
@@ -170,6 +180,18 @@ class Cosigning:
         self._delivered: Checkpoint | None = None
         self._submitted: dict[bytes, int] = {}
         self._log = get_logger()
+
+    def enumerate_open(self) -> None:
+        """Hand over the open recipes once more: a policy or the database may be newer than they."""
+        listed = self._head.state.open_recipes(self._clock.now())
+        entries = (parse_entry(entry) for entry in self._head.entries())
+        found = [
+            open_recipe(entry)
+            for entry in entries
+            if isinstance(entry, RecipeEntry) and entry.address in listed
+        ]
+        if found:
+            self._accept(found)
 
     def close(self) -> None:
         """Let another process have the head."""
@@ -193,7 +215,9 @@ class Cosigning:
     def _see_to_keys(self) -> None:
         now = self._clock.now()
         self._keys.destroy_due()
-        waiting = self._keys.unpublished()
+        # One that never came through while it was valid is given up, and another key made.
+        entries = {config: self._entry(config, now) for config in self._keys.unpublished()}
+        waiting = [config for config, entry in entries.items() if now < entry.not_after]
         since = self._keys.current_since()
         if not waiting and (since is None or now >= since + self._lifetime):
             waiting = [self._keys.generate()]
@@ -204,15 +228,24 @@ class Cosigning:
             if config not in logged and now >= self._submitted.get(config, -_RESUBMIT) + _RESUBMIT:
                 self._submit(config, now)
 
+    def _entry(self, config: bytes, now: int) -> HPKEConfigEntry:
+        def sign() -> bytes:
+            entry = HPKEConfigEntry(
+                aggregator=self._identity.name,
+                not_before=max(0, now - MAX_SKEW),
+                # Twice: if the log can't be reached when the next is due, devices still have this.
+                not_after=now + 2 * self._lifetime,
+                config=config,
+            )
+            return entry.signed(self._identity.key).encode()
+
+        entry = parse_entry(self._keys.entry(config, sign))
+        if not isinstance(entry, HPKEConfigEntry):
+            raise StorageDamaged("the stored entry of an HPKE key is of another kind")
+        return entry
+
     def _submit(self, config: bytes, now: int) -> None:
-        entry = HPKEConfigEntry(
-            aggregator=self._identity.name,
-            not_before=max(0, now - MAX_SKEW),
-            # Twice: if the log can't be reached when the next is due, devices still have this one.
-            not_after=now + 2 * self._lifetime,
-            config=config,
-        )
-        index = self._registry.submit(entry.signed(self._identity.key))
+        index = self._registry.submit(self._entry(config, now))
         self._submitted[config] = now
         self._log.info("submitted an HPKE key", config_id=config[0], entry=index)
 

@@ -2,7 +2,9 @@
 
 Names are `uploaded`, `verified`, and `WHO:REASON` for what was turned down:
 `upload:report_replayed` (the leader, when it was uploaded), `leader:hpke_decrypt_error` (the
-leader, in a job), `helper:vdaf_verify_error` (the helper; at the leader as the helper told it).
+leader, in a job), `helper:vdaf_verify_error` (the helper; at the leader as the helper told it),
+`disputed:vdaf_verify_error` (the leader, though the helper says that it took the report: with an
+honest helper that does not happen, and the batch can no longer be collected).
 They are written in the transaction that decides, so they are as exact as the sums.
 """
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -28,8 +30,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, Table, event
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from chorister.aggregator.schema import properties
 from chorister.aggregator.sealing import Sealer
@@ -39,6 +42,8 @@ from chorister.errors import InternalError, KeyUnavailable, ServiceError, Storag
 __all__ = ["Database"]
 
 _BUSY_SECONDS: Final = 30
+# A connection for each thread: the web framework's 40, a leader's 64 jobs, and the loops.
+_THREADS: Final = 112
 _PAGE_BYTES: Final = 8192
 _CACHE_KIB: Final = 65_536
 _PAGES_AT_ONCE: Final = 500
@@ -65,11 +70,14 @@ class Database:
         Raises `ServiceError` where its schema is not this version's (unless told to `migrate`) or
         it belongs to the other role, and `KeyUnavailable` where the at-rest key is another one.
         """
-        database = cls(_engine(url), sealer)
+        parsed = _parsed(url)
+        if parsed.get_backend_name() == "sqlite":
+            _prepare_file(Path(str(parsed.database)), create=migrate)
+        database = cls(_engine(parsed), sealer)
         try:
+            database._check_version(migrate=migrate)
             if migrate:
                 database.migrate()
-            database._check_version()
             database._check_owner(role)
         except BaseException:
             database.close()
@@ -124,10 +132,10 @@ class Database:
         with self.read() as connection:
             return MigrationContext.configure(connection).get_current_revision()
 
-    def _check_version(self) -> None:
+    def _check_version(self, *, migrate: bool) -> None:
         known, found = _revisions(), self.revision()
         wanted = known[0]
-        if found == wanted:
+        if found == wanted or (migrate and (found is None or found in known)):
             return
         if found is not None and found not in known:
             raise ServiceError(
@@ -178,6 +186,8 @@ class Database:
 def _as_service_error() -> Iterator[None]:
     try:
         yield
+    except PoolTimeout as error:
+        raise ServiceError("all connections to the database are in use; try again") from error
     except DBAPIError as error:
         reason = str(error.orig).splitlines()[0] if error.orig else type(error).__name__
         raise ServiceError(f"the database does not do its work: {reason}; try again") from error
@@ -196,28 +206,49 @@ def _revisions() -> tuple[str, ...]:
     return tuple(each.revision for each in script.walk_revisions())
 
 
-def _engine(url: str) -> Engine:
+def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError:
         raise ServiceError("the database is no URL: sqlite:///FILE or postgresql://...") from None
+    backend = parsed.get_backend_name()
+    if backend not in ("sqlite", "postgresql"):
+        raise ServiceError(f"{backend}: an aggregator runs on SQLite or PostgreSQL")
+    if backend == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise ServiceError("an aggregator's SQLite database is a file: sqlite:///FILE")
+    return parsed
+
+
+def _prepare_file(path: Path, *, create: bool) -> None:
+    """Only who may make tables makes the file, and nobody else may read it.
+
+    SQLite gives its write-ahead log the permissions of the database.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+    try:
+        os.close(os.open(path, flags, 0o600))
+    except FileNotFoundError:
+        raise ServiceError(f"there is no database at {path}: correct the path, or serve") from None
+    except OSError as error:
+        raise ServiceError(f"can't open the database {path}: {error.strerror}") from error
+
+
+def _engine(parsed: URL) -> Engine:
     match parsed.get_backend_name():
         case "sqlite":
-            if not parsed.database or parsed.database == ":memory:":
-                raise ServiceError("an aggregator's SQLite database is a file: sqlite:///FILE")
             return _sqlite(sa.create_engine(
                 parsed.set(drivername="sqlite+pysqlite"),
                 connect_args={"timeout": _BUSY_SECONDS, "isolation_level": None,
                               "check_same_thread": False, "cached_statements": 256},
-                pool_size=8, max_overflow=56,
+                pool_size=8, max_overflow=_THREADS - 8,
             ))  # fmt: skip
         case "postgresql":
             return _postgresql(sa.create_engine(
                 parsed.set(drivername="postgresql+psycopg"),
-                pool_size=8, max_overflow=24, pool_pre_ping=True,
+                pool_size=8, max_overflow=_THREADS - 8, pool_pre_ping=True,
                 isolation_level="READ COMMITTED",
             ))  # fmt: skip
-    raise ServiceError(f"{parsed.get_backend_name()}: an aggregator runs on SQLite or PostgreSQL")
+    raise InternalError("an engine for a database that is neither")
 
 
 def _sqlite(engine: Engine) -> Engine:
@@ -232,6 +263,7 @@ def _sqlite(engine: Engine) -> Engine:
         for pragma in (
             "foreign_keys = ON",
             "trusted_schema = OFF",
+            "secure_delete = ON",  # a destroyed key is not left in a free page
             f"cache_size = -{_CACHE_KIB}",
             "wal_autocheckpoint = 1000",
             "journal_size_limit = 16777216",

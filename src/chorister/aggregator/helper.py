@@ -17,6 +17,7 @@ from sqlalchemy import Connection, delete, insert, select
 
 from chorister._native import Aggregated, Headers, scan_verify_inits
 from chorister.aggregator import batches
+from chorister.aggregator.collected_file import CollectedFile
 from chorister.aggregator.collecting import check_collection_request, seal_share
 from chorister.aggregator.counters import VERIFIED, count, rejections
 from chorister.aggregator.database import Database
@@ -79,8 +80,9 @@ class Helper:
         collectors: Mapping[bytes, bytes],
         threads: int = 0,
         sample: Sampler = draw,
+        collected: CollectedFile | None = None,
     ) -> None:
-        """As for a `Leader`."""
+        """As for a `Leader`. `collected` outlives a database that is restored from a backup."""
         self.tasks = tasks
         self.keys = keys
         self._database = database
@@ -89,6 +91,7 @@ class Helper:
         self._collectors = collectors
         self._threads = threads
         self._sample = sample
+        self._collected = collected
 
     # --- aggregation jobs -----------------------------------------------------------------------
 
@@ -206,6 +209,12 @@ class Helper:
 
     def aggregate_share(self, task: KnownTask, request: bytes) -> Answer:
         """Release this helper's share of a batch, once; its id and an encoded `AggregateShare`."""
+        answer = self._release(task, request)
+        if self._collected is not None:
+            self._collected.add(task.task_id)  # before it leaves, whoever committed it
+        return answer
+
+    def _release(self, task: KnownTask, request: bytes) -> Answer:
         task.check_live(self._clock.now())
         asked = _read_share_request(task, request)
         collector = self._collectors.get(task.collector)
@@ -216,12 +225,15 @@ class Helper:
                 task_id=task.task_id,
             )
         digest = sha256(request)
+        # The file before the database: it is written after, so what it knows the database knows
+        # too, unless that was restored.
+        released = self._collected is not None and task.task_id in self._collected
         # Looked at first, so that noise is drawn for nobody who does not get it.
         with self._database.read() as connection:
             known = _stored_share(connection, task, digest)
             if known is not None:
                 return known
-            before = self._check_batch(connection, task, asked)
+            before = self._check_batch(connection, task, asked, released)
         noised = add_noise(task.vdaf, before.share, task.noise, self._sample)
         sealed = seal_share(
             task, asked.collection_job_req, noised, sender=Role.HELPER, collector=collector
@@ -235,7 +247,7 @@ class Helper:
                 if known is not None:
                     return known
             # Nothing can be added while we hold the lock: what was sealed is what is there.
-            if self._check_batch(connection, task, asked) != before:
+            if self._check_batch(connection, task, asked, released) != before:
                 raise InternalError("a batch of the same reports has another sum")
             connection.execute(
                 insert(aggregate_shares).values(
@@ -251,12 +263,18 @@ class Helper:
         return answer
 
     def _check_batch(
-        self, connection: Connection, task: KnownTask, asked: AggregateShareReq
+        self, connection: Connection, task: KnownTask, asked: AggregateShareReq, released: bool
     ) -> batches.Total:
-        """The sum, if it may be released for this request."""
+        """The sum, if it may be released for this request; `released`: the file says it was."""
         if batches.state_of(connection, task.task_id) is not BatchState.OPEN:
             raise ProblemError(
                 Problem.BATCH_OVERLAP, "the batch was collected before", task_id=task.task_id
+            )
+        if released:
+            raise ProblemError(
+                Problem.BATCH_OVERLAP,
+                "the batch was collected before this helper's database was restored",
+                task_id=task.task_id,
             )
         total = batches.total(self._database, connection, task)
         if total.reports < task.min_batch_size:
@@ -286,6 +304,8 @@ class Helper:
             )
         if body is None:
             raise ProblemError(None, "no such aggregate share", status=404, task_id=task.task_id)
+        if self._collected is not None:
+            self._collected.add(task.task_id)
         return bytes(body)
 
     def delete_aggregate_share(self, task: KnownTask, share_id: bytes) -> None:

@@ -9,7 +9,7 @@ destroyed; its public half stays, because the log is checked against all that we
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from sqlalchemy import exists, select, update
@@ -90,6 +90,20 @@ class KeyRing:
                 .where(hpke_keys.c.retired.is_(None))
                 .values(retired=now)
             )
+
+    def entry(self, config: bytes, sign: Callable[[], bytes]) -> bytes:
+        """The log entry of a key: signed the first time, and the same bytes ever after.
+
+        A second one, with other times, could be logged after the next key's and bring this back.
+        """
+        own = hpke_keys.c.config == config
+        with self._database.write() as connection:
+            query = select(hpke_keys.c.entry).where(own).with_for_update()
+            known = connection.scalar(query)
+            if known is None:
+                known = sign()
+                connection.execute(update(hpke_keys).where(own).values(entry=known))
+        return bytes(known)
 
     def own_configs(self) -> Collection[bytes]:
         """The encoded configs of all keys ever made, destroyed ones too."""
@@ -180,5 +194,7 @@ class KeyRing:
                 .values(private_key=None)
             ).rowcount
         if destroyed:
-            self._forget()
+            with self._lock:
+                self._keypairs.clear()  # what is gone from the disk does not stay in memory
+                self._loaded = None
         return destroyed

@@ -76,6 +76,7 @@ hpke_keys: Final = Table(
     Column("private_key", LargeBinary),  # sealed; NULL once destroyed
     Column("published", BigInteger),  # since when it is in the log; NULL before
     Column("retired", BigInteger),  # since when a newer one is used
+    Column("entry", LargeBinary),  # the one log entry that was ever signed for it
 )
 
 tasks: Final = Table(
@@ -111,6 +112,9 @@ swept_tasks: Final = Table(
     metadata,
     Column("task_id", LargeBinary, primary_key=True),
     Column("bucket_end", BigInteger, nullable=False),
+    Column(
+        "sweeps", Integer, nullable=False, server_default="0"
+    ),  # that found it due to be forgotten
     sqlite_with_rowid=False,
 )
 """Tasks that are gone and must not come back: a clock that jumps there and back can't renew one."""

@@ -7,15 +7,13 @@ Nonces are random: one key is good for 2^32 values, which is that many aggregati
 from __future__ import annotations
 
 import secrets
-from pathlib import Path
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from chorister.canonical import b64url_decode
 from chorister.dap.codec import vector
-from chorister.errors import DecodeError, KeyUnavailable, StorageDamaged
+from chorister.errors import KeyUnavailable, StorageDamaged
 
 __all__ = ["KEY_BYTES", "Sealer"]
 
@@ -30,24 +28,6 @@ class Sealer:
         if len(key) != KEY_BYTES:
             raise KeyUnavailable(f"the at-rest key has {len(key)} bytes; it must have {KEY_BYTES}")
         self._cipher = AESGCM(key)
-
-    @classmethod
-    def from_text(cls, text: str) -> Sealer:
-        """From base64url, as in an environment variable."""
-        try:
-            key = b64url_decode(text.strip())
-        except DecodeError:
-            raise KeyUnavailable("the at-rest key is not base64url; make one anew") from None
-        return cls(key)
-
-    @classmethod
-    def from_file(cls, path: Path) -> Sealer:
-        """From a file that holds base64url."""
-        try:
-            text = path.read_text("ascii")
-        except (OSError, UnicodeDecodeError) as error:
-            raise KeyUnavailable(f"the at-rest key {path} can't be read: {error}") from None
-        return cls.from_text(text)
 
     def seal(self, value: bytes, table: str, *row: bytes) -> bytes:
         """Seal a value for one place: a table, and the key of a row in it."""

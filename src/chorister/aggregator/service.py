@@ -19,6 +19,7 @@ import httpx2
 from chorister.aggregator.app import base_routes
 from chorister.aggregator.asgi import ASGIApp
 from chorister.aggregator.auth import Bearers, credential_of
+from chorister.aggregator.collected_file import CollectedFile
 from chorister.aggregator.config import AggregatorConfig, HelperConfig, LeaderConfig
 from chorister.aggregator.cosigning import Cosigning, cosigner_identity, network, open_head
 from chorister.aggregator.database import Database
@@ -99,6 +100,7 @@ class Service:
             if config.cosign:
                 self.cosigning = self._open_log(begin_log, adopt)
                 stack.callback(self.cosigning.close)
+                self.cosigning.enumerate_open()
             self.app: ASGIApp
             if isinstance(config, LeaderConfig):
                 self.leader = self._leader(config)
@@ -231,6 +233,7 @@ class Service:
             verify_key_init=read_secret(config.verify_key),
             collectors=self._collectors(),
             threads=config.threads,
+            collected=CollectedFile(Path(config.collected_file or f"{config.head}.collected")),
         )
 
     def _helper_app(self, config: HelperConfig, helper: Helper) -> ASGIApp:

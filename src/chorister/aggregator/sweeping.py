@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy import ColumnElement, delete, select, update
 
 from chorister.aggregator.batches import lock, set_state
 from chorister.aggregator.database import Database
@@ -42,6 +42,7 @@ _AT_THE_END: Final = (
 )
 _AFTERWARDS: Final = (counters, batches, tasks)
 _REMEMBERED: Final = 366 * 86_400
+_SWEEPS: Final = 1440  # a day of them, one a minute
 _SEGMENTS_AT_ONCE: Final = 200
 _IDS_AT_ONCE: Final = 20_000
 
@@ -65,11 +66,17 @@ def sweep(database: Database, now: int) -> Swept:
     over = _tasks(database, tasks.c.bucket_end <= now, batches.c.state == BatchState.ENDED)
     for task_id, bucket_end in over.items():
         _remove(database, task_id, bucket_end)
-    with database.write(durable=False) as connection:
-        connection.execute(delete(swept_tasks).where(swept_tasks.c.bucket_end < now - _REMEMBERED))
+    _forget(database, swept_tasks.c.bucket_end < now - _REMEMBERED)
     if ended or over:
         database.give_back()
     return Swept(emptied=len(ended), removed=len(over))
+
+
+def _forget(database: Database, due: ColumnElement[bool]) -> None:
+    """Drop ids that many sweeps found due: a clock that is far ahead for hours drops none."""
+    with database.write(durable=False) as connection:
+        connection.execute(delete(swept_tasks).where(due, swept_tasks.c.sweeps >= _SWEEPS))
+        connection.execute(update(swept_tasks).where(due).values(sweeps=swept_tasks.c.sweeps + 1))
 
 
 def _tasks(database: Database, *conditions: ColumnElement[bool]) -> dict[bytes, int]:

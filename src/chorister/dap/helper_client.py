@@ -16,7 +16,6 @@ from chorister.dap.draft import (
     AGGREGATE_SHARE_REQUEST,
     AGGREGATION_JOB_INIT_REQUEST,
     AGGREGATION_JOB_RESPONSE,
-    Problem,
     aggregate_shares_path,
     aggregation_jobs_path,
 )
@@ -24,14 +23,13 @@ from chorister.dap.http import MIN_LIMIT, HTTPClient, Response
 from chorister.dap.media import is_media_type
 from chorister.dap.taskprov import AdvertisedTask, advertise
 from chorister.dap.urls import created_resource, resource_url
-from chorister.errors import ProblemError, Unreachable
+from chorister.errors import Unreachable
 
 __all__ = ["HelperClient"]
 
 _LONGEST_PAUSE: Final = 30
 _PAUSE: Final = 1
 """Seconds between two looks at a job, unless the helper asks for more."""
-_GONE: Final = frozenset((404, 410))
 
 
 class HelperClient:
@@ -74,21 +72,6 @@ class HelperClient:
             answers=AGGREGATE_SHARE,
             limit=MIN_LIMIT + 16 * task.configuration.vdaf.length,
         )
-
-    def delete_aggregate_share(self, task: AdvertisedTask, request: bytes) -> None:
-        """Tell the helper that its answer to `request` is no longer needed.
-
-        The request is sent once more to learn where the answer is: no state to keep, none to lose.
-        """
-        url = self._url(task, aggregate_shares_path(task.task_id))
-        limit = MIN_LIMIT + 16 * task.configuration.vdaf.length
-        try:
-            created = self._send(task, "POST", url, request, AGGREGATE_SHARE_REQUEST, limit=limit)
-            location = created_resource(url, created.headers.get("location", ""))
-            self._send(task, "DELETE", location, limit=MIN_LIMIT)
-        except ProblemError as error:
-            if error.problem != Problem.BATCH_OVERLAP and error.status not in _GONE:
-                raise
 
     def _create(
         self,

@@ -8,7 +8,7 @@
 3. it is not smaller than the last one we signed, and its root is that of *our* entries followed by
    the new ones, each of them fetched: the two logs are one, and nothing is withheld;
 4. every new entry is permitted by the log's rules, its signature included;
-5. every new HPKE config in our name is one that we made;
+5. every new HPKE config in our name is one that we made, and was not logged before;
 6. the digest of the current list is that of the list which follows from the entries at its time.
 
 Then `accept` gets the new recipes (an aggregator enumerates their task ids and stores them), the
@@ -185,7 +185,15 @@ class Cosigner:
             and item.entry.aggregator == self._identity.name
         ]
         known = set(self._own_configs()) if ours else set()
+        # `head.state` is still that of the last checkpoint: the new entries are not in it.
+        before = {each.config for each in self._head.state.hpke_entries(self._identity.name)}
         for entry in ours:
+            if entry.config in before:
+                raise ForeignHPKEConfig(
+                    f"an HPKE config of ours ({entry.aggregator}) was logged a second time, which "
+                    "would bring back a key that devices have left: we sign one entry for each"
+                )
+            before.add(entry.config)
             if entry.config not in known:
                 raise ForeignHPKEConfig(
                     f"an HPKE config was logged in our name ({entry.aggregator}) that we did not "

@@ -93,6 +93,10 @@ class Head:
         """Let another process have the folder."""
         self._lock.close()
 
+    def entries(self) -> Iterator[bytes]:
+        """The entries that the head covers, in the log's order."""
+        return _frames(self._folder / "entries", self.last.checkpoint.size)
+
     def commit(self, last: SignedCheckpoint, entries: Sequence[bytes], state: LogState) -> None:
         """Remember a checkpoint and its new entries. Durable when this returns."""
         if self._broken:

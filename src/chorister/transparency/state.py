@@ -160,14 +160,18 @@ class LogState:
         """The list at `time`."""
         return CurrentList.of(
             hpke_configs=self._current_hpke(time),
-            recipes=(
-                (recipe.analysis, recipe.address)
-                for digest, recipe in self._recipes.items()
-                if digest not in self._ended
-                and recipe.author_key not in self._revoked
-                and time < recipe.closes
-            ),
+            recipes=((recipe.analysis, recipe.address) for recipe in self._open(time)),
         )
+
+    def open_recipes(self, time: int) -> frozenset[bytes]:
+        """The addresses of the recipes on the list at `time`."""
+        return frozenset(recipe.address for recipe in self._open(time))
+
+    def _open(self, time: int) -> Iterator[LoggedRecipe]:
+        for digest, recipe in self._recipes.items():
+            revoked = recipe.author_key in self._revoked
+            if digest not in self._ended and not revoked and time < recipe.closes:
+                yield recipe
 
     def hpke_entries(self, aggregator: str) -> tuple[HPKEConfigEntry, ...]:
         """All that an aggregator ever published, in the log's order."""

@@ -1,5 +1,6 @@
 //! The yardstick of `benchmarks/native.py`: a plain loop over `prio` and `hpke-dispatch`, one thread,
-//! nothing of this crate. Prints microseconds of thread CPU time a report as one JSON object.
+//! nothing of this crate. Its helper is the plain ping-pong one, without this crate's comparison of the
+//! joint-randomness part that the public share states. Prints microseconds of thread CPU time a report as one JSON object.
 //!
 //! Usage: plain_loop LENGTH MAX_WEIGHT REPORTS
 

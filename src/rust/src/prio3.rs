@@ -6,15 +6,16 @@
 use std::any::Any;
 
 use prio::codec::{Decode, Encode, ParameterizedDecode};
-use prio::field::FieldElementWithInteger;
+use prio::field::{FieldElementWithInteger, NttFriendlyFieldElement};
 use prio::flp::Type;
-use prio::topology::ping_pong::{
-    Continued, PingPongError, PingPongMessage, PingPongState, PingPongTopology,
+use prio::topology::ping_pong::{Continued, PingPongMessage, PingPongState, PingPongTopology};
+use prio::vdaf::prio3::{
+    Prio3, Prio3PublicShare, Prio3VerifierShare, Prio3VerifyState, optimal_chunk_length,
 };
-use prio::vdaf::prio3::{Prio3, Prio3PublicShare, Prio3VerifyState, optimal_chunk_length};
 use prio::vdaf::xof::Xof;
 use prio::vdaf::{
     Aggregatable, AggregateShare, Aggregator, Client, Collector, OutputShare, Vdaf, VdafError,
+    VerifyTransition,
 };
 
 use crate::error::{Error, ReportError};
@@ -26,6 +27,7 @@ pub const NONCE_SIZE: usize = 16;
 pub const VERIFY_KEY_SIZE: usize = 32;
 const SEED_SIZE: usize = 32;
 const AGGREGATORS: u8 = 2;
+const HELPER: usize = 1;
 
 pub type Nonce = [u8; NONCE_SIZE];
 pub type VerifyKey = [u8; VERIFY_KEY_SIZE];
@@ -139,20 +141,32 @@ where
         input_share: &[u8],
         message: &[u8],
     ) -> Result<(Output, Vec<u8>), ReportError> {
+        let stated = public_share;
         let public_share = decode_public(self, public_share)?;
         let input_share = ParameterizedDecode::get_decoded_with_param(&(self, 1), input_share)
             .map_err(|_| ReportError::InvalidMessage)?;
         let message =
             PingPongMessage::get_decoded(message).map_err(|_| ReportError::InvalidMessage)?;
-        let next = self
-            .helper_initialized(key, ctx, &(), nonce, &public_share, &input_share, &message)
-            .and_then(|continuation| continuation.evaluate(ctx, self));
-        match next {
-            Ok(PingPongState::FinishedWithOutbound { output_share, message }) => {
-                let message = message.get_encoded().map_err(|_| ReportError::VdafVerifyError)?;
-                Ok((Output(Box::new(output_share)), message))
+        let PingPongMessage::Initialize { verifier_share: leaders } = message else {
+            return Err(ReportError::VdafVerifyError);
+        };
+        let (state, own) = self
+            .verify_init(key, ctx, HELPER, &(), nonce, &public_share, &input_share)
+            .map_err(|_| ReportError::VdafVerifyError)?;
+        check_own_part(stated, &own)?;
+        let leaders = ParameterizedDecode::get_decoded_with_param(&state, &leaders)
+            .map_err(|_| ReportError::InvalidMessage)?;
+        let message = self
+            .verifier_shares_to_message(ctx, &(), [leaders, own])
+            .map_err(|_| ReportError::VdafVerifyError)?;
+        let verifier_message = message.get_encoded().map_err(|_| ReportError::VdafVerifyError)?;
+        match self.verify_next(ctx, state, message) {
+            Ok(VerifyTransition::Finish(output)) => {
+                let message = PingPongMessage::Finish { verifier_message }
+                    .get_encoded()
+                    .map_err(|_| ReportError::VdafVerifyError)?;
+                Ok((Output(Box::new(output)), message))
             }
-            Err(PingPongError::CodecVerifierShare(_)) => Err(ReportError::InvalidMessage),
             _ => Err(ReportError::VdafVerifyError),
         }
     }
@@ -234,6 +248,32 @@ fn decode_public<T: Type, P: Xof<SEED_SIZE>>(
 ) -> Result<Prio3PublicShare<SEED_SIZE>, ReportError> {
     ParameterizedDecode::get_decoded_with_param(vdaf, bytes)
         .map_err(|_| ReportError::InvalidMessage)
+}
+
+/// Refuses a report whose public share states another joint-randomness part for the helper than the
+/// helper computed from its own share.
+///
+/// `prio` replaces the stated part by the computed one, and leaves it to the joint-randomness check of
+/// *the others* to notice. The leader is told last, and it alone would notice here: a proof that passes
+/// under every randomness (identically 0, say) would be counted by the helper and refused by the leader,
+/// and the batch could never be collected. With this check the two always agree. Let (p0, p1) be the
+/// stated parts, and l the part that the leader computed and sent. If the helper accepts, its own part is
+/// p1 (here), and H(p0, p1) = H(l, p1) (`verify_next`), so l = p0 unless the hash collides. The leader's
+/// own seed is H(l, p1), which is the one that the helper sends: the leader accepts too, for the seed is
+/// all that it checks. If the helper refuses, the leader has no message to accept.
+fn check_own_part<F: NttFriendlyFieldElement>(
+    stated: &[u8],
+    own: &Prio3VerifierShare<F, SEED_SIZE>,
+) -> Result<(), ReportError> {
+    // One part an aggregator, the helper's last; empty where the VDAF has no joint randomness.
+    let Some(stated) = stated.last_chunk::<SEED_SIZE>() else {
+        return Ok(());
+    };
+    let encoded = own.get_encoded().map_err(|_| ReportError::VdafVerifyError)?;
+    match encoded.last_chunk::<SEED_SIZE>() {
+        Some(computed) if computed == stated => Ok(()),
+        _ => Err(ReportError::VdafVerifyError),
+    }
 }
 
 fn share<T: Type>(sum: &Sum) -> Result<&AggregateShare<T::Field>, Error> {

@@ -1,0 +1,62 @@
+"""Which batches a helper has released, outside its database: so that a backup can't release again.
+
+A database that is restored from a backup has forgotten that a batch was collected, and would
+release it anew under other noise; the mean of several such releases has less noise than one. This
+file is only ever added to. It is written after the transaction that marks the batch and before the
+share leaves: whoever dies in between has given nothing away, finds the share in the database, and
+writes then. One task id a line, between line ends: a line that was cut off spoils no other.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from chorister.errors import ServiceError
+from chorister.transparency.disk import Disk
+
+__all__ = ["CollectedFile"]
+
+
+class CollectedFile:
+    """Task ids that were released. Threads and processes share it."""
+
+    def __init__(self, path: Path, disk: Disk | None = None) -> None:
+        self._path = path
+        self._disk = disk or Disk()
+        self._lock = threading.Lock()
+        self._size = -1
+        self._known: set[bytes] = set()
+
+    def __contains__(self, task_id: bytes) -> bool:
+        with self._lock:
+            self._read()
+            return task_id.hex().encode() in self._known
+
+    def add(self, task_id: bytes) -> None:
+        """Remember a release. Durable when this returns."""
+        line = task_id.hex().encode()
+        with self._lock:
+            self._read()
+            if line in self._known:
+                return
+            try:
+                new = not self._path.exists()
+                self._disk.append(self._path, b"\n" + line + b"\n")
+                self._disk.sync(self._path)
+                if new:
+                    self._disk.sync(self._path.parent)
+            except OSError as error:
+                raise ServiceError(f"can't write {self._path}: {error.strerror}") from error
+            self._known.add(line)
+
+    def _read(self) -> None:
+        """Look again if another process has added something."""
+        try:
+            if not self._path.exists() or self._path.stat().st_size == self._size:
+                return
+            data = self._path.read_bytes()
+        except OSError as error:
+            raise ServiceError(f"can't read {self._path}: {error.strerror}") from error
+        self._known.update(data.split(b"\n"))
+        self._size = len(data)

@@ -1,0 +1,94 @@
+"""What an operator can mend, and what a restored backup must not undo."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chorister.aggregator import batches
+from chorister.aggregator.collected_file import CollectedFile
+from chorister.aggregator.service import Service
+from chorister.aggregator.sweeping import sweep
+from chorister.dap.draft import Problem
+from chorister.errors import ProblemError
+from tests.aggregator.apps import Apps, share_request
+
+
+@pytest.fixture
+def apps(tmp_path: Path) -> Iterator[Apps]:
+    made = Apps(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_restored_helper_does_not_release_again(apps: Apps, tmp_path: Path) -> None:
+    task = apps.task(crowd="noised")
+    apps.upload(task, *apps.reports(task, 5))
+    apps.work(task)
+    backup = sqlite3.connect(tmp_path / "backup.db")
+    with sqlite3.connect(tmp_path / "helper.db") as source:
+        source.backup(backup)
+    backup.close()
+    database = apps.leader.core.database
+    with database.read() as connection:
+        total = batches.total(database, connection, task)
+    request = share_request(task, report_count=total.reports, checksum=total.checksum).encode()
+    first = apps.helper.helper.aggregate_share(task, request)
+    assert apps.helper.helper.aggregate_share(task, request) == first
+    changed = {"database": f"sqlite:///{tmp_path}/backup.db"}
+    restored = Service(apps.helper.config.model_copy(update=changed), apps.clock)
+    with pytest.raises(ProblemError, match="restored") as caught:
+        restored.helper.aggregate_share(task, request)
+    restored.close()
+    assert caught.value.problem == Problem.BATCH_OVERLAP
+
+
+def test_a_line_that_was_cut_off_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "collected"
+    first, second = os.urandom(32), os.urandom(32)
+    path.write_bytes(b"\n" + first.hex().encode()[:20])
+    file = CollectedFile(path)
+    assert first not in file
+    other = CollectedFile(path)
+    for task_id in (first, second, second):
+        file.add(task_id)
+    assert first in other
+    assert second in other
+    assert path.read_bytes().count(second.hex().encode()) == 1
+
+
+def test_a_forgotten_collector_is_waited_for(apps: Apps) -> None:
+    task = apps.task()
+    apps.upload(task, *apps.reports(task, 3))
+    apps.work(task)
+    helper = apps.helper.helper
+    known, helper._collectors = helper._collectors, {}
+    answer = apps.collected(task)
+    assert answer.status_code == 202
+    helper._collectors = known
+    answer = apps.collected(task)
+    assert answer.status_code == 200
+    assert answer.content
+
+
+def test_an_id_is_kept_while_the_clock_is_far_ahead(apps: Apps) -> None:
+    task = apps.task()
+    database = apps.leader.core.database
+    far = task.bucket_end + 3 * 366 * 86_400
+    for _ in range(3):
+        sweep(database, far)
+    with database.read() as connection:
+        rows = connection.exec_driver_sql("SELECT task_id FROM swept_tasks").scalars().all()
+    assert bytes(task.task_id) in [bytes(row) for row in rows]
+
+
+def test_a_password_does_not_print(apps: Apps) -> None:
+    url = "postgresql+psycopg://user:secret@host/name"
+    config = apps.helper.config.model_copy(update={"database": url})
+    assert "secret" not in repr(config)
+    assert "secret" not in str(config)
+    assert "host/name" in repr(config)
