@@ -184,8 +184,8 @@ def test_open_recipes_are_enumerated_again_at_a_start(pair: InProcessPair) -> No
     before = [task.task_id for task in pair.leader.core.tasks.all()]
     assert before
     with pair.leader.core.database.write() as connection:
-        for table in ("tasks", "batches"):
-            connection.exec_driver_sql(f"DELETE FROM {table}")
+        connection.exec_driver_sql("DELETE FROM tasks")
+        connection.exec_driver_sql("DELETE FROM batches")
     pair.stop(pair.leader)
     pair.leader = pair.start("leader")
     assert [task.task_id for task in pair.leader.core.tasks.all()] == before
