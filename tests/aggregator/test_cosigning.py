@@ -173,3 +173,19 @@ def test_an_old_key_is_not_brought_back(pair: InProcessPair) -> None:
     assert pair.leader.cosigning._cosigner.last == before
     failures = b'chorister_cosigning_failures_total{error="ForeignHPKEConfig"}'
     assert failures in pair.leader.metrics.text()
+
+
+def test_open_recipes_are_enumerated_again_at_a_start(pair: InProcessPair) -> None:
+    """The database is new, or a policy was added, after the checkpoint was cosigned."""
+    recipe = pair.operators.recipe("again", NOW)
+    pair.registry.submit(pair.operators.entry(recipe).encode())
+    for _ in range(3):
+        turn(pair)
+    before = [task.task_id for task in pair.leader.core.tasks.all()]
+    assert before
+    with pair.leader.core.database.write() as connection:
+        connection.exec_driver_sql("DELETE FROM tasks")
+        connection.exec_driver_sql("DELETE FROM batches")
+    pair.stop(pair.leader)
+    pair.leader = pair.start("leader")
+    assert [task.task_id for task in pair.leader.core.tasks.all()] == before
