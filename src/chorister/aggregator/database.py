@@ -245,7 +245,8 @@ def _engine(parsed: URL) -> Engine:
         case "postgresql":
             return _postgresql(sa.create_engine(
                 parsed.set(drivername="postgresql+psycopg"),
-                pool_size=8, max_overflow=_THREADS - 8, pool_pre_ping=True,
+                # All processes of an operator share the server's connections, often 100.
+                pool_size=8, max_overflow=24, pool_pre_ping=True,
                 isolation_level="READ COMMITTED",
             ))  # fmt: skip
     raise InternalError("an engine for a database that is neither")
