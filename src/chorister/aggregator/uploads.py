@@ -86,10 +86,13 @@ class Uploads:
         except DecodeError as error:
             raise invalid_message(error, task_id=task.task_id) from None
         joined = headers.ids
-        ids = tuple(
-            joined[start : start + REPORT_ID_BYTES]
-            for start in range(0, len(joined), REPORT_ID_BYTES)
-        )
+        if len(joined) == REPORT_ID_BYTES:
+            ids: tuple[bytes, ...] = (joined,)
+        else:
+            ids = tuple(
+                joined[start : start + REPORT_ID_BYTES]
+                for start in range(0, len(joined), REPORT_ID_BYTES)
+            )
         # Plain loops: a request has one report, mostly, and then numpy is what would cost time.
         extensions, config_ids = headers.extensions, headers.config_ids
         ends = tuple(memoryview(headers.ends).cast("Q"))
