@@ -153,6 +153,7 @@ report_blobs: Final = Table(
     Column("segment_id", LargeBinary, primary_key=True),
     Column("reports", LargeBinary, nullable=False),  # encoded `Report`s, as they came
 )
+"""On SQLite with a rowid and this column last: `segments.py` writes into the row in place."""
 
 aggregation_jobs: Final = Table(
     "aggregation_jobs",

@@ -8,19 +8,18 @@ report, at the same moment, one is taken), and with them the reports are written
 from __future__ import annotations
 
 import secrets
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, NamedTuple
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection
 
 from chorister._native import scan_reports
-from chorister.aggregator import batches
+from chorister.aggregator import batches, segments
 from chorister.aggregator.counters import UPLOADED, count, rejections
 from chorister.aggregator.database import Database
 from chorister.aggregator.hpke_keys import KeyRing
-from chorister.aggregator.schema import BatchState, report_blobs, segments
+from chorister.aggregator.schema import BatchState
 from chorister.aggregator.tasks import MAX_SKEW, KnownTask
 from chorister.clock import Clock
 from chorister.dap.draft import REPORT_ID_BYTES, Problem, ReportError
@@ -43,15 +42,34 @@ def job_capacity(task: KnownTask) -> int:
     return max(1, min(_MAX_JOB_REPORTS, _MAX_JOB_BYTES // (16 * task.vdaf.length)))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UploadPlan:
-    """One request, looked at: what would be stored, and what not."""
+class UploadPlan(NamedTuple):
+    """One request, looked at: what would be stored, and what not. (A tuple is made fastest.)"""
 
     task: KnownTask
     reports: bytes
     ids: tuple[bytes, ...]
     ends: tuple[int, ...]  # where each report ends
     errors: bytes  # a `ReportError` a report, 0 where there is none yet
+
+
+class _Part(NamedTuple):
+    """A plan, and what becomes of each of its reports."""
+
+    plan: UploadPlan
+    codes: bytearray
+
+
+_ALL_TAKEN: Final = UploadErrors(())
+
+
+def _refused(plan: UploadPlan, codes: bytearray) -> UploadErrors:
+    return UploadErrors(
+        tuple(
+            ReportUploadStatus(report_id, code)
+            for report_id, code in zip(plan.ids, codes, strict=True)
+            if code
+        )
+    )
 
 
 class Uploads:
@@ -70,10 +88,13 @@ class Uploads:
             raise invalid_message(error, task_id=task.task_id) from None
         joined = headers.ids
         self._check_number(task, len(joined) // REPORT_ID_BYTES, len(reports))
-        ids = tuple(
-            joined[start : start + REPORT_ID_BYTES]
-            for start in range(0, len(joined), REPORT_ID_BYTES)
-        )
+        if len(joined) == REPORT_ID_BYTES:
+            ids: tuple[bytes, ...] = (joined,)
+        else:
+            ids = tuple(
+                joined[start : start + REPORT_ID_BYTES]
+                for start in range(0, len(joined), REPORT_ID_BYTES)
+            )
         # Plain loops: a request has one report, mostly, and then numpy is what would cost time.
         extensions, config_ids = headers.extensions, headers.config_ids
         ends = tuple(memoryview(headers.ends).cast("Q"))
@@ -96,7 +117,7 @@ class Uploads:
             elif config_ids[place] not in known:
                 errors[place] = ReportError.OUTDATED_CONFIG
             start = end
-        return UploadPlan(task=task, reports=reports, ids=ids, ends=ends, errors=bytes(errors))
+        return UploadPlan(task, reports, ids, ends, bytes(errors))
 
     @staticmethod
     def _check_number(task: KnownTask, count: int, size: int) -> None:
@@ -116,30 +137,18 @@ class Uploads:
 
         Durable when it returns: then, and not before, the requests are answered.
         """
-        errors = [bytearray(plan.errors) for plan in plans]
-        by_task: dict[bytes, list[int]] = defaultdict(list)
-        for place, plan in enumerate(plans):
-            by_task[plan.task.task_id].append(place)
+        by_task: dict[bytes, list[_Part]] = defaultdict(list)
+        parts = [_Part(plan, bytearray(plan.errors)) for plan in plans]
+        for part in parts:
+            by_task[part.plan.task.task_id].append(part)
         with self._database.write() as connection:
             for task_id in sorted(by_task):
-                self._store(
-                    connection,
-                    [(plans[place], errors[place]) for place in by_task[task_id]],
-                )
-        return [
-            UploadErrors(
-                tuple(
-                    ReportUploadStatus(report_id, code)
-                    for report_id, code in zip(plan.ids, codes, strict=True)
-                    if code
-                )
-            )
-            for plan, codes in zip(plans, errors, strict=True)
-        ]
+                self._store(connection, by_task[task_id])
+        return [_refused(plan, codes) if any(codes) else _ALL_TAKEN for plan, codes in parts]
 
-    def _store(self, connection: Connection, parts: Sequence[tuple[UploadPlan, bytearray]]) -> None:
+    def _store(self, connection: Connection, parts: Sequence[_Part]) -> None:
         """The plans of one task."""
-        task = parts[0][0].task
+        task = parts[0].plan.task
         state = batches.lock(connection, task.task_id, alone=False)
         if state is not BatchState.OPEN:
             over = state is None or state >= BatchState.ENDING
@@ -148,12 +157,12 @@ class Uploads:
                 codes[:] = bytes(code or closed for code in codes)
             if over:
                 return  # nothing about it is written any more
-        wanted = {
-            report_id
-            for plan, codes in parts
-            for report_id, code in zip(plan.ids, codes, strict=True)
-            if not code
-        }
+        wanted: set[bytes] = set()
+        for plan, codes in parts:
+            if any(codes):
+                wanted.update(each for each, code in zip(plan.ids, codes, strict=True) if not code)
+            else:
+                wanted.update(plan.ids)
         new = batches.add_ids(self._database, connection, task.task_id, wanted)
         taken: list[bytes] = []
         for plan, codes in parts:
@@ -166,25 +175,18 @@ class Uploads:
                     else:
                         codes[place] = ReportError.REPORT_REPLAYED
                 start = end
-        self._write(connection, task, taken)
-        names = Counter({UPLOADED: len(taken)})
-        for _, codes in parts:
-            names.update(rejections("upload", codes))
-        count(self._database, connection, task.task_id, names)
-
-    def _write(self, connection: Connection, task: KnownTask, reports: Sequence[bytes]) -> None:
-        if not reports:
-            return
         size = min(_MAX_SEGMENT_REPORTS, job_capacity(task))
-        headers: list[dict[str, Any]] = []
-        blobs: list[dict[str, Any]] = []
-        for start in range(0, len(reports), size):
-            chunk = reports[start : start + size]
-            key = {"task_id": task.task_id, "segment_id": self._segment_id()}
-            headers.append(key | {"reports": len(chunk)})
-            blobs.append(key | {"reports": b"".join(chunk)})
-        connection.execute(insert(segments), headers)
-        connection.execute(insert(report_blobs), blobs)
+        segments.write(
+            self._database,
+            connection,
+            task.task_id,
+            [
+                segments.Segment(self._segment_id(), taken[start : start + size])
+                for start in range(0, len(taken), size)
+            ],
+        )
+        names = {UPLOADED: len(taken)} | rejections("upload", b"".join(codes for _, codes in parts))
+        count(self._database, connection, task.task_id, names)
 
     def _segment_id(self) -> bytes:
         """In the order of arrival, and unique."""
