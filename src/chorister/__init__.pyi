@@ -1,5 +1,6 @@
 from chorister import errors
 from chorister.analyst.algorithms.crosstab import crosstab
+from chorister.analyst.algorithms.distribution import distribution
 from chorister.analyst.algorithms.heatmap import heatmap
 from chorister.analyst.algorithms.ngrams import discover_ngrams
 from chorister.analyst.features import categories, grid, intervals, prefix_tree
@@ -20,6 +21,7 @@ __all__ = [
     "connect",
     "crosstab",
     "discover_ngrams",
+    "distribution",
     "errors",
     "grid",
     "heatmap",
