@@ -235,9 +235,9 @@ def draw(folder: Path, path: str) -> None:
         truth = population(task) / population(task).sum()
         found = interactive(task, once=False)[1]
         rows = [
-            {"x": i * 8, "share": float(values[i * 8 : i * 8 + 8].sum()), "what": what}
+            {"x": i * 32, "share": float(values[i * 32 : i * 32 + 32].sum()), "what": what}
             for what, values in (("truth", truth), ("found", found.density))
-            for i in range(SIZE // 8)
+            for i in range(SIZE // 32)
         ]
         charts.append(
             alt.Chart(alt.InlineData(values=rows), title=f"{data}, epsilon 0.1", width=420)
