@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from decimal import ROUND_DOWN, Decimal
 from functools import lru_cache
+from multiprocessing import get_context
 from typing import Any, TypeVar
+
+# Two processes share two cores: more threads only wait for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chorister.privacy import FixedSequence, OneHotRandomizer, Release, Setting, local_epsilon
+from chorister.privacy import FixedSequence, OneHotRandomizer, Release, Setting
 from chorister.privacy.composition import compose_exact
 
 DELTA = 1e-6
@@ -61,27 +66,24 @@ class Release1:
 
 @lru_cache(maxsize=512)
 def single(epsilon: float, reports: int, noised: bool) -> Release1:
-    """One release at this aggregate epsilon: the largest local epsilon that is certified."""
-    crowd = "noised" if noised else "honest"
-    local = local_epsilon(cohort=reports, epsilon=epsilon, delta=DELTA, crowd=crowd)
-    return Release1(local, reports, noised)
+    """One release at this aggregate epsilon."""
+    return split(epsilon, reports, noised, (1.0,))[0]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)
 def split(epsilon: float, reports: int, noised: bool, shares: tuple[float, ...]) -> list[Release1]:
     """Rounds that everyone answers, together at this epsilon, split by 1/sigma^2.
 
-    The rounds' parameters are fixed before the first, so they compose exactly.
+    The rounds' parameters are fixed before the first, so they compose exactly; one round is priced
+    by the same rule, so that competitors are on equal terms to the last digit.
     """
-    whole = single(epsilon, reports, noised)
     crowd = "noised" if noised else "honest"
-    trials = whole.trials
 
-    def at(scale: float) -> list[Release1]:
+    def at(variance: float) -> list[Release1]:
+        # The variance of the reports alone, 4 n E / (E - 1)^2, solved for E.
         rounds = []
         for share in shares:
-            ratio = scale * whole.base / share / (4.0 * (reports + 2 * trials))
-            middle = 2.0 + 1.0 / ratio
+            middle = 2.0 + share * 4.0 * reports / variance
             power = math.log((middle + math.sqrt(middle * middle - 4.0)) / 2.0)
             local = Decimal(power).quantize(Decimal("0.0001"), rounding=ROUND_DOWN)
             rounds.append(Release1(local, reports, noised))
@@ -94,16 +96,17 @@ def split(epsilon: float, reports: int, noised: bool, shares: tuple[float, ...])
         )
         return compose_exact(FixedSequence(releases=releases), DELTA)
 
-    low, high = 0.9, 1.2  # of the variances
-    for _ in range(12):
-        middle = (low + high) / 2.0
+    # An empty cell's standard deviation is about 5.2 / epsilon devices, whatever the cohort.
+    low, high = (2.0 / epsilon) ** 2, (12.0 / epsilon) ** 2
+    for _ in range(16):
+        middle = math.sqrt(low * high)
         low, high = (low, middle) if spent(at(middle)) <= epsilon else (middle, high)
     return at(high)
 
 
 def in_parallel(work: Callable[[A], T], tasks: Iterable[A]) -> list[T]:
     """On both cores."""
-    with ProcessPoolExecutor(2) as pool:
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         return list(pool.map(work, list(tasks)))
 
 

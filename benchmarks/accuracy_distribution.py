@@ -35,6 +35,7 @@ from chorister.analyst.algorithms.density_rules import equal_edges, regime
 DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "adult.csv.gz"
 SIZE, QUERIES = 1024, 1000
 GAUSSIAN = 1_000_000
+FIRST_SEED = 1_000  # rules were chosen on seeds below
 CELLS = (4, 6, 8, 12, 16, 24, 32)
 LOCAL = (0.4, 0.8, 1.6)
 AGGREGATE = (0.02, 0.05, 0.1)
@@ -168,7 +169,11 @@ def main() -> None:
         for setting in ("local", "honest", "noised")
         for epsilon in (LOCAL if setting == "local" else AGGREGATE)
     ]
-    tasks = [Task(path, *column, seed) for column in columns for seed in range(options.seeds)]
+    tasks = [
+        Task(path, *column, seed)
+        for column in columns
+        for seed in range(FIRST_SEED, FIRST_SEED + options.seeds)
+    ]
     found = in_parallel(work, tasks)
     table = Table(title="range-query mean squared error")
     headings = ("data", "setting", "epsilon", "static raw", "static + fit")
@@ -205,7 +210,7 @@ def report(
         rows = np.array([seed[name] for seed in seeds])
         key = "" if setting == "local" else suffix  # one report a device is all there is
         numbers[f"interactive_{at}{key}{crowd}"] = float(rows.mean())
-        # The two sides of a seed draw their noise apart: an unpaired comparison.
+        # Seed by seed: the same people and queries, noise drawn apart.
         shown += [_shown(rows), "/".join(_judged(rows, rows_) for rows_ in best)]
     table.add_row(data, setting, str(epsilon), *shown)
     return numbers
@@ -230,9 +235,9 @@ def draw(folder: Path, path: str) -> None:
         truth = population(task) / population(task).sum()
         found = interactive(task, once=False)[1]
         rows = [
-            {"x": i * 8, "share": float(values[i * 8 : i * 8 + 8].sum()), "what": what}
+            {"x": i * 32, "share": float(values[i * 32 : i * 32 + 32].sum()), "what": what}
             for what, values in (("truth", truth), ("found", found.density))
-            for i in range(SIZE // 8)
+            for i in range(SIZE // 32)
         ]
         charts.append(
             alt.Chart(alt.InlineData(values=rows), title=f"{data}, epsilon 0.1", width=420)

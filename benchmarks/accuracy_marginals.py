@@ -42,6 +42,7 @@ EPSILONS = (0.25, 0.5, 1.0)
 CROWDS = ("honest", "noised")
 GRIDS = (2, 4, 6, 8, 10, 12, 16, 20, 25, 33, 50, 74, 99)  # cells an axis; 74 and 99: the values
 LIMIT = 10_000
+FIRST_SEED = 1_000  # rules were chosen on seeds below
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +193,7 @@ def run(people: People, seeds: int) -> dict[str, list[tuple[float, float]]]:
         error = float(np.mean((queries.sums(table) - answers) ** 2))
         scores.setdefault(name, []).append((float(np.abs(table - truth).sum()), error))
 
-    for seed in range(seeds):
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         for epsilon in EPSILONS:
             for crowd in CROWDS:
                 rng = np.random.default_rng([seed, round(1000 * epsilon), len(crowd)])

@@ -43,6 +43,7 @@ from chorister.analyst.algorithms.posterior import posterior_means, stratified_m
 EPSILONS = (0.15, 0.5)
 VOCABULARIES = (250, 500, 1_000, 2_000)
 DENIED = 100
+FIRST_SEED = 1_000  # rules were chosen on seeds below
 DRAWN = 24
 EVERY = 1_000_000  # more n-grams than anybody holds
 
@@ -153,7 +154,7 @@ def main() -> None:
     options = parser.parse_args()
     begin = time.perf_counter()
     with ProcessPoolExecutor(2, initializer=_load, initargs=(options.data,)) as pool:
-        runs = list(pool.map(_run, range(options.seeds)))
+        runs = list(pool.map(_run, range(FIRST_SEED, FIRST_SEED + options.seeds)))
     found: dict[str, float] = {}
     print(
         f"{'':16}" + "".join(f"{f'eps {e:g}: found':>20}{'new':>8}{'recall':>9}" for e in EPSILONS)

@@ -177,7 +177,9 @@ def plan_rounds(
         rounds, left = [], 1.0
         for chance in chances:
             expected = devices * left * float(chance)
-            rounds.append(planner.round(whole, whole_delta, chance, expected, once=True))
+            # Whether a device is in this cohort hangs on the coins of the rounds before as well.
+            share = left * float(chance)
+            rounds.append(planner.round(whole, whole_delta, chance, expected, share, once=True))
             left *= 1.0 - float(chance)
         return RoundsPlan(cohorts=chosen, rounds=tuple(rounds), epsilon=whole, delta=whole_delta)
     return planner.everyone([float(as_exact(share)) for share in shares], whole, whole_delta)
@@ -196,9 +198,16 @@ class _Planner:
     length: int
 
     def round(
-        self, epsilon: Decimal, delta: Decimal, chance: Decimal, expected: float, *, once: bool
+        self,
+        epsilon: Decimal,
+        delta: Decimal,
+        chance: Decimal,
+        expected: float,
+        share: float,
+        *,
+        once: bool,
     ) -> PlannedRound:
-        cohort = expected_cohort(expected, chance, self.margin)
+        cohort = expected_cohort(expected, Decimal(share), self.margin)
         request = PrivacyRequest(
             epsilon=epsilon, delta=delta, mechanism=self.mechanism, crowd=self.crowd
         )
@@ -227,7 +236,7 @@ class _Planner:
         def at(scale: float) -> list[PlannedRound]:
             return [
                 self.round(
-                    _rounded(Decimal(scale * root)), each_delta, Decimal(1), self.devices,
+                    _rounded(Decimal(scale * root)), each_delta, Decimal(1), self.devices, 1.0,
                     once=False,
                 )
                 for root in roots

@@ -52,8 +52,9 @@ class HeatMap:
     """A map with cells of different sizes.
 
     `estimate` is the fitted number of devices in a cell: all rounds together, smoothed where noise
-    hides what is there, parts adding up. Its interval is built from the last round alone, whose
-    noise had no say in which cells there are: it covers, chosen cells included.
+    hides what is there, parts adding up. `measured`, its standard error and the interval around it
+    are of the last round alone, whose noise had no say in which cells there are: the interval
+    covers the truth, chosen cells included. It is not the fit's, which may lie outside of it.
     """
 
     results: tuple[Result, ...]
@@ -110,13 +111,14 @@ class HeatMap:
             "x1": right,
             "y1": upper,
             "estimate": estimate,
+            "measured": rows.value,
             "std_error": rows.std_error,
             "ci_low": np.clip(found.low, 0.0, self.devices),
             "ci_high": np.clip(found.high, 0.0, self.devices),
         }
 
     def columns(self) -> dict[str, Any]:
-        """The cells of the last round: corners, fitted devices, interval by that round alone."""
+        """The last round's cells: corners, fitted devices; what it measured, with its interval."""
         return dict(self._columns)
 
     def to_polars(self) -> polars.DataFrame:
@@ -142,8 +144,9 @@ class HeatMap:
             f"The last of {len(self.results)} rounds had {len(sizes):,} cells, from level "
             f"{min(sizes)} to {max(sizes)}; an empty one reads 0 ± "
             f"{float(np.sqrt(self._last[2].base[0])):,.1f} devices. Estimates combine all rounds "
-            "and are smoothed where noise hides what is there; intervals (95 %) are of the last "
-            "round alone, noise and sampling, and hold for each cell by itself."
+            "and are smoothed where noise hides what is there. `measured` and the interval around "
+            "it (95 %) are of the last round alone, noise and sampling, and hold for each cell by "
+            "itself; a fitted estimate may lie outside of it."
         )
 
     def __repr__(self) -> str:

@@ -36,13 +36,14 @@ def cells(
     rows = [
         {
             "x0": a, "y0": b, "x1": c, "y1": d, "cell": name, "density": max(dense, 0.0),
-            "devices": round(devices, 1), "low": round(low, 1), "high": round(high, 1),
+            "fitted": round(devices, 1), "measured": round(seen, 1), "low": round(low, 1),
+            "high": round(high, 1),
         }
-        for a, b, c, d, name, dense, devices, low, high in zip(
+        for a, b, c, d, name, dense, devices, seen, low, high in zip(
             columns["x0"].tolist(), columns["y0"].tolist(), columns["x1"].tolist(),
             columns["y1"].tolist(), columns["cell"], density.tolist(),
-            columns["estimate"].tolist(), columns["ci_low"].tolist(), columns["ci_high"].tolist(),
-            strict=True,
+            columns["estimate"].tolist(), columns["measured"].tolist(),
+            columns["ci_low"].tolist(), columns["ci_high"].tolist(), strict=True,
         )
     ]  # fmt: skip
     top = max(float(density.max()), 1.0)
@@ -65,7 +66,7 @@ def cells(
         .mark_rect(clip=True, strokeWidth=0.7)  # hides the seams between neighbours
         .encode(
             x=x, x2="x1:Q", y=y, y2="y1:Q", color=color, stroke=stroke,
-            tooltip=["cell:N", "devices:Q", "low:Q", "high:Q"],
+            tooltip=["cell:N", "fitted:Q", "measured:Q", "low:Q", "high:Q"],
         )
     )  # fmt: skip
     layers = [chart]

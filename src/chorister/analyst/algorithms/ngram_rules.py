@@ -5,7 +5,8 @@ digits in base V they are: its first n-1 words are `code // V`, its last ones `c
 
 - **extend**: n-grams that overlap in all but their outer words are joined; an (n+1)-gram `abc` is
   expected to have the share f(ab) f(bc) / sum_x f(bx), as in a Markov chain. Single words have the
-  empty overlap: the product of their shares.
+  empty overlap, but are not independent: two rare words that stand together do so far more often
+  than the product says, so of the larger share only the root counts (scaled to the same total).
 - **worth_asking**: of what comes out, as many as the domain holds, and only those of which at least
   a fifth of a standard error is expected. A device reports one of its candidates, so hopeless ones
   take reports away from the others.
@@ -106,8 +107,16 @@ def extend(known: Ranked, words: int, n: int, most: int) -> Ranked:
     step = np.arange(len(first)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
     second = right.order[np.repeat(right.starts[here], pairs) + step]
     shares = known.shares[first] * known.shares[second] / totals[left_group[first]]
+    if n == 1:
+        shares = _hanging_together(known.shares[first], known.shares[second], float(shares.sum()))
     codes = known.codes[first] * words + known.codes[second] % words
     return largest(Ranked(codes, shares), most)
+
+
+def _hanging_together(left: Floats, right: Floats, total: float) -> Floats:
+    """What pairs of words are expected to have; rises with both, as `extend` needs."""
+    found: Floats = np.minimum(left, right) * np.sqrt(np.maximum(left, right))
+    return found * (total / float(found.sum()))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -25,7 +25,9 @@ class Step:
     number: int  # from 1
     question: Question
     result: Result
-    draw: Callable[[], altair.TopLevelMixin]  # what is known after this round
+    draw: Callable[
+        [], altair.LayerChart | altair.VConcatChart | altair.Chart
+    ]  # what is known after this round
 
     @property
     def picture(self) -> Any:  # noqa: ANN401 (an Altair chart)
