@@ -59,7 +59,7 @@ def test_nobody_else_reads_the_files(tmp_path: Path) -> None:
         connection.exec_driver_sql("DELETE FROM counters")
     assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("a.db*")} == {0o600}
     with database.read() as connection:
-        assert connection.exec_driver_sql("PRAGMA secure_delete").scalar() == 1
+        assert connection.exec_driver_sql("PRAGMA secure_delete").scalar() == 2
     database.close()
 
 
