@@ -320,7 +320,9 @@ def main() -> None:
     if options.pictures:
         picture(people, options.pictures)
     if options.json:
-        print(json.dumps(found))
+        # Three reports a device are the headline: `interactive_METRIC_EPS`.
+        headline = {key.replace("_k3", ""): value for key, value in found.items() if "_k3" in key}
+        print(json.dumps(found | headline))
 
 
 if __name__ == "__main__":

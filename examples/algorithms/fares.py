@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import chorister as ch
 from people import POLICY, trips
+
+import chorister as ch
 
 
 def main() -> None:
+    """Rehearse, and print what was found."""
     people = trips()
     study = ch.rehearse(people, POLICY, seed=1).study("fares", analysis="trips")
     run = ch.distribution(study, "fare", 0, 40)

@@ -11,6 +11,7 @@ POLICY = Path(__file__).with_name("policy.toml")
 
 
 def trips(devices: int = 30_000, seed: int = 1) -> pl.DataFrame:
+    """Where they begin, how long they take, what they cost."""
     rng = np.random.default_rng(seed)
     town = rng.choice(3, devices, p=[0.6, 0.3, 0.1])
     centre = np.array([[0.25, 0.25], [0.7, 0.6], [0.3, 0.8]])[town]
