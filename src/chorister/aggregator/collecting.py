@@ -130,13 +130,6 @@ class Collections:
         with self._database.write() as connection:
             state = batches.lock(connection, task.task_id, alone=True)
             if connection.scalar(select(collections.c.created).filter_by(**ref._asdict())):
-                # Asked again: a refusal may have been mended since, so the helper is asked again.
-                connection.execute(
-                    update(collections)
-                    .filter_by(**ref._asdict())
-                    .where(collections.c.problem.is_not(None))
-                    .values(problem=None, problem_status=None, failure=None)
-                )
                 return ref
             if state is not BatchState.OPEN and state is not BatchState.FROZEN:
                 raise ProblemError(
