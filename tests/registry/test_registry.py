@@ -334,7 +334,9 @@ def test_concurrent_appends_are_all_kept_once(world: World) -> None:
 
 def test_tiles_of_a_log_that_outgrows_one(world: World) -> None:
     """Full tiles never change; every published size can be read back."""
-    config = [hpke_entry(HELPER, b"config", not_after=NOW + DAY + n) for n in range(300)]
+    made = [b"config %d" % number for number in range(300)]
+    world.helper.configs.update(made)
+    config = [hpke_entry(HELPER, each) for each in made]
     world.publish(*config[:250])
     small = [*read_leaves(world.source, 0, 250)]
     world.publish(*config[250:256])
