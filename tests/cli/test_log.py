@@ -108,7 +108,8 @@ def test_verify_names_the_first_wrong_thing(world: World, policy_file: Path) -> 
 def test_verify_since_a_kept_checkpoint(world: World, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_bytes((world.public / "checkpoint").read_bytes())
-    world.publish(hpke_entry(LEADER, not_after=2**40))
+    world.leader.configs.add(b"second")
+    world.publish(hpke_entry(LEADER, b"second", not_after=2**40))
     assert "everything verified" in run("verify", world.public, "--since", kept)
     other = [recipe_entry(f"r{number}").encode() for number in range(9)]
     time = world.clock.now() + 1
