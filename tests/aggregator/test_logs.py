@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,3 +111,14 @@ def test_every_call_in_the_source_uses_known_names() -> None:
                 found |= {keyword.arg for keyword in node.keywords}
     of_every_line = {"event", "frames", "level", "timestamp"}
     assert found - {"exc_info", None} | {"repeated"} | of_every_line == FIELDS
+
+
+@pytest.mark.usefixtures("stream")  # which cleans up
+def test_lines_go_to_stderr_as_it_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", before)
+    configure_logs(level="info", form="json")
+    monkeypatch.setattr(sys, "stderr", after)
+    before.close()
+    get_logger().warning("the helper is away")
+    assert "the helper is away" in after.getvalue()

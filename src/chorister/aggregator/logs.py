@@ -108,7 +108,8 @@ def configure_logs(*, level: str, form: str, stream: TextIO | None = None) -> No
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(stream or sys.stderr),
+        # Looked up line by line: whoever replaces stderr gets what is written from then on.
+        logger_factory=lambda *_: structlog.PrintLogger(stream or sys.stderr),
         cache_logger_on_first_use=False,
     )
     root = logging.getLogger()
