@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,54 @@ from tests.aggregator.rules import RULES, TASKPROV, Rule
 DRAFTS = Path(__file__).parents[2].parent / "drafts"
 APPLIED = [rule for rule in RULES if rule.case is not None]
 OF_TASKPROV = [rule for rule in TASKPROV if rule.case is not None]
+APPLY = {"dap18.md": r"(3|4|5\.1)(\.|$)", "taskprov.md": ""}
+"""The sections of a draft that lay something upon one of our parts."""
+OBLIGING = {
+    "dap18.md": {
+        "3": 3,
+        "3.1": 2,
+        "3.2": 1,
+        "3.5": 1,
+        "3.6": 2,
+        "4.1": 1,
+        "4.1.2": 2,
+        "4.2": 1,
+        "4.2.2": 2,
+        "4.2.3": 1,
+        "4.4.1": 2,
+        "4.4.2": 2,
+        "4.4.2.1": 1,
+        "4.4.2.2": 8,
+        "4.5.1": 2,
+        "4.5.3.1": 6,
+        "4.5.3.2": 12,
+        "4.5.3.4": 8,
+        "4.5.4.1": 5,
+        "4.5.4.2": 10,
+        "4.5.4.3": 4,
+        "4.5.5": 2,
+        "4.6.1": 15,
+        "4.6.2": 4,
+        "4.6.3": 1,
+        "4.6.4": 14,
+        "4.6.5": 1,
+        "5.1.1": 1,
+    },
+    "taskprov.md": {
+        "3.2": 5,
+        "3.3": 1,
+        "3.4": 2,
+        "3.5": 1,
+        "3.6": 1,
+        "3.7.1": 4,
+        "3.7.2": 2,
+        "3.7.3": 1,
+        "3.8": 3,
+        "3.9": 3,
+        "5": 1,
+    },
+}
+"""How many sentences of a section say MUST, REQUIRED or SHALL."""
 
 
 @pytest.fixture(scope="module")
@@ -88,17 +137,14 @@ def test_the_documentation_says_what_does_not_apply() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("draft", "sections", "rules"),
-    [("dap18.md", r"(3|4|5\.1)(\.|$)", RULES), ("taskprov.md", "", TASKPROV)],
-)
-def test_no_must_is_forgotten(draft: str, sections: str, rules: tuple[Rule, ...]) -> None:
+@pytest.mark.parametrize(("draft", "rules"), [("dap18.md", RULES), ("taskprov.md", TASKPROV)])
+def test_no_must_is_forgotten(draft: str, rules: tuple[Rule, ...]) -> None:
+    assert Counter(rule.section for rule in rules) == OBLIGING[draft]
     text = DRAFTS / draft
-    if not text.exists():
-        pytest.skip("the drafts' texts are not part of the repository")
-    wanted = [each for each in _sentences(text.read_text()) if re.match(sections, each[0])]
-    assert [(rule.section, rule.words) for rule in rules] == [
-        (section, rule.words if rule.words in sentence else sentence)
-        for (section, sentence), rule in zip(wanted, rules, strict=False)
-    ]
-    assert len(wanted) == len(rules)
+    if text.exists():  # beside the repository: the drafts are no part of it
+        wanted = [each for each in _sentences(text.read_text()) if re.match(APPLY[draft], each[0])]
+        assert [(rule.section, rule.words) for rule in rules] == [
+            (section, rule.words if rule.words in sentence else sentence)
+            for (section, sentence), rule in zip(wanted, rules, strict=False)
+        ]
+        assert len(wanted) == len(rules)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+import uvicorn
 
 from chorister.aggregator import logs
 from chorister.aggregator.logs import FIELDS, configure_logs, get_logger
@@ -61,6 +62,16 @@ def test_a_traceback_has_places_and_no_values(stream: io.StringIO) -> None:
     assert "0123456789" not in stream.getvalue()
     assert str(line["frames"]).startswith("['ValueError', ")
     assert "test_logs.py" in str(line["frames"])
+
+
+def test_a_library_that_was_set_up_before_writes_no_lines_of_its_own(
+    stream: io.StringIO,
+) -> None:
+    uvicorn.Config(lambda: None, log_level="warning")
+    assert not logging.getLogger("uvicorn").propagate
+    configure_logs(level="info", form="json", stream=stream)
+    logging.getLogger("uvicorn.error").warning("Invalid request from %s", "203.0.113.8")
+    assert [line["event"] for line in lines(stream)] == ["Invalid request from %s"]
 
 
 def test_libraries_log_their_fixed_words_only(stream: io.StringIO) -> None:

@@ -117,6 +117,10 @@ def configure_logs(*, level: str, form: str, stream: TextIO | None = None) -> No
         root.removeHandler(handler)
     root.addHandler(_ToStructlog())
     root.setLevel(max(number, logging.WARNING))
+    for name in ("uvicorn", "uvicorn.error"):  # another server of this process may have set them up
+        library = logging.getLogger(name)
+        library.handlers.clear()
+        library.propagate = True
 
 
 def _stack_without_values(
