@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import chorister as ch
-from chorister.analyst.cohorts import conditional_shares, plan_rounds
-from chorister.errors import InvalidInput
+from chorister.analyst.cohorts import conditional_shares, enough_for_each, plan_rounds
+from chorister.errors import CohortTooSmall, InvalidInput
 from chorister.policy import Policy
 from tests.analyst.fleets import decades, fleet, generous
 from tests.keyboard import ANALYSIS
@@ -49,6 +49,40 @@ def test_one_report_a_device_means_disjoint_cohorts() -> None:
     assert reports == pytest.approx([0.08 * 89_100, 0.25 * 89_100, 0.67 * 89_100], rel=0.01)
     assert all(p.min_cohort <= p.expected_reports for p in plan.rounds)
     assert "one round at most" in plan.explain()
+
+
+def test_small_rounds_get_the_devices_that_they_need() -> None:
+    shares = [Decimal("0.08"), Decimal("0.32"), Decimal("0.6")]
+    assert enough_for_each(shares, 10**6, 1000) == shares
+    raised = enough_for_each(shares, 5000, 1000)
+    assert sum(raised) == pytest.approx(1)
+    assert 5000 * raised[0] > 1000 + 6 * (5000 * 0.2 * 0.8) ** 0.5  # sure, not on average
+    assert raised[2] / raised[1] == pytest.approx(Decimal("0.6") / Decimal("0.32"))
+    equal = enough_for_each(shares, 3700, 1000)
+    assert equal[1] >= equal[0]  # the second one had to be raised as well
+    with pytest.raises(CohortTooSmall, match="fewer rounds") as caught:
+        enough_for_each(shares, 3000, 1000)
+    assert caught.value.needed == 1000
+    with pytest.raises(CohortTooSmall, match="smaller cohorts"):
+        enough_for_each([1], 999, 1000)
+
+
+def test_a_plan_for_a_small_fleet_is_answered_or_says_what_to_do() -> None:
+    policy = generous(1, **{f"analyses/{ANALYSIS}/cohort/smallest": 1000})
+    people: dict[str, Any] = {"age": [20, 30, 40, 50], "count": [1250] * 4}
+    study = ch.rehearse(people, policy, seed=1).study("small", analysis=ANALYSIS)
+    plan = study.plan_rounds([".08", ".32", ".6"], reads=AGE)
+    assert plan.cohorts == "disjoint"
+    for planned in plan.rounds:  # eight percent alone would have been 400 devices
+        asked = study.histogram(ch.intervals("age", [0, 35, 70]), **planned.settings)
+        assert study.ask(asked).n_reports >= 1000
+    with pytest.raises(CohortTooSmall, match="let the policy allow a report for every round"):
+        study.plan_rounds([".08", ".32", ".6"], reads=AGE, devices=2000)
+    everyone = ch.rehearse(people, generous(3), seed=1).study("all", analysis=ANALYSIS)
+    assert everyone.cohorts(3, reads=AGE) == "everyone"
+    assert everyone.cohorts(4, reads=AGE) == "disjoint"
+    with pytest.raises(CohortTooSmall, match="wait until there are more"):
+        everyone.plan_rounds([1, 1, 1], reads=AGE, devices=20)
 
 
 @pytest.mark.parametrize("policy", [generous(3), renyi(3)], ids=["basic", "renyi"])

@@ -4,7 +4,8 @@
   split so that a round's share of 1/sigma^2 is what was wished for.
 - Where it does not, the rounds go to disjoint cohorts: a device answers one of them, with the whole
   budget, if it answered none before. Shares are of all devices; what a recipe carries is the chance
-  conditional on not having answered.
+  conditional on not having answered. A round that would stay below the smallest cohort that the
+  policy releases gets as many devices as it needs, from the others.
 """
 
 from __future__ import annotations
@@ -26,13 +27,21 @@ from chorister.analyst.features import Real, as_exact
 from chorister.analyst.ledgers import Ledger
 from chorister.canonical import decimal_text
 from chorister.device.budget import Charge
-from chorister.errors import BudgetExceeded, InvalidInput
+from chorister.errors import BudgetExceeded, CohortTooSmall, InvalidInput
 from chorister.policy import Analysis, Crowd, Policy
 from chorister.privacy import Mechanism, OneHotRandomizer
 from chorister.privacy.decimals import DOWN
 from chorister.recipe import Participation, Privacy
 
-__all__ = ["Cohorts", "PlannedRound", "RoundsPlan", "conditional_shares", "plan_rounds"]
+__all__ = [
+    "Cohorts",
+    "PlannedRound",
+    "RoundsPlan",
+    "choose_cohorts",
+    "conditional_shares",
+    "enough_for_each",
+    "plan_rounds",
+]
 
 Cohorts: TypeAlias = Literal["everyone", "disjoint"]
 _STEPS = 14  # of the bisection for the scale of epsilons
@@ -134,6 +143,67 @@ def reports_allowed(policy: Policy, analysis: Analysis, refs: Sequence[str]) -> 
     return min(budget.reports for budget in budgets)
 
 
+def choose_cohorts(
+    policy: Policy,
+    analysis: Analysis,
+    refs: Sequence[str],
+    rounds: int,
+    wanted: Cohorts | None = None,
+) -> Cohorts:
+    """Everyone where the policy lets a device answer every round, else disjoint cohorts."""
+    allowed = reports_allowed(policy, analysis, refs)
+    if wanted == "everyone" and allowed < rounds:
+        raise InvalidInput(
+            f"the policy allows {allowed} reports a device, fewer than {rounds} rounds: use "
+            "disjoint cohorts"
+        )
+    return wanted or ("everyone" if allowed >= rounds > 1 else "disjoint")
+
+
+def enough_for_each(
+    shares: Sequence[Real], devices: int, smallest: int, margin: float = 1.0
+) -> list[Decimal]:
+    """The same shares of the devices, but none too small for the smallest cohort.
+
+    What small rounds need more is taken from the others in proportion. Raises `CohortTooSmall`
+    where there are not enough devices for all.
+    """
+    given = [as_exact(share) for share in shares]
+    total = sum(given, Decimal(0))
+    least = _least_share(devices, smallest, margin)
+    if least is None or least * len(given) > total:
+        raise CohortTooSmall(
+            f"{len(given)} rounds to different devices need more than {devices:,} of them, because "
+            f"nothing is released below {smallest:,}: ask fewer rounds, or one question with "
+            "`study.histogram`, or let the policy allow a report for every round, so that everyone "
+            "can answer each"
+            if len(given) > 1
+            else f"{devices:,} devices can't be sure to make up the {smallest:,} below which "
+            "nothing is released: wait until there are more, or let the policy allow smaller "
+            "cohorts",
+            reports=round(devices * float(total) / max(len(given), 1)),
+            needed=smallest,
+        )
+    raised: set[int] = set()
+    while True:
+        free = sum((share for i, share in enumerate(given) if i not in raised), Decimal(0))
+        scale = DOWN.divide(total - least * len(raised), free) if free else Decimal(0)
+        found = [least if i in raised else share * scale for i, share in enumerate(given)]
+        small = {i for i, share in enumerate(found) if share < least and i not in raised}
+        if not small:
+            return found if raised else given
+        raised |= small
+
+
+def _least_share(devices: int, smallest: int, margin: float) -> Decimal | None:
+    """The least share of the devices that surely makes up the smallest cohort, in thousandths."""
+    for thousandth in range(1, 1001):
+        share = Decimal(thousandth) / 1000
+        if expected_cohort(devices * float(share), share, margin) >= max(smallest, 2):
+            return share
+    return None
+
+
 def plan_rounds(
     policy: Policy,
     analysis: str,
@@ -159,13 +229,7 @@ def plan_rounds(
     terms = policy.analyses.get(analysis)
     if terms is None:
         raise InvalidInput(f"policy {policy.name} has no analysis {analysis}")
-    allowed = reports_allowed(policy, terms, refs)
-    chosen: Cohorts = cohorts or ("everyone" if allowed >= len(shares) > 1 else "disjoint")
-    if chosen == "everyone" and allowed < len(shares):
-        raise InvalidInput(
-            f"the policy allows {allowed} reports a device, fewer than {len(shares)} rounds: use "
-            "disjoint cohorts"
-        )
+    chosen = choose_cohorts(policy, terms, refs, len(shares), cohorts)
     budgets = budgets_of(policy, terms, refs)
     whole = min(budget.epsilon for budget in budgets) if epsilon is None else as_exact(epsilon)
     whole_delta = min(budget.delta for budget in budgets) if delta is None else as_exact(delta)
@@ -173,7 +237,9 @@ def plan_rounds(
         policy, terms, analysis, tuple(refs), devices, mechanism, crowd, margin, length
     )
     if chosen == "disjoint":
-        chances = conditional_shares(shares)
+        conditional_shares(shares)  # refuses what are no shares
+        parts = enough_for_each(shares, devices, terms.cohort.smallest, margin)
+        chances = conditional_shares(parts)
         rounds, left = [], 1.0
         for chance in chances:
             expected = devices * left * float(chance)
@@ -182,6 +248,7 @@ def plan_rounds(
             rounds.append(planner.round(whole, whole_delta, chance, expected, share, once=True))
             left *= 1.0 - float(chance)
         return RoundsPlan(cohorts=chosen, rounds=tuple(rounds), epsilon=whole, delta=whole_delta)
+    enough_for_each((1,), devices, terms.cohort.smallest, margin)
     return planner.everyone([float(as_exact(share)) for share in shares], whole, whole_delta)
 
 

@@ -32,6 +32,7 @@ def bars(result: Result, *, top: int) -> altair.LayerChart:
     title: dict[str, Any] = {
         "text": f"{result.n_reports:,} reports, epsilon {result.epsilon}",
         "subtitle": f"bars: devices; lines: {result.confidence:.0%} intervals of the noise",
+        "anchor": "start",
     }
     base = alt.Chart(alt.InlineData(values=rows), title=alt.TitleParams(**title)).encode(
         y=alt.Y("label:N", sort=None, title=" · ".join(names))

@@ -15,7 +15,7 @@ from chorister.analyst.asking import (
     simple_query,
 )
 from chorister.analyst.bars import waiting_bar
-from chorister.analyst.cohorts import Cohorts, RoundsPlan, plan_rounds
+from chorister.analyst.cohorts import Cohorts, RoundsPlan, choose_cohorts, plan_rounds
 from chorister.analyst.features import Real
 from chorister.analyst.fleet import Fleet, Gathered, Progress, Tell, answered, foreseen
 from chorister.analyst.ledgers import refusal
@@ -153,6 +153,12 @@ class Study:
             )
         expected = devices * left * float(who.probability)
         return expected_cohort(expected, who.probability, self.fleet.margin)
+
+    def cohorts(
+        self, rounds: int, *, reads: Mapping[str, Iterable[str]], wanted: Cohorts | None = None
+    ) -> Cohorts:
+        """Whether everyone can answer so many rounds, or each goes to devices of its own."""
+        return choose_cohorts(self.fleet.policy, self.terms, refs_of(reads), rounds, wanted)
 
     def plan_rounds(
         self,

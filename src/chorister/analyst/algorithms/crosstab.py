@@ -224,15 +224,11 @@ def crosstab(
         query = simple_query(study.fleet.policy, study.terms, axes, ())
     fields = reads_of(query, study.terms) if reads is None else {k: tuple(reads[k]) for k in reads}
 
-    def plan_for(chosen: Cohorts) -> RoundsPlan:
-        return study.plan_rounds(
-            round_shares(chosen), reads=fields, epsilon=epsilon, delta=delta,
-            mechanism=mechanism, crowd=crowd, cohorts=cohorts, devices=devices,
-        )  # fmt: skip
-
-    plan = plan_for(cohorts or "everyone")
-    if plan.cohorts == "disjoint":
-        plan = plan_for("disjoint")
+    chosen = study.cohorts(3, reads=fields, wanted=cohorts)
+    plan = study.plan_rounds(
+        round_shares(chosen), reads=fields, epsilon=epsilon, delta=delta, mechanism=mechanism,
+        crowd=crowd, cohorts=chosen, devices=devices,
+    )  # fmt: skip
     most = study.terms.max_bins
     if max(axis.size for axis in axes) > most:
         raise InvalidInput(f"a feature alone has more than {most:,} cells: use wider ones")

@@ -45,7 +45,7 @@ def _title(found: Crosstab) -> dict[str, Any]:
     return {
         "text": " by ".join(column_names(both.recipe)),
         "subtitle": f"{found.devices:,} devices in three rounds, the last at epsilon "
-        f"{both.epsilon}; fitted shares in percent",
+        f"{both.epsilon:.3g}; fitted shares in percent",
         "anchor": "start",
     }
 

@@ -57,13 +57,14 @@ def density(found: Distribution, *, shares: Sequence[float], width: int) -> alta
     rules = alt.Chart(lines).mark_rule(color="#e45756", strokeWidth=1.5).encode(x="at:Q")
     names = (
         alt.Chart(lines)
-        .mark_text(align="left", dx=4, dy=4, color="#b2302e", baseline="top")
-        .encode(x="at:Q", y=alt.value(0), text="share:N")
+        .mark_text(align="center", color="#b2302e", baseline="bottom")
+        .encode(x="at:Q", y=alt.value(-4), text="share:N")  # above, where nothing is drawn
     )
     title = alt.TitleParams(
         text=f"{x_name} of {found.devices:,} devices",
         subtitle=f"after {len(found.results)} rounds; red: quantiles with 95 % intervals",
         anchor="start",
+        offset=20,
     )
     upper = alt.layer(area, spans, rules, names).properties(width=width, height=220, title=title)
     band = (

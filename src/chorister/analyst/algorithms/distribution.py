@@ -276,11 +276,13 @@ def distribution(
 
     Nothing is asked until the run is iterated or its `result` is taken; `run.plan` says before what
     every round costs. How many cells and rounds there are follows from the noise of that plan, and
-    where their edges lie from the rounds before.
+    where their edges lie from the rounds before; of a field that the policy calls an integer they
+    are whole numbers, so that no cell holds more of them than its width says.
     """
     first, last = as_exact(low), as_exact(high)
     if not first < last:
         raise InvalidInput(f"the range goes from low to high, not from {low} to {high}")
+    whole = query is None and _is_integer(study, column)
     if query is None:
         probe = intervals(column, (first, last))
         query = simple_query(study.fleet.policy, study.terms, (probe,), ())
@@ -307,10 +309,9 @@ def distribution(
         known: Distribution | None = None
         for number, planned in enumerate(plan.rounds, start=1):
             density = None if known is None else known.fit.density
-            steps_ = used.edges(number, density, _STEPS)
-            if len(steps_) - 1 > most_cells:
+            edges = _edges(first, last, used.edges(number, density, _STEPS), whole=whole)
+            if len(edges) - 1 > most_cells:
                 raise InvalidInput(f"this analysis allows {most_cells} cells: give other rules")
-            edges = [_edge(first, last, int(step)) for step in steps_]
             question = study.histogram(
                 intervals(column, edges), query=query, reads=fields, selection=selection,
                 **planned.settings,
@@ -330,9 +331,16 @@ def _noise_of(plan: RoundsPlan) -> float:
     return plan.rounds[0].std_error / plan.rounds[0].expected_reports
 
 
-def _edge(low: Decimal, high: Decimal, step: int) -> Decimal:
-    """The grid's edge, to as many digits as tell steps apart."""
-    if step in (0, _STEPS):
-        return low if step == 0 else high
+def _is_integer(study: Study, column: str) -> bool:
+    """Whether the one field of the analysis with this name holds whole numbers."""
+    types = study.fleet.policy.fields
+    found = [ref for ref in study.terms.fields if ref.partition(".")[2] == column]
+    return len(found) == 1 and types[found[0]].type == "integer"
+
+
+def _edges(low: Decimal, high: Decimal, steps: NDArray[np.int64], *, whole: bool) -> list[Decimal]:
+    """The grid's edges, to as many digits as tell steps apart, or in whole numbers."""
     width = (high - low) / _STEPS
-    return (low + width * step).quantize(Decimal(1).scaleb(width.adjusted() - 2))
+    unit = Decimal(1) if whole else Decimal(1).scaleb(width.adjusted() - 2)
+    inner = {(low + width * int(step)).quantize(unit) for step in steps}
+    return [low, *sorted(edge for edge in inner if low < edge < high), high]

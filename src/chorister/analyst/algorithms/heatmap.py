@@ -268,21 +268,18 @@ def heatmap(
         query = simple_query(study.fleet.policy, study.terms, (probe,), ())
     fields = reads_of(query, study.terms) if reads is None else {k: tuple(reads[k]) for k in reads}
 
-    def plan_for(chosen: MapRules) -> RoundsPlan:
-        return study.plan_rounds(
-            chosen.shares, reads=fields, epsilon=epsilon, delta=delta, mechanism=mechanism,
-            crowd=crowd, cohorts=cohorts, devices=devices,
-        )  # fmt: skip
-
-    chosen = rules or EVERYONE_RULES
-    plan = plan_for(chosen)
-    if rules is None and plan.cohorts == "disjoint":
-        chosen = DISJOINT_RULES
-        plan = plan_for(chosen)
+    used = rules or EVERYONE_RULES
+    who = study.cohorts(len(used.shares), reads=fields, wanted=cohorts)
+    if rules is None and who == "disjoint":
+        used = DISJOINT_RULES
+    plan = study.plan_rounds(
+        used.shares, reads=fields, epsilon=epsilon, delta=delta, mechanism=mechanism, crowd=crowd,
+        cohorts=who, devices=devices,
+    )  # fmt: skip
     most_cells = study.terms.max_bins - 1
 
     def steps() -> Generator[Step, None, HeatMap]:
-        first = min(chosen.first_level, depth)
+        first = min(used.first_level, depth)
         while 4**first > most_cells:
             first -= 1
         partition = Partition.uniform(first)
@@ -291,7 +288,7 @@ def heatmap(
             if results:
                 seen = _so_far(results, plan, depth)
                 sigma = planned.std_error * _scale(plan, number)
-                partition = chosen.refinements[number - 2].partition(
+                partition = used.refinements[number - 2].partition(
                     seen.fit, sigma, depth=depth, most_cells=most_cells
                 )
             question = study.histogram(

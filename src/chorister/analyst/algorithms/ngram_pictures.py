@@ -16,6 +16,7 @@ __all__ = ["tree"]
 
 _ROW: Final = 19  # pixels a leaf
 _LEVEL: Final = 150  # pixels a word
+_NARROWEST: Final = 380  # pixels: what the title needs, in any font
 
 
 @dataclass(eq=False)
@@ -47,11 +48,13 @@ def tree(found: Ngrams, *, top: int) -> altair.LayerChart:
     rows = [
         {
             "x": node.depth, "y": node.y, "word": node.word, "phrase": node.phrase,
-            "percent": None if node.share is None else 100.0 * node.share, "note": node.note,
+            "percent": None if node.share is None else 100.0 * min(node.share, 1.0),
+            "note": node.note,
         }
         for node in nodes
     ]  # fmt: skip
-    x = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0.6, longest + 0.9]))
+    width = max(_LEVEL * (longest + 0.3), _NARROWEST)
+    x = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0.6, 0.6 + width / _LEVEL]))
     y = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[-0.7, max(leaves, 1) - 0.3], reverse=True))
     lines = (
         alt.Chart(alt.InlineData(values=links))
@@ -69,7 +72,9 @@ def tree(found: Ngrams, *, top: int) -> altair.LayerChart:
             "percent:Q",
             title="% of reports",
             scale=alt.Scale(range=[15, 260], zero=True),
-            legend=alt.Legend(orient="bottom", symbolFillColor="#3b6fb6", symbolStrokeWidth=0),
+            legend=alt.Legend(
+                orient="bottom", symbolFillColor="#3b6fb6", symbolStrokeWidth=0, tickCount=4
+            ),
         ),
         tooltip=tips,
     )
@@ -84,13 +89,14 @@ def tree(found: Ngrams, *, top: int) -> altair.LayerChart:
     chart: altair.LayerChart = (
         alt.layer(lines, open_, dots, halo, words)
         .properties(
-            width=_LEVEL * (longest + 0.3),
+            width=width,
             height=max(_ROW * leaves, 60),
             title=alt.TitleParams(
                 text=_title(found, leaves),
                 subtitle=[
-                    f"{last.n_reports:,} reports in the last round, epsilon {last.epsilon}",
-                    "dots: share of a round's reports; rings: not heard on their own",
+                    f"{last.n_reports:,} reports in the last round, epsilon {last.epsilon:.3g}",
+                    "dots: share of a round's reports",
+                    "rings: not heard on their own",
                 ],
                 anchor="start",
             ),

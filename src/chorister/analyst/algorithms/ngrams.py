@@ -34,7 +34,7 @@ from chorister.analyst.algorithms.ngram_rules import (
 )
 from chorister.analyst.algorithms.posterior import stratified_means
 from chorister.analyst.algorithms.running import Run, Step
-from chorister.analyst.cohorts import Cohorts, RoundsPlan
+from chorister.analyst.cohorts import Cohorts
 from chorister.analyst.features import Real
 from chorister.analyst.files import require_format, write_atomically
 from chorister.analyst.question import Question
@@ -286,15 +286,11 @@ def discover_ngrams(
         )
     denied = _deny_list(deny)
 
-    def plan_for(chosen: Cohorts) -> RoundsPlan:
-        return study.plan_rounds(
-            round_shares(max_n, chosen), reads=reads, epsilon=epsilon, delta=delta,
-            mechanism=mechanism, crowd=crowd, cohorts=cohorts, devices=devices,
-        )  # fmt: skip
-
-    plan = plan_for(cohorts or "everyone")
-    if plan.cohorts == "disjoint":
-        plan = plan_for("disjoint")
+    chosen = study.cohorts(max_n, reads=reads, wanted=cohorts)
+    plan = study.plan_rounds(
+        round_shares(max_n, chosen), reads=reads, epsilon=epsilon, delta=delta,
+        mechanism=mechanism, crowd=crowd, cohorts=chosen, devices=devices,
+    )  # fmt: skip
 
     def ask(n: int, feature: PrefixTree | Categories, *, sampled: bool) -> Question:
         return study.histogram(
