@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.console.conftest import Watched, watched
 from tests.console.world import NASTY, TOKENS, WORDS, running
@@ -88,6 +89,43 @@ def test_a_study_from_the_first_question_to_the_next(browser: Browser, tmp_path:
         expect(page.locator("main")).to_contain_text("Intervals are of the noise")
         assert visitor.complaints == []
         assert visitor.elsewhere == []
+
+
+def test_a_page_is_live_however_late_its_scripts_come(browser: Browser, tmp_path: Path) -> None:
+    with running(tmp_path, fill_seconds=3) as world:
+        visitor = watched(browser, world.url)
+        page = visitor.page
+        visitor.sign_in()
+        begin(visitor)
+        page.click("text=Ask a question")
+        choose_ages(page)
+        expect(page.locator(".ask-button")).to_be_visible(timeout=WAIT)
+
+        def late(route: Route) -> None:
+            time.sleep(0.7)  # longer than a page takes to be read
+            route.continue_()
+
+        page.route(re.compile(r"/static/(hx-sse|console)"), late)
+        ask(page)
+        expect(page.locator("#round-1 img.chart")).to_be_visible(timeout=WAIT)
+        assert visitor.complaints == []
+
+
+def test_a_page_says_when_it_is_no_longer_live(browser: Browser, tmp_path: Path) -> None:
+    with running(tmp_path) as world:
+        visitor = watched(browser, world.url)
+        page = visitor.page
+        visitor.sign_in()
+        with page.expect_response(re.compile(r"/events$")):
+            begin(visitor)
+        expect(page.locator("#stale")).to_be_hidden()
+        page.context.set_offline(True)
+        world.clock.set(world.clock.now() + 1_000_000)  # the session is over
+        expect(page.locator("#stale")).to_be_visible(timeout=WAIT)
+
+        # Whoever is no longer signed in gets to sign in, instead of a page that stands still.
+        page.context.set_offline(False)
+        page.wait_for_url(f"{world.url}/sign-in", timeout=WAIT)
 
 
 def test_a_refused_question_says_why(browser: Browser, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from importlib import resources
@@ -66,6 +67,7 @@ _STATIC: Final = {
     "console.css": "text/css; charset=utf-8",
     "htmx.min.js": "text/javascript; charset=utf-8",
     "hx-sse.min.js": "text/javascript; charset=utf-8",
+    "console.js": "text/javascript; charset=utf-8",
     "LICENSE-htmx.txt": "text/plain; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
@@ -118,11 +120,16 @@ def _static() -> Callable[[Request], Awaitable[Response]]:
         for name in _STATIC
     }
 
+    tags = {name: f'"{hashlib.sha256(data).hexdigest()[:32]}"' for name, data in files.items()}
+
     async def serve(request: Request) -> Response:
         name = str(request.path_params["name"])
         if name not in files:
             raise HTTPException(404)
-        caching = {"cache-control": "no-cache"}
-        return Response(files[name], headers={**caching, "content-type": _STATIC[name]})
+        # Asked for at every page, so that an upgrade shows at once, but sent only if it changed.
+        headers = {"cache-control": "no-cache", "etag": tags[name]}
+        if request.headers.get("if-none-match") == tags[name]:
+            return Response(status_code=304, headers=headers)
+        return Response(files[name], headers={**headers, "content-type": _STATIC[name]})
 
     return serve

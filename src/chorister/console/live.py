@@ -29,6 +29,8 @@ _IDLE: Final = 1.0  # and while nothing is
 _BEAT: Final = 15.0  # seconds after which a silent stream shows that it lives
 _LONGEST: Final = 600.0  # then the browser connects anew
 _MOST: Final = 200  # streams in all
+_LATER: Final = 10_000  # milliseconds until a page asks again that was one too many
+_STREAM: Final = "text/event-stream"
 
 
 class Streams:
@@ -48,10 +50,11 @@ class Streams:
                 raise SignInNeeded
             await self._run(lambda: self._state(request, session))  # there is such a study
             if self._open >= _MOST:
-                return Response("too many pages are open\n", status_code=503)
+                # A stream that ends: the page stays as it is, and asks again later.
+                return Response(f"event: busy\nretry: {_LATER}\n\n", media_type=_STREAM)
             return StreamingResponse(
                 self._messages(request, session),
-                media_type="text/event-stream",
+                media_type=_STREAM,
                 headers={"x-accel-buffering": "no"},
             )
 
