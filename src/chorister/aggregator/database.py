@@ -43,6 +43,7 @@ _PAGE_BYTES: Final = 8192
 _CACHE_KIB: Final = 65_536
 _PAGES_AT_ONCE: Final = 500
 _CHECK: Final = b"chorister at-rest key"
+_MIGRATION_KEY: Final = 0x63686F72_00
 
 
 class Database:
@@ -115,6 +116,8 @@ class Database:
     def migrate(self) -> None:
         """Bring the schema up to this version; does nothing if it is."""
         with self.write() as connection:
+            if not self.is_sqlite:  # several processes may start at once
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_KEY)))
             config = _alembic()
             config.attributes["connection"] = connection
             command.upgrade(config, "head")

@@ -20,6 +20,7 @@ from chorister.aggregator import batches
 from chorister.aggregator.counters import UPLOADED, count, rejections
 from chorister.aggregator.database import Database
 from chorister.aggregator.hpke_keys import KeyRing
+from chorister.aggregator.queue import JobQueue
 from chorister.aggregator.schema import BatchState, report_blobs, segments
 from chorister.aggregator.tasks import MAX_SKEW, KnownTask
 from chorister.clock import Clock
@@ -56,10 +57,11 @@ class UploadPlan:
 class Uploads:
     """The leader's door."""
 
-    def __init__(self, database: Database, keys: KeyRing, clock: Clock) -> None:
+    def __init__(self, database: Database, keys: KeyRing, clock: Clock, *, queue: JobQueue) -> None:
         self._database = database
         self._keys = keys
         self._clock = clock
+        self._queue = queue
 
     def check_upload(self, task: KnownTask, reports: bytes) -> UploadPlan:
         """Look at a request; raises `ProblemError` where it is no list of reports."""
@@ -106,11 +108,14 @@ class Uploads:
         for place, plan in enumerate(plans):
             by_task[plan.task.task_id].append(place)
         with self._database.write() as connection:
+            taken = 0
             for task_id in sorted(by_task):
-                self._store(
+                taken += self._store(
                     connection,
                     [(plans[place], errors[place]) for place in by_task[task_id]],
                 )
+            if taken:
+                self._queue.reports_stored(connection)
         return [
             UploadErrors(
                 tuple(
@@ -122,8 +127,8 @@ class Uploads:
             for plan, codes in zip(plans, errors, strict=True)
         ]
 
-    def _store(self, connection: Connection, parts: Sequence[tuple[UploadPlan, bytearray]]) -> None:
-        """The plans of one task."""
+    def _store(self, connection: Connection, parts: Sequence[tuple[UploadPlan, bytearray]]) -> int:
+        """The plans of one task; how many reports were taken."""
         task = parts[0][0].task
         state = batches.lock(connection, task.task_id, alone=False)
         if state is not BatchState.OPEN:
@@ -132,7 +137,7 @@ class Uploads:
             for _, codes in parts:
                 codes[:] = bytes(code or closed for code in codes)
             if over:
-                return  # nothing about it is written any more
+                return 0  # nothing about it is written any more
         wanted = {
             report_id
             for plan, codes in parts
@@ -156,6 +161,7 @@ class Uploads:
         for _, codes in parts:
             names.update(rejections("upload", codes))
         count(self._database, connection, task.task_id, names)
+        return len(taken)
 
     def _write(self, connection: Connection, task: KnownTask, reports: Sequence[bytes]) -> None:
         if not reports:

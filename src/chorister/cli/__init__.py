@@ -78,4 +78,5 @@ from chorister.cli import (  # noqa: E402, F401
     recipe,
     serve,
     tasks,
+    worker,
 )
