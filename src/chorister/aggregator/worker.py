@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import signal
 import socket
@@ -134,9 +135,10 @@ class Worker:
 
     def gather(self) -> None:
         """Make aggregation jobs of all reports that wait."""
-        claim(self._database, "gather", {})
-        while len(self._leader.create_aggregation_jobs(_AT_ONCE)) == _AT_ONCE:
-            pass
+        with self._counted("gather"):
+            claim(self._database, "gather", {})
+            while len(self._leader.create_aggregation_jobs(_AT_ONCE)) == _AT_ONCE:
+                pass
 
     def aggregate(self, task: str, job: str) -> None:
         """Step one aggregation job."""
@@ -144,7 +146,8 @@ class Worker:
 
     def collect(self, task: str, job: str) -> None:
         """Step one collection; where it waits for reports, the end of their job enqueues it."""
-        claim(self._database, "collect", {"task": task, "job": job})
+        with self._counted("collect", task):
+            claim(self._database, "collect", {"task": task, "job": job})
         ref = CollectionRef(*_bytes(task, job))
         self._step("collect", task, lambda: self._leader.step_collection(ref))
 
@@ -153,16 +156,8 @@ class Worker:
         if left:
             raise Later("the helper is away", left)
         begun = time.monotonic()
-        try:
+        with self._counted(kind, task):
             outcome = step()
-        except BaseException as error:
-            self._metrics.jobs.labels(kind, "failed").inc()
-            if isinstance(error, ChoristerError):
-                name = type(error).__name__
-                self._log.warning("a job failed", kind=kind, task=task, reason=name, error=error)
-            else:
-                self._log.error("a job failed, by a bug in Chorister", kind=kind, exc_info=error)
-            raise
         self._metrics.jobs.labels(kind, "done" if outcome.done else "waiting").inc()
         self._metrics.job_seconds.labels(kind).observe(time.monotonic() - begun)
         if outcome.peer:
@@ -179,6 +174,20 @@ class Worker:
             self._brake.succeeded()
         elif kind == "aggregate":
             raise Later(outcome.why or "it waits")
+
+    @contextlib.contextmanager
+    def _counted(self, kind: str, task: str | None = None) -> Iterator[None]:
+        """A failure is counted and logged; Procrastinate decides when it is tried again."""
+        try:
+            yield
+        except BaseException as error:
+            self._metrics.jobs.labels(kind, "failed").inc()
+            if isinstance(error, ChoristerError):
+                name = type(error).__name__
+                self._log.warning("a job failed", kind=kind, task=task, reason=name, error=error)
+            else:
+                self._log.error("a job failed, by a bug in Chorister", kind=kind, exc_info=error)
+            raise
 
     def sweep(self, timestamp: int) -> None:
         """Delete what has ended; look after collections that nothing announces."""
@@ -278,6 +287,8 @@ def run_worker(
 ) -> None:
     """Run an aggregator's jobs until SIGTERM or SIGINT; jobs under way finish their step."""
     configure_logs(level=config.log_level, form=config.log_format)
+    # Its lines quote whatever failed, addresses too; what matters we say ourselves.
+    logging.getLogger("procrastinate").setLevel(logging.CRITICAL)
     with contextlib.ExitStack() as stack:
         operators = None
         if metrics_port is not None:  # the settings' own port is the server's
