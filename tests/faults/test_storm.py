@@ -14,6 +14,6 @@ SEEDS = [1]
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_after_a_storm_every_sum_is_exact(seed: int, tmp_path: Path) -> None:
-    storm = weather(tmp_path, seed, seconds=15, per_task=60)
+    storm = weather(tmp_path, seed, seconds=12, per_task=40)
     kinds = {name.partition(" ")[0] for name in storm.happened}
     assert {"kill", "database", "line"} <= kinds
