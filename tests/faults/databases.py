@@ -19,6 +19,7 @@ import pytest
 from tests.aggregator.postgres import binaries, unprivileged
 
 _SECONDS = 60
+WAL_SEGMENT = 1 << 20
 
 
 class MortalPostgres:
@@ -57,6 +58,23 @@ class MortalPostgres:
                 pytest.fail((self.folder / "log").read_text()[-5000:])
             time.sleep(0.1)
 
+    def limit_files(self, size: int | None = None) -> None:
+        """Let no file grow beyond so many bytes, as a full disk would not; no size: as before.
+
+        A segment of the write-ahead log is a file of `WAL_SEGMENT`: a limit below that would stop
+        the server altogether, as `kill` does.
+        """
+        assert self._server is not None
+        first = self._server.pid  # which starts the others
+        children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+        limit = f"--fsize={'unlimited' if size is None else size}:unlimited"
+        for each in (str(first), *children):
+            # By its own user: not every root may touch the limits of others.
+            done = subprocess.run(
+                ["/usr/bin/prlimit", "--pid", each, limit], capture_output=True, **self._common
+            )
+            assert not done.returncode or not Path("/proc", each).exists(), done.stderr
+
     def kill(self) -> None:
         """-9, the server and so all its children: what was not durable is lost."""
         if self._server is not None:
@@ -88,7 +106,8 @@ def mortal_servers(number: int) -> Iterator[list[MortalPostgres]]:
     try:
         subprocess.run(
             [programs / "initdb", "-D", root / "empty", "-U", "chorister", "--auth=trust",
-             "--no-sync", "--encoding=UTF8", "--locale=C"],
+             "--no-sync", "--encoding=UTF8", "--locale=C",
+             f"--wal-segsize={WAL_SEGMENT >> 20}"],
             check=True, capture_output=True, **common,
         )  # fmt: skip
         for place in range(number):

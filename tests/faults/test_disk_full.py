@@ -13,7 +13,8 @@ from chorister.aggregator.tasks import KnownTask
 from chorister.dap.messages import CollectionJobResp
 from chorister.errors import ServiceError
 from tests.aggregator.apps import Apps
-from tests.aggregator.world import opened
+from tests.aggregator.world import Pair, one_bit, opened, small_recipe
+from tests.faults.databases import WAL_SEGMENT, MortalPostgres, mortal_servers
 
 
 @pytest.fixture
@@ -78,3 +79,85 @@ def test_jobs_wait_for_room_at_the_helper(apps: Apps) -> None:
     apps.work(task)
     assert apps.verified(task) == (len(reports), len(reports))
     assert result(apps, task) == len(reports)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[MortalPostgres]]:
+    with mortal_servers(2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pair(servers: list[MortalPostgres]) -> Iterator[Pair]:
+    made = Pair((servers[0].url, servers[1].url))
+    yield made
+    made.stop()
+
+
+MANY = 3_000
+"""Reports of some 500 bytes: more than fit into a file of `WAL_SEGMENT`."""
+FILLER = """
+    INSERT INTO report_ids
+    SELECT decode(repeat('00', 32), 'hex'), decode(md5(CAST(each AS text)), 'hex')
+    FROM generate_series(1, 12500) AS each RETURNING 1
+"""
+"""Ids of an older task, which nearly fill the helper's file."""
+
+
+def sealed(pair: Pair, task: KnownTask) -> list[list[bytes]]:
+    reports = pair.reports(task, one_bit(4, [0] * MANY))
+    return [reports[start : start + 100] for start in range(0, MANY, 100)]
+
+
+def upload_all(pair: Pair, task: KnownTask, waiting: list[list[bytes]]) -> None:
+    """Until none waits, or the leader fails."""
+    while waiting:
+        assert not pair.upload(task, *waiting[-1]).statuses
+        waiting.pop()
+
+
+def exact(pair: Pair, task: KnownTask) -> None:
+    """All of them in the batch, once; nothing is left but what protects against replays."""
+    while pair.work():
+        pass
+    pair.collect(task)
+    pair.work()
+    found = pair.result(task)
+    assert found is not None
+    leaders, helpers = (side.draws.pop() for side in pair.noise)
+    assert found[0] == MANY
+    assert (found[1] - leaders - helpers).tolist() == [MANY, 0, 0, 0]
+    for rows in pair.row_counts():
+        for table in ("segments", "report_blobs", "aggregation_jobs", "accumulators"):
+            assert not rows[table], table
+
+
+def test_postgresql_without_room_takes_nothing_that_it_does_not_keep(
+    pair: Pair, servers: list[MortalPostgres]
+) -> None:
+    leader, _ = servers
+    (task,) = pair.accept(small_recipe())
+    waiting = sealed(pair, task)
+    leader.limit_files(WAL_SEGMENT)
+    with pytest.raises(ServiceError, match="File too large"):
+        upload_all(pair, task, waiting)
+    assert 1 < len(waiting) < MANY // 100
+    leader.limit_files()
+    upload_all(pair, task, waiting)  # the one that did not fit is new to it
+    exact(pair, task)
+
+
+def test_postgresql_without_room_at_the_helper_delays_jobs(
+    pair: Pair, servers: list[MortalPostgres]
+) -> None:
+    _, helper = servers
+    (task,) = pair.accept(small_recipe(id="another"))
+    upload_all(pair, task, sealed(pair, task))
+    with pair.databases[1].write() as connection:
+        connection.exec_driver_sql(FILLER)
+    helper.limit_files(WAL_SEGMENT)
+    with pytest.raises(ServiceError, match="File too large"):
+        pair.work()
+    assert all(pair.row_counts()[0][table] for table in ("report_blobs", "aggregation_jobs"))
+    helper.limit_files()
+    exact(pair, task)

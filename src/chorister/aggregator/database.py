@@ -251,11 +251,15 @@ def _engine(parsed: URL) -> Engine:
                 pool_size=8, max_overflow=_THREADS - 8,
             ))  # fmt: skip
         case "postgresql":
+            # Only here: the driver takes a while to load, and SQLite does without.
+            from chorister.aggregator.binary_cursor import BinaryCursor
+
             return _postgresql(sa.create_engine(
                 parsed.set(drivername="postgresql+psycopg"),
                 # All processes of an operator share the server's connections, often 100.
                 pool_size=8, max_overflow=24, pool_pre_ping=True,
                 isolation_level="READ COMMITTED",
+                connect_args={"cursor_factory": BinaryCursor},
             ))  # fmt: skip
     raise InternalError("an engine for a database that is neither")
 

@@ -21,10 +21,11 @@ def upgrade() -> None:
     connection = op.get_bind()
     if connection.dialect.name != "postgresql":
         return
+    import psycopg
     from procrastinate.schema import SchemaManager
 
     # Many statements in one text: only the driver itself takes that, and without parameters.
     raw = connection.connection.dbapi_connection
-    if raw is None:
+    if not isinstance(raw, psycopg.Connection):
         raise InternalError("a connection in use without its driver's")
-    raw.cursor().execute(SchemaManager.get_schema())
+    psycopg.ClientCursor(raw).execute(SchemaManager.get_schema().encode())
