@@ -15,10 +15,11 @@ export VIRTUAL_ENV      := $(CURDIR)/$(VENV)
 export PATH             := $(CURDIR)/$(BIN):$(PATH)
 export MATURIN_PEP517_ARGS := --locked
 
-.PHONY: help demo test check bench docs browser wheel lock clean
+.PHONY: help demo test soak check bench docs browser wheel lock clean
 help:
 	@echo "make demo     a real private study on this machine: servers, devices, estimates beside the truth"
 	@echo "make test     all tests"
+	@echo "make soak     a long storm over two operators (SOAK_SECONDS=600, SEED=...), which prints its seed"
 	@echo "make check    lint, types, import layers, clippy"
 	@echo "make bench    all benchmarks"
 	@echo "make docs     the documentation, into docs/_build/html"
@@ -61,6 +62,11 @@ demo: $(VENV)/.native
 test: $(VENV)/.native
 	@$(CARGO) test $(CRATE) --quiet --no-default-features
 	@$(BIN)/pytest -n auto --dist loadfile $(PYTEST_ARGS)
+
+# Kills and cuts everything at random moments; a seed that fails goes into tests/faults/test_storm.py.
+SOAK_SECONDS ?= 600
+soak: $(VENV)/.native
+	@$(BIN)/python -m tests.faults.storm --seconds $(SOAK_SECONDS) $(if $(SEED),--seed $(SEED))
 
 check: $(VENV)/.native
 	@$(BIN)/ruff check .

@@ -23,12 +23,13 @@ REPOSITORY = Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from tests.aggregator.operators import TOKENS, Addresses, Operators, free_port  # noqa: E402
-from tests.aggregator.server_processes import process, stop  # noqa: E402
+from tests.aggregator.server_processes import COMMAND, environment, process, stop  # noqa: E402
 
 from chorister._native import HPKEKeypair  # noqa: E402
 from chorister.aggregator.config import AggregatorConfig  # noqa: E402
 from chorister.aggregator.leader import Leader  # noqa: E402
-from chorister.aggregator.progress import TaskStatus, task_status  # noqa: E402
+from chorister.aggregator.progress import task_status  # noqa: E402
+from chorister.aggregator.queue import WorkersQueue  # noqa: E402
 from chorister.aggregator.service import Core, open_core  # noqa: E402
 from chorister.clock import SystemClock  # noqa: E402
 from chorister.dap.binding import task_binding  # noqa: E402
@@ -36,7 +37,16 @@ from chorister.dap.task import Task  # noqa: E402
 from chorister.dap.taskprov import verify_key  # noqa: E402
 from chorister.recipe import Recipe, SignedRecipe  # noqa: E402
 
-__all__ = ["TOKENS", "Pair", "Watch", "cpu_seconds", "free_port", "resident_bytes"]
+__all__ = [
+    "COMMAND",
+    "TOKENS",
+    "Pair",
+    "Watch",
+    "cpu_seconds",
+    "environment",
+    "free_port",
+    "resident_bytes",
+]
 
 BINS = 1_000
 JOB = 500
@@ -88,6 +98,8 @@ class Pair:
         databases: Mapping[str, str] | None = None,
         settings: Mapping[str, Any] | None = None,
         min_cohort: int = 1_000,
+        tasks: int = 1,
+        bins: int = BINS,
     ) -> None:
         common = {"cosign": False, "log_level": "warning", **(settings or {})}
         roles = {
@@ -95,22 +107,25 @@ class Pair:
             for role in ("leader", "helper")
         }
         self.operators = Operators(folder, Addresses.local(), settings=roles)
-        self.recipe = self._recipe(min_cohort)
-        self.task = self.operators.task(self.recipe)
+        self.bins = bins
+        recipes = [self._recipe(f"bench-{number}", min_cohort) for number in range(tasks)]
+        self.recipe = recipes[0]
+        self.tasks = [self.operators.task(each) for each in recipes]
+        self.task = self.tasks[0]
         self.keys: dict[str, HPKEKeypair] = {}
         for role in ("leader", "helper"):
             core = self.core(role)
-            entry = self.operators.entry(self.recipe)
-            core.tasks.accept([SignedRecipe.parse(entry.jws)])
+            logged = [self.operators.entry(each).jws for each in recipes]
+            core.tasks.accept([SignedRecipe.parse(each) for each in logged])
             assert core.tasks.find(self.task.task_id) is not None
             core.keys.publish(core.keys.generate())
             (self.keys[role],) = core.keys.keypairs()
             core.database.close()
 
-    def _recipe(self, min_cohort: int) -> Recipe:
-        edges = [str(age) for age in range(BINS)]
+    def _recipe(self, name: str, min_cohort: int) -> Recipe:
+        edges = [str(age) for age in range(self.bins)]
         return self.operators.recipe(
-            "bench",
+            name,
             CLOCK.now(),
             {
                 "features": [{"kind": "intervals", "column": "age", "edges": edges}],
@@ -125,16 +140,17 @@ class Pair:
     def core(self, role: str) -> Core:
         return open_core(self.config(role), CLOCK, migrate=True)
 
-    def seal(self, number: int) -> Iterator[list[bytes]]:
+    def seal(self, number: int, task: Task | None = None) -> Iterator[list[bytes]]:
         """Reports of devices that answer, a thousand at a time."""
-        binding = task_binding(self.task.configuration)
-        interval = self.task.configuration.task_interval
+        configuration = (task or self.task).configuration
+        binding = task_binding(configuration)
+        interval = configuration.task_interval
         assert interval is not None
         generator = np.random.default_rng(1)
         while number > 0:
             size = min(number, 1_000)
             number -= size
-            bits = self.recipe.randomizer.randomize_many(generator.integers(0, BINS, size))
+            bits = self.recipe.randomizer.randomize_many(generator.integers(0, self.bins, size))
             yield binding.seal_reports(
                 bits,
                 report_ids=secrets.token_bytes(16 * size),
@@ -143,7 +159,7 @@ class Pair:
                 helper_config=self.keys["helper"].config,
             )
 
-    def load(self, reports: Iterator[list[bytes]]) -> list[bytes]:
+    def load(self, reports: Iterator[list[bytes]], task: Task | None = None) -> list[bytes]:
         """Store reports at the leader as single uploads would, 64 in a transaction; the first."""
         core = self.core("leader")
         leader = Leader(
@@ -154,14 +170,15 @@ class Pair:
             verify_key_init=bytes(32),
             helper=_NoHelper(),
             collectors={},
+            queue=WorkersQueue(linger=0) if self.config("leader").workers else None,
         )
-        task = core.tasks.find(self.task.task_id)
-        assert task is not None
+        known = core.tasks.find((task or self.task).task_id)
+        assert known is not None
         first: list[bytes] = []
         for some in reports:
             first = first or some
             for start in range(0, len(some), 64):
-                plans = [leader.check_upload(task, each) for each in some[start : start + 64]]
+                plans = [leader.check_upload(known, each) for each in some[start : start + 64]]
                 assert not any(errors.statuses for errors in leader.store_uploads(plans))
         core.database.close()
         return first
@@ -186,13 +203,12 @@ class Watch:
 
     def __init__(self, pair: Pair) -> None:
         self._core = pair.core("leader")
-        task = self._core.tasks.find(pair.task.task_id)
-        assert task is not None
-        self._task = task
+        found = [self._core.tasks.find(each.task_id) for each in pair.tasks]
+        self._tasks = [each for each in found if each is not None]
+        assert len(self._tasks) == len(pair.tasks)
 
-    def status(self) -> TaskStatus:
-        (status,) = task_status(self._core.database, [self._task])
-        return status
+    def verified(self) -> int:
+        return sum(each.verified for each in task_status(self._core.database, self._tasks))
 
     def until(self, reports: int, marks: Sequence[int] = (), seconds: float = 900) -> list[float]:
         """When each mark was passed, and at the end when all reports were verified."""
@@ -200,10 +216,10 @@ class Watch:
         passed: list[float] = []
         deadline = time.perf_counter() + seconds
         while len(passed) < len(wanted):
-            status = self.status()
+            verified = self.verified()
             now = time.perf_counter()
-            assert now < deadline, f"{status.verified} of {reports} reports after {seconds} s"
-            while len(passed) < len(wanted) and status.verified >= wanted[len(passed)]:
+            assert now < deadline, f"{verified} of {reports} reports after {seconds} s"
+            while len(passed) < len(wanted) and verified >= wanted[len(passed)]:
                 passed.append(now)
             time.sleep(0.02)
         return passed

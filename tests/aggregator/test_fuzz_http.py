@@ -83,6 +83,7 @@ fields = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.usefixtures("report")  # without keys in the log 503 would be the right answer
 @settings(max_examples=300)
 @given(
     side=st.sampled_from(["leader", "helper"]),

@@ -21,6 +21,7 @@ from chorister.aggregator import batches
 from chorister.aggregator.counters import VERIFIED, count, rejections
 from chorister.aggregator.database import Database
 from chorister.aggregator.hpke_keys import KeyRing
+from chorister.aggregator.queue import JobQueue
 from chorister.aggregator.schema import (
     BatchState,
     aggregation_jobs,
@@ -83,6 +84,7 @@ class AggregationJobs:
         *,
         verify_key_init: bytes,
         helper: HelperClient,
+        queue: JobQueue,
         threads: int = 0,
     ) -> None:
         self._database = database
@@ -91,6 +93,7 @@ class AggregationJobs:
         self._clock = clock
         self._verify_key_init = verify_key_init
         self._helper = helper
+        self._queue = queue
         self._threads = threads
         self._last_task = b""
 
@@ -108,6 +111,7 @@ class AggregationJobs:
                 if ref is not None:
                     made.append(ref)
                     waiting.append(task)
+            self._queue.jobs_made(connection, made)
         return made
 
     def _waiting(self, limit: int) -> list[bytes]:
@@ -242,6 +246,7 @@ class AggregationJobs:
             _delete_reports(connection, ref)
             batches.accumulate(self._database, connection, task, added)
             count(self._database, connection, task.task_id, names)
+            self._queue.job_ended(connection, task.task_id)
         return Step(done=True)
 
     def _failed(self, ref: JobRef, why: str, *, peer: bool = False) -> Step:

@@ -21,6 +21,7 @@ from chorister.aggregator.aggregation import MAX_FAILURE, HelperClient, Step
 from chorister.aggregator.batches import Total
 from chorister.aggregator.database import Database
 from chorister.aggregator.noise import Sampler, add_noise
+from chorister.aggregator.queue import JobQueue
 from chorister.aggregator.schema import (
     BatchState,
     accumulators,
@@ -105,6 +106,7 @@ class Collections:
         clock: Clock,
         *,
         helper: HelperClient,
+        queue: JobQueue,
         collectors: Mapping[bytes, bytes],
         sample: Sampler,
     ) -> None:
@@ -113,6 +115,7 @@ class Collections:
         self._register = register
         self._clock = clock
         self._helper = helper
+        self._queue = queue
         self._collectors = collectors
         self._sample = sample
 
@@ -139,6 +142,7 @@ class Collections:
                 )
             row = ref._asdict() | {"created": self._clock.now(), "request": request}
             self._database.insert_new(connection, collections, [row])
+            self._queue.collection_asked(connection, ref)
         return ref
 
     def _check_collector(self, task: KnownTask, collector: bytes) -> None:

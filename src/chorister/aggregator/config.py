@@ -129,6 +129,8 @@ class AggregatorConfig(Model):
 
     run_jobs: Bool = True
     """Whether this process runs jobs itself (aggregation, collection, sweeping)."""
+    workers: Bool = False
+    """Whether `chorister worker` processes run the jobs, and no server does; PostgreSQL only."""
     sweep_every: Duration = 60
     """How often what has expired is deleted."""
     threads: Annotated[Int, Field(ge=0, le=1024)] = 0
@@ -153,6 +155,8 @@ class AggregatorConfig(Model):
         digests = [digest for each in self.collectors for digest in each.token_digests]
         if len(set(digests)) != len(digests):
             raise Complaint("collectors", "a token digest is listed twice")
+        if self.workers and not self.database.startswith("postgresql"):
+            raise Complaint("workers", "workers need PostgreSQL; with SQLite the server runs jobs")
         for field in ("at_rest_key", "verify_key"):
             check_reference(field, getattr(self, field))
         return self

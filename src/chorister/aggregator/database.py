@@ -53,6 +53,7 @@ _LOG_BYTES: Final = 64 << 20
 _CACHE_KIB: Final = 65_536
 _PAGES_AT_ONCE: Final = 250
 _CHECK: Final = b"chorister at-rest key"
+_MIGRATION_KEY: Final = 0x63686F72_00
 
 
 class Database:
@@ -128,6 +129,8 @@ class Database:
     def migrate(self) -> None:
         """Bring the schema up to this version; does nothing if it is."""
         with self.write() as connection:
+            if not self.is_sqlite:  # several processes may start at once
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_KEY)))
             config = _alembic()
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
@@ -248,11 +251,15 @@ def _engine(parsed: URL) -> Engine:
                 pool_size=8, max_overflow=_THREADS - 8,
             ))  # fmt: skip
         case "postgresql":
+            # Only here: the driver takes a while to load, and SQLite does without.
+            from chorister.aggregator.binary_cursor import BinaryCursor
+
             return _postgresql(sa.create_engine(
                 parsed.set(drivername="postgresql+psycopg"),
                 # All processes of an operator share the server's connections, often 100.
                 pool_size=8, max_overflow=24, pool_pre_ping=True,
                 isolation_level="READ COMMITTED",
+                connect_args={"cursor_factory": BinaryCursor},
             ))  # fmt: skip
     raise InternalError("an engine for a database that is neither")
 

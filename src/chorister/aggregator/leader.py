@@ -10,6 +10,7 @@ from chorister.aggregator.database import Database
 from chorister.aggregator.hpke_keys import KeyRing
 from chorister.aggregator.noise import Sampler, draw
 from chorister.aggregator.progress import TaskStatus, progress, task_status
+from chorister.aggregator.queue import JobQueue, NoQueue
 from chorister.aggregator.sweeping import Swept, sweep
 from chorister.aggregator.tasks import KnownTask, TaskRegister
 from chorister.aggregator.uploads import UploadPlan, Uploads
@@ -42,17 +43,20 @@ class Leader:
         collectors: Mapping[bytes, bytes],
         threads: int = 0,
         sample: Sampler = draw,
+        queue: JobQueue | None = None,
     ) -> None:
         """`verify_key_init` is the secret that both aggregators share (taskprov).
 
         `collectors`: SHA-256 of a collector's encoded HPKE configuration -> the configuration.
         `threads`: of the native calls of one step; 0 for all cores.
+        `queue`: where jobs are enqueued when they become due; for the embedded loop nowhere.
         """
         self.tasks = tasks
         self.keys = keys
         self._database = database
         self._clock = clock
-        self._uploads = Uploads(database, keys, clock)
+        queue = queue or NoQueue()
+        self._uploads = Uploads(database, keys, clock, queue=queue)
         self._jobs = AggregationJobs(
             database,
             tasks,
@@ -60,10 +64,17 @@ class Leader:
             clock,
             verify_key_init=verify_key_init,
             helper=helper,
+            queue=queue,
             threads=threads,
         )
         self._collections = Collections(
-            database, tasks, clock, helper=helper, collectors=collectors, sample=sample
+            database,
+            tasks,
+            clock,
+            helper=helper,
+            queue=queue,
+            collectors=collectors,
+            sample=sample,
         )
 
     # --- devices --------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ FIELDS: Final = frozenset(
         "error",
         "event",
         "frames",
+        "jobs",
         "kind",
         "level",
         "reason",

@@ -88,6 +88,34 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.unfinished = Gauge(
+            "chorister_unfinished_jobs",
+            "Aggregation jobs that were made and not finished.",
+            registry=self.registry,
+        )
+        self.oldest = Gauge(
+            "chorister_oldest_job_seconds",
+            "How long ago the oldest of them was made; 0 if there is none.",
+            registry=self.registry,
+        )
+        self.dead = Gauge(
+            "chorister_dead_jobs",
+            "Jobs that workers gave up: see `chorister jobs list`.",
+            registry=self.registry,
+        )
+        self.decided = Gauge(
+            "chorister_task_reports",
+            "Reports of the tasks that are not over, by what became of them.",
+            ["outcome", "reason"],
+            registry=self.registry,
+        )
+        self.skew = Gauge(
+            "chorister_clock_skew_seconds",
+            "The other's clock minus ours, as its last answer said.",
+            ["peer"],
+            registry=self.registry,
+        )
+
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""
         return generate_latest(self.registry)

@@ -27,7 +27,7 @@ from chorister.aggregator.service import Service
 from chorister.clock import Clock
 from chorister.errors import ServiceError
 
-__all__ = ["serve"]
+__all__ = ["listen", "operators_listener", "serve"]
 
 _GRACE: Final = 30
 _OTHER_FILES: Final = 512
@@ -73,12 +73,12 @@ async def _serve(
     service: Service,
     operators: socket.socket | None,
 ) -> None:
-    async with _operators_listener(service, operators):
+    async with operators_listener(service, operators):
         await server.serve(sockets=[listener])
 
 
 @contextlib.asynccontextmanager
-async def _operators_listener(
+async def operators_listener(
     service: Service, listener: socket.socket | None
 ) -> AsyncIterator[None]:
     """Metrics, on a listener that only the operator reaches."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from chorister.aggregator.collected_file import CollectedFile
 from chorister.aggregator.config import AggregatorConfig, HelperConfig, LeaderConfig
 from chorister.aggregator.cosigning import Cosigning, cosigner_identity, network, open_head
 from chorister.aggregator.database import Database
+from chorister.aggregator.figures import Figures
 from chorister.aggregator.gate import Gate
 from chorister.aggregator.helper import Helper
 from chorister.aggregator.hpke_keys import KeyRing
@@ -30,6 +32,7 @@ from chorister.aggregator.leader import Leader, UploadPlan
 from chorister.aggregator.logs import get_logger
 from chorister.aggregator.loop import JobLoop, Periodic
 from chorister.aggregator.metrics import Metrics
+from chorister.aggregator.queue import WorkersQueue
 from chorister.aggregator.routes_helper import HelperRoutes, helper_app
 from chorister.aggregator.routes_leader import LeaderApp, LeaderRoutes
 from chorister.aggregator.sealing import Sealer
@@ -45,6 +48,7 @@ from chorister.transparency.key_file import load_key
 
 __all__ = ["Core", "Service", "open_core"]
 
+_WATCH_EVERY: Final = 15
 _ROLES: Final = {"leader": Role.LEADER, "helper": Role.HELPER}
 
 
@@ -141,6 +145,10 @@ class Service:
             transport=transport,
         )
 
+    @property
+    def _runs_jobs(self) -> bool:
+        return self.config.run_jobs and not self.config.workers
+
     def _collectors(self) -> dict[bytes, bytes]:
         return {each.digest: each.config for each in self.config.collectors}
 
@@ -152,6 +160,7 @@ class Service:
             timeout=config.helper_seconds,
             ca_file=_path(config.ca_bundle),
             transport=self._transport,
+            answered=self._compare_clocks,
         )
         return Leader(
             self.core.database,
@@ -162,13 +171,22 @@ class Service:
             helper=HelperClient(http, clock=self._clock),
             collectors=self._collectors(),
             threads=config.threads,
+            queue=WorkersQueue(linger=config.linger_milliseconds / 1000)
+            if config.workers
+            else None,
         )
+
+    def _compare_clocks(self, headers: Mapping[str, str]) -> None:
+        """The helper's clock, as it is written on each of its answers."""
+        with contextlib.suppress(ValueError, OverflowError, OSError):
+            theirs = parsedate_to_datetime(headers.get("date", "")).timestamp()
+            self.metrics.skew.labels("helper").set(theirs - self._clock.now())
 
     def _leader_app(self, config: LeaderConfig, leader: Leader) -> ASGIApp:
         at_once, in_thread = credential_of(
             config.upload_credential, config.upload_credential_digests
         )
-        if config.run_jobs:
+        if self._runs_jobs:
             self.loop = JobLoop(
                 leader,
                 self.metrics,
@@ -248,6 +266,11 @@ class Service:
         )
         return helper_app(routes, self._common(config), lambda: self._beside(helper.sweep))
 
+    def watch(self) -> Periodic:
+        """What the operator's metrics show of the database, looked at now and then."""
+        figures = Figures(self.core.database, self._clock, self.metrics, queue=self.config.workers)
+        return Periodic("looking at the database", _WATCH_EVERY, figures.look)
+
     # --- both -----------------------------------------------------------------------------------
 
     def _common(self, config: AggregatorConfig) -> list[Any]:
@@ -271,8 +294,10 @@ class Service:
         if self.cosigning is not None:
             look = self.cosigning.look
             threads.append(Periodic("cosigning", self.config.cosign_every, look))
-        if self.config.run_jobs:
+        if self._runs_jobs:
             threads.append(Periodic("sweeping", self.config.sweep_every, sweep))
+        if self.config.metrics_port is not None:
+            threads.append(self.watch())
         for thread in threads:
             thread.start()
         get_logger().info("started", aggregator=self.config.url, kind=self.config.role)

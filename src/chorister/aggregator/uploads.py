@@ -19,6 +19,7 @@ from chorister.aggregator import batches, segments
 from chorister.aggregator.counters import UPLOADED, count, rejections
 from chorister.aggregator.database import Database
 from chorister.aggregator.hpke_keys import KeyRing
+from chorister.aggregator.queue import JobQueue
 from chorister.aggregator.schema import BatchState
 from chorister.aggregator.tasks import MAX_SKEW, KnownTask
 from chorister.clock import Clock
@@ -75,10 +76,11 @@ def _refused(plan: UploadPlan, codes: bytearray) -> UploadErrors:
 class Uploads:
     """The leader's door."""
 
-    def __init__(self, database: Database, keys: KeyRing, clock: Clock) -> None:
+    def __init__(self, database: Database, keys: KeyRing, clock: Clock, *, queue: JobQueue) -> None:
         self._database = database
         self._keys = keys
         self._clock = clock
+        self._queue = queue
 
     def check_upload(self, task: KnownTask, reports: bytes) -> UploadPlan:
         """Look at a request; raises `ProblemError` where it is no list of reports."""
@@ -142,12 +144,15 @@ class Uploads:
         for part in parts:
             by_task[part.plan.task.task_id].append(part)
         with self._database.write() as connection:
+            taken = 0
             for task_id in sorted(by_task):
-                self._store(connection, by_task[task_id])
+                taken += self._store(connection, by_task[task_id])
+            if taken:
+                self._queue.reports_stored(connection)
         return [_refused(plan, codes) if any(codes) else _ALL_TAKEN for plan, codes in parts]
 
-    def _store(self, connection: Connection, parts: Sequence[_Part]) -> None:
-        """The plans of one task."""
+    def _store(self, connection: Connection, parts: Sequence[_Part]) -> int:
+        """The plans of one task; how many reports were taken."""
         task = parts[0].plan.task
         state = batches.lock(connection, task.task_id, alone=False)
         if state is not BatchState.OPEN:
@@ -156,7 +161,7 @@ class Uploads:
             for _, codes in parts:
                 codes[:] = bytes(code or closed for code in codes)
             if over:
-                return  # nothing about it is written any more
+                return 0  # nothing about it is written any more
         wanted: set[bytes] = set()
         for plan, codes in parts:
             if any(codes):
@@ -187,6 +192,7 @@ class Uploads:
         )
         names = {UPLOADED: len(taken)} | rejections("upload", b"".join(codes for _, codes in parts))
         count(self._database, connection, task.task_id, names)
+        return len(taken)
 
     def _segment_id(self) -> bytes:
         """In the order of arrival, and unique."""

@@ -87,4 +87,5 @@ from chorister.cli import (  # noqa: E402, F401
     serve_console,
     tasks,
     up,
+    worker,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -69,10 +69,12 @@ class HTTPClient:
         timeout: float = 60.0,
         ca_file: Path | None = None,
         transport: httpx2.BaseTransport | None = None,
+        answered: Callable[[Mapping[str, str]], None] = lambda _headers: None,
     ) -> None:
         """`timeout` is for a whole exchange; `ca_file` names the only authorities to be believed.
 
-        `transport` replaces the network, for applications in the same process.
+        `transport` replaces the network, for applications in the same process. `answered` is told
+        the header fields of every answer, whatever its status.
         """
         if token is not None and not _TOKEN.fullmatch(token):
             raise InvalidInput("a bearer token has letters, digits and -._~+/ only")
@@ -86,6 +88,7 @@ class HTTPClient:
             self._headers["Authorization"] = f"Bearer {token}"
         self._timeout = timeout
         self._transport = transport
+        self._answered = answered
         # Loading the authorities takes a while, so once; and not where there is no network.
         self._tls = _tls(ca_file) if transport is None else None
 
@@ -117,6 +120,7 @@ class HTTPClient:
             if watch.left() <= 0:
                 raise Unreachable(late) from error
             raise Unreachable(f"{url} can't be reached: {type(error).__name__}") from error
+        self._answered(fields)
         response = Response(status=status, headers=fields, body=data)
         if 200 <= status < 300:
             return response
