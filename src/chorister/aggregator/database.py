@@ -96,9 +96,13 @@ class Database:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
-        """One consistent look (on PostgreSQL: consistent statement by statement)."""
-        with _as_service_error(), self.engine.connect() as connection, connection.begin():
-            yield connection
+        """One consistent look: what others commit meanwhile is not seen."""
+        with _as_service_error(), self.engine.connect() as raw:
+            connection = raw
+            if not self.is_sqlite:  # whose readers see a snapshot anyway
+                connection = raw.execution_options(isolation_level="REPEATABLE READ")
+            with connection.begin():
+                yield connection
 
     @contextlib.contextmanager
     def write(self, *, durable: bool = True) -> Iterator[Connection]:
