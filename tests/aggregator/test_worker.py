@@ -8,7 +8,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -301,3 +304,42 @@ def test_a_worker_outlives_its_connections(pair: InProcessPair) -> None:
             lambda: pair.upload(task, upload_again[0]).status_code == 200, "the leader's return"
         )
         assert result(pair, task).report_count == COHORT + 1
+
+
+def test_a_helper_that_is_gone_for_minutes_is_left_alone_and_asked_again(
+    pair: InProcessPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten jobs, five minutes by a clock of our own: few requests, and nothing is given up."""
+    now, gone_until = 0.0, 300.0
+    asked: list[float] = []
+
+    def step(_leader: Leader, _job: object) -> Step:
+        asked.append(now)
+        return Step(done=now >= gone_until, why="the helper: away", peer=now < gone_until)
+
+    monkeypatch.setattr(Leader, "step", step)
+    monkeypatch.setattr("chorister.aggregator.worker.time", SimpleNamespace(monotonic=lambda: now))
+    worker, backoff = Worker(pair.leader), Backoff()
+    due = dict.fromkeys(range(10), 0.0)
+    attempts = dict.fromkeys(due, 0)
+    while due:
+        number, now = min(due.items(), key=lambda each: each[1])
+        try:
+            worker.aggregate("00", f"{number:02}")
+        except Later as later:
+            job = Job(
+                id=number, queue="chorister", lock=None, queueing_lock=None, task_name="aggregate",
+                attempts=attempts[number],
+            )  # fmt: skip
+            decision = backoff.get_retry_decision(exception=later, job=job)
+            assert decision is not None
+            assert decision.retry_at is not None
+            pause = (decision.retry_at - datetime.now(UTC)).total_seconds()
+            due[number], attempts[number] = now + max(pause, 0.01), attempts[number] + 1
+        else:
+            del due[number]
+    away = [each for each in asked if each < gone_until]
+    assert len(away) < 20
+    assert max(after - before for before, after in pairwise(asked)) < 45
+    assert len(asked) - len(away) == 10
+    assert now < gone_until + 45

@@ -20,8 +20,10 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
+from sqlalchemy import insert
 from typer.testing import CliRunner
 
+from chorister.aggregator.schema import aggregation_jobs, counters
 from chorister.aggregator.service import open_core
 from chorister.canonical import b64url_encode
 from chorister.cli import app
@@ -186,7 +188,7 @@ def test_tasks(tmp_path: Path) -> None:
     assert json.loads(none.output) == {"tasks": []}
     shown = CliRunner().invoke(app, ["tasks", "show", ids[0], *config, "--json"])
     one = json.loads(shown.output)
-    assert one["rejected"] == {"upload": {}, "leader": {}, "helper": {}}
+    assert one["rejected"] == {"upload": {}, "leader": {}, "helper": {}, "disputed": {}}
     assert one["waiting_for"] == [
         f"collector {operators.digest.hex()[:16]}… is not in the settings: it can't collect",
         "3 more verified reports",
@@ -203,6 +205,43 @@ def test_tasks(tmp_path: Path) -> None:
     ambiguous = CliRunner().invoke(app, ["tasks", "show", "", *config])
     assert ambiguous.exit_code == 2
     assert "5 tasks have an id" in " ".join(ambiguous.output.split())
+
+
+def test_tasks_have_reasons_from_both_sides(tmp_path: Path) -> None:
+    """Reports that each side refuses, and a helper that does not answer: operators see why."""
+    operators = Operators(tmp_path)
+    recipe = operators.recipe("ages", SystemClock().now())
+    shown = {}
+    for role, settings in (("leader", operators.leader()), ("helper", operators.helper())):
+        core = open_core(settings, SystemClock(), migrate=True)
+        core.tasks.accept([SignedRecipe.parse(operators.entry(recipe).jws)])
+        (task,) = core.tasks.all()
+        key = {"task_id": task.task_id}
+        reasons = [("upload:outdated_config", 2), ("helper:vdaf_verify_error", 1)]
+        reasons += [("disputed:vdaf_verify_error", 3)] if role == "leader" else []
+        said = "the helper: https://helper.example can't be reached: ConnectError"
+        with core.database.write() as connection:
+            for name, value in reasons:
+                connection.execute(insert(counters).values(**key, name=name, shard=0, value=value))
+            if role == "leader":
+                job = {"job_id": bytes(16), "created": 1, "reports": 1, "attempts": 2}
+                connection.execute(insert(aggregation_jobs).values(**key, **job, failure=said))
+        core.database.close()
+        options = ["--config", str(operators.settings(role)), "--json"]
+        result = CliRunner().invoke(app, ["tasks", "show", b64url_encode(task.task_id), *options])
+        shown[role] = json.loads(result.stdout)
+    assert shown["leader"]["rejected"] == {
+        "upload": {"outdated_config": 2},
+        "leader": {},
+        "helper": {"vdaf_verify_error": 1},
+        "disputed": {"vdaf_verify_error": 3},
+    }
+    assert said in shown["leader"]["waiting_for"]
+    assert shown["helper"]["rejected"] == {"helper": {"vdaf_verify_error": 1}}
+    listed = CliRunner().invoke(
+        app, ["tasks", "list", "--config", str(operators.settings("leader"))]
+    )
+    assert said in listed.output
 
 
 # --- What can be wrong, each with a message that says what to do ---------------------------------

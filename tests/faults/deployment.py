@@ -62,18 +62,31 @@ class Member:
 
     @property
     def alive(self) -> bool:
+        if self.process is None:
+            return False
         try:
-            os.kill(self.process or 0, 0)
+            os.kill(self.process, 0)
         except ProcessLookupError:
             return False
-        return self.process is not None
+        return True
+
+    def freeze(self) -> None:
+        """Stop, with all that it holds; it knows nothing of it afterwards."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process, number)
 
     def kill(self) -> None:
         """-9."""
         while self.alive:
-            assert self.process is not None
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process, signal.SIGKILL)
+            self._signal(signal.SIGKILL)
             time.sleep(0.01)
 
 

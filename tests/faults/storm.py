@@ -24,6 +24,7 @@ from pathlib import Path
 
 import psycopg
 
+from chorister.aggregator.worker import DEAD_AFTER
 from chorister.dap.client import check_answer, upload
 from chorister.dap.collector import Collected, Collector
 from chorister.dap.http import HTTPClient
@@ -34,6 +35,7 @@ from tests.faults.databases import mortal_servers
 from tests.faults.deployment import BINS, Deployment, deployed
 from tests.faults.proxy import MODES
 
+_LONG = 60
 _RECOVERY = 150
 """Seconds within which everything has to be verified and collected once the faults have stopped."""
 
@@ -113,7 +115,13 @@ class Storm:
     def blow(self, seconds: float) -> None:
         """Faults at random moments, for so long; then all are healed."""
         deadline = time.monotonic() + seconds
-        kinds = [self._kill, self._kill, self._database, self._line, self._line, self._two_at_once]
+        kinds = [
+            self._kill, self._kill, self._database, self._line, self._line, self._two_at_once,
+            self._freeze,
+        ]  # fmt: skip
+        if seconds >= _LONG:
+            kinds.append(self._freeze_for_long)
+            self._helper_away(seconds / 3)
         while time.monotonic() < deadline:
             time.sleep(self.random.uniform(0.2, 1.5))
             self.random.choice(kinds)()
@@ -143,6 +151,25 @@ class Storm:
         self.happened[f"line {mode}"] += 1
         time.sleep(self.random.uniform(0.5, 3))
         self.deployment.proxy.mode = None
+
+    def _freeze(self, least: float = 0.5, most: float = 3) -> None:
+        """A process stands still and goes on, with connections and jobs that it thinks it holds."""
+        member = self.random.choice(list(self.deployment.members.values()))
+        member.freeze()
+        self.happened[f"freeze {member.name}"] += 1
+        time.sleep(self.random.uniform(least, most))
+        member.thaw()
+
+    def _freeze_for_long(self) -> None:
+        """So long that others take its jobs: then two hold one."""
+        self._freeze(DEAD_AFTER + 3, DEAD_AFTER + 8)
+
+    def _helper_away(self, seconds: float) -> None:
+        """Nobody answers at the helper's address, while reports come in."""
+        self.deployment.members["helper"].kill()
+        self.happened[f"helper away {seconds:.0f} s"] += 1
+        time.sleep(seconds)
+        self.deployment.members["helper"].start()
 
     def _two_at_once(self) -> None:
         """Every job that waits, or is being done, is there a second time for another worker."""
@@ -204,7 +231,7 @@ class Storm:
 
 _LEFT = {
     "leader": ("segments", "report_blobs", "aggregation_jobs", "accumulators"),
-    "helper": ("accumulators",),
+    "helper": ("helper_jobs", "accumulators"),
 }
 
 

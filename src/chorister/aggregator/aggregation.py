@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Select, delete, insert, select, update
 from chorister._native import Aggregated, LeaderJob
 from chorister.aggregator import batches
 from chorister.aggregator.counters import VERIFIED, count, rejections
-from chorister.aggregator.database import Database
+from chorister.aggregator.database import BINARY_ROWS, Database
 from chorister.aggregator.hpke_keys import KeyRing
 from chorister.aggregator.queue import JobQueue
 from chorister.aggregator.schema import (
@@ -200,7 +200,8 @@ class AggregationJobs:
         try:
             return self._step(task, ref, reports, row.request_digest)
         except (DecodeError, ProblemError, Unreachable) as error:
-            return self._failed(ref, str(error), peer=isinstance(error, Unreachable))
+            said = f"the helper: {error}"
+            return self._failed(ref, said, peer=isinstance(error, Unreachable))
 
     def _step(self, task: KnownTask, ref: JobRef, reports: bytes, sent: bytes | None) -> Step:
         job = task.binding.leader_initialize(
@@ -283,6 +284,7 @@ def _reports_of(ref: JobRef) -> Select[bytes]:
         )
         .where(segments.c.task_id == ref.task_id, segments.c.job_id == ref.job_id)
         .order_by(segments.c.segment_id)
+        .execution_options(**BINARY_ROWS)
     )
 
 

@@ -31,6 +31,7 @@ from sqlalchemy import Connection, Engine, Table, event
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine.interfaces import ExecutionContext
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -39,7 +40,10 @@ from chorister.aggregator.sealing import Sealer
 from chorister.dap.draft import Role
 from chorister.errors import InternalError, KeyUnavailable, ServiceError, StorageDamaged
 
-__all__ = ["Database"]
+__all__ = ["BINARY_ROWS", "Database"]
+
+BINARY_ROWS: Final = {"chorister_binary": True}
+"""For a statement that reads many bytes: as text, PostgreSQL makes each of them two digits."""
 
 _BUSY_SECONDS: Final = 30
 # SQLite: a connection for each thread: the web framework's 40, a leader's 64 jobs, the loops.
@@ -255,15 +259,11 @@ def _engine(parsed: URL) -> Engine:
                 pool_size=8, max_overflow=_THREADS - 8,
             ))  # fmt: skip
         case "postgresql":
-            # Only here: the driver takes a while to load, and SQLite does without.
-            from chorister.aggregator.binary_cursor import BinaryCursor
-
             return _postgresql(sa.create_engine(
                 parsed.set(drivername="postgresql+psycopg"),
                 # All processes of an operator share the server's connections, often 100.
                 pool_size=8, max_overflow=24, pool_pre_ping=True,
                 isolation_level="READ COMMITTED",
-                connect_args={"cursor_factory": BinaryCursor},
             ))  # fmt: skip
     raise InternalError("an engine for a database that is neither")
 
@@ -308,5 +308,17 @@ def _postgresql(engine: Engine) -> Engine:
         options = connection.get_execution_options()
         if options.get("chorister_write") and not options["chorister_durable"]:
             connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def ask(
+        _connection: Connection,
+        cursor: Any,  # noqa: ANN401 - the driver's own
+        _statement: str,
+        _parameters: object,
+        context: ExecutionContext | None,
+        _many: bool,
+    ) -> None:
+        if context is not None and BINARY_ROWS.items() <= context.execution_options.items():
+            cursor.format = 1
 
     return engine

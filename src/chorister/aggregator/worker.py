@@ -35,10 +35,10 @@ from chorister.aggregator.service import Service
 from chorister.clock import Clock
 from chorister.errors import ChoristerError, InternalError, ServiceError
 
-__all__ = ["Backoff", "Later", "Worker", "cron", "run_worker"]
+__all__ = ["DEAD_AFTER", "Backoff", "Later", "Worker", "cron", "run_worker"]
 
 _HEARTBEAT: Final = 2.0
-_DEAD_AFTER: Final = 10.0
+DEAD_AFTER: Final = 10.0
 _RECOVER_EVERY: Final = 5
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 30.0
@@ -203,7 +203,7 @@ class Worker:
         """Take back what dead workers held."""
         del timestamp
         with self._logged("recovering"):
-            number = recover(self._database, heartbeat=_DEAD_AFTER, longest=self._longest)
+            number = recover(self._database, heartbeat=DEAD_AFTER, longest=self._longest)
             if number:
                 self._log.warning("jobs were enqueued again", jobs=number)
 
@@ -245,7 +245,7 @@ class Worker:
                 delete_jobs="successful",
                 fetch_job_polling_interval=_POLL,
                 update_heartbeat_interval=_HEARTBEAT,
-                stalled_worker_timeout=_DEAD_AFTER,
+                stalled_worker_timeout=DEAD_AFTER,
                 install_signal_handlers=False,
             )
         )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,13 +44,9 @@ def list_command(
     ] = None,
     json_: JSON = False,
 ) -> None:
-    """All tasks: their state and how many reports were uploaded, verified and rejected."""
-    with _opened(config) as (statuses, collectors):
-        found = [
-            _described(each, collectors)
-            for each in statuses
-            if each.task.recipe_digest.hex().startswith(recipe or "")
-        ]
+    """All tasks: their state, how many reports were uploaded and verified, what they wait for."""
+    with _opened(config) as found:
+        found = [each for each in found if each["recipe"].startswith(recipe or "")]
     if json_:
         typer.echo(json.dumps({"tasks": found}))
         return
@@ -61,6 +58,10 @@ def list_command(
         names = (each["task"][:12], each["analysis"], each["group"], each["state"])
         table.add_row(*names, *map(str, (each["uploaded"], each["verified"], rejected)))
     console.print(table)
+    for each in found:
+        if each["waiting_for"]:
+            line = f"{each['task'][:12]} waits for: {'; '.join(each['waiting_for'])}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 # An id in base64url may begin with a dash, and is no option then.
@@ -71,12 +72,8 @@ def show_command(
     json_: JSON = False,
 ) -> None:
     """One task: rejections by reason at both aggregators, and why its jobs do not step."""
-    with _opened(config) as (statuses, collectors):
-        found = [
-            _described(each, collectors)
-            for each in statuses
-            if b64url_encode(each.task.task_id).startswith(task)
-        ]
+    with _opened(config) as found:
+        found = [each for each in found if each["task"].startswith(task)]
     if len(found) != 1:
         raise InvalidInput(f"{len(found)} tasks have an id that begins with {task}")
     (one,) = found
@@ -93,10 +90,11 @@ def show_command(
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[Sequence[TaskStatus], frozenset[bytes]]]:
+def _opened(path: Path) -> Iterator[list[dict[str, Any]]]:
     try:
-        from chorister.aggregator.config import load_config
+        from chorister.aggregator.config import LeaderConfig, load_config
         from chorister.aggregator.progress import task_status
+        from chorister.aggregator.queue import dead_jobs
         from chorister.aggregator.service import open_core
     except ModuleNotFoundError as error:
         raise missing(error) from error
@@ -104,20 +102,33 @@ def _opened(path: Path) -> Iterator[tuple[Sequence[TaskStatus], frozenset[bytes]
     core = open_core(config, SystemClock(), migrate=False)
     try:
         collectors = frozenset(each.digest for each in config.collectors)
-        yield task_status(core.database, core.tasks.all()), collectors
+        dead: Counter[bytes | None] = Counter()
+        if config.workers:
+            dead.update(each.task_id for each in dead_jobs(core.database))
+        leads = isinstance(config, LeaderConfig)
+        yield [
+            _described(each, collectors, leads=leads, dead=dead[each.task.task_id])
+            for each in task_status(core.database, core.tasks.all())
+        ]
     finally:
         core.database.close()
 
 
-def _described(status: TaskStatus, collectors: frozenset[bytes]) -> dict[str, Any]:
+def _described(
+    status: TaskStatus, collectors: frozenset[bytes], *, leads: bool, dead: int
+) -> dict[str, Any]:
     task = status.task
     waiting = list(status.failures)
+    if dead:
+        waiting.append(f"{dead} jobs that workers gave up: see chorister jobs list")
     if task.collector not in collectors:
         waiting.append(
             f"collector {task.collector.hex()[:16]}… is not in the settings: it can't collect"
         )
     if status.verified < task.min_batch_size:
         waiting.append(f"{task.min_batch_size - status.verified} more verified reports")
+    # A helper sees nothing of uploads, and nothing of what the leader refuses before it asks.
+    sides = ("upload", "leader", "helper", "disputed") if leads else ("helper",)
     return {
         "task": b64url_encode(task.task_id),
         "recipe": task.recipe_digest.hex(),
@@ -127,7 +138,7 @@ def _described(status: TaskStatus, collectors: frozenset[bytes]) -> dict[str, An
         "minimum": task.min_batch_size,
         "uploaded": status.uploaded,
         "verified": status.verified,
-        "rejected": {who: status.rejected(who) for who in ("upload", "leader", "helper")},
+        "rejected": {who: status.rejected(who) for who in sides},
         "unfinished_jobs": status.unfinished_jobs,
         "waiting_for": waiting,
         "opens": task.opens,

@@ -21,11 +21,10 @@ def upgrade() -> None:
     connection = op.get_bind()
     if connection.dialect.name != "postgresql":
         return
-    import psycopg
     from procrastinate.schema import SchemaManager
 
     # Many statements in one text: only the driver itself takes that, and without parameters.
     raw = connection.connection.dbapi_connection
-    if not isinstance(raw, psycopg.Connection):
+    if raw is None:
         raise InternalError("a connection in use without its driver's")
-    psycopg.ClientCursor(raw).execute(SchemaManager.get_schema().encode())
+    raw.cursor().execute(SchemaManager.get_schema())
