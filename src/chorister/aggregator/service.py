@@ -32,6 +32,7 @@ from chorister.aggregator.loop import JobLoop, Periodic
 from chorister.aggregator.metrics import Metrics
 from chorister.aggregator.routes_helper import HelperRoutes, helper_app
 from chorister.aggregator.routes_leader import LeaderApp, LeaderRoutes
+from chorister.aggregator.routes_upload import UploadRoute
 from chorister.aggregator.sealing import Sealer
 from chorister.aggregator.secret_files import read_secret, read_token
 from chorister.aggregator.tasks import TaskRegister
@@ -91,6 +92,7 @@ class Service:
         self.metrics = Metrics()
         self.cosigning: Cosigning | None = None
         self.loop: JobLoop | None = None
+        self.uploads: UploadRoute | None = None
         self._clock = clock
         self._transport = transport
         self._stack = contextlib.ExitStack()
@@ -190,10 +192,21 @@ class Service:
             stored=stored,
         )
         self.metrics.waiting.set_function(lambda: queue.waiting)
+        gate = Gate(self.core.tasks, self._clock)
+        self.uploads = UploadRoute(
+            leader=leader,
+            gate=gate,
+            queue=queue,
+            metrics=self.metrics,
+            prefix=config.prefix,
+            upload_bytes=config.upload_bytes,
+            held_bytes=config.waiting_bytes,
+            credential=at_once,
+            slow_credential=in_thread,
+        )
         routes = LeaderRoutes(
             leader=leader,
-            gate=Gate(self.core.tasks, self._clock),
-            queue=queue,
+            gate=gate,
             collectors=Bearers(
                 {
                     bytes.fromhex(token): each.digest
@@ -203,10 +216,6 @@ class Service:
             ),
             metrics=self.metrics,
             prefix=config.prefix,
-            upload_bytes=config.upload_bytes,
-            held_bytes=config.waiting_bytes,
-            credential=at_once,
-            slow_credential=in_thread,
             collection_asked=loop.collection_asked if loop is not None else lambda: None,
         )
 
@@ -222,7 +231,7 @@ class Service:
                     if loop is not None:
                         await anyio.to_thread.run_sync(loop.stop)
 
-        return LeaderApp(routes, self._common(config), lifespan)
+        return LeaderApp(routes, self.uploads, self._common(config), lifespan)
 
     def _helper(self, config: HelperConfig) -> Helper:
         return Helper(
