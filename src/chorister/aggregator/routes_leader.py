@@ -32,7 +32,7 @@ from chorister.aggregator.gate import (
     read_body,
     read_heads,
 )
-from chorister.aggregator.leader import Leader, NotReady
+from chorister.aggregator.leader import Leader
 from chorister.aggregator.metrics import Metrics
 from chorister.aggregator.routes_upload import UploadRoute
 from chorister.aggregator.tasks import KnownTask
@@ -46,6 +46,7 @@ from chorister.errors import ProblemError
 __all__ = ["LeaderApp", "LeaderRoutes"]
 
 _COLLECTION_BYTES: Final = 65_536
+# A result follows the last report within two seconds, so whoever waits for one looks every second.
 _SOON: Final = "1"
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -116,7 +117,7 @@ class LeaderRoutes:
         self, task: KnownTask, job: bytes, collector: bytes, headers: dict[str, str]
     ) -> Answer:
         found = await anyio.to_thread.run_sync(self.leader.collection, task, job, collector)
-        if isinstance(found, NotReady):
+        if found is None:
             return made(status=202, headers={**headers, "retry-after": _SOON})
         return made(found.encode(), media_type=COLLECTION_JOB_RESPONSE, headers=headers)
 

@@ -146,6 +146,9 @@ class Service:
     def _collectors(self) -> dict[bytes, bytes]:
         return {each.digest: each.config for each in self.config.collectors}
 
+    def _collected(self) -> CollectedFile:
+        return CollectedFile(Path(self.config.collected_file or f"{self.config.head}.collected"))
+
     # --- the two roles --------------------------------------------------------------------------
 
     def _leader(self, config: LeaderConfig) -> Leader:
@@ -164,6 +167,7 @@ class Service:
             helper=HelperClient(http, clock=self._clock),
             collectors=self._collectors(),
             threads=config.threads,
+            collected=self._collected(),
         )
 
     def _leader_app(self, config: LeaderConfig, leader: Leader) -> ASGIApp:
@@ -242,7 +246,7 @@ class Service:
             verify_key_init=read_secret(config.verify_key),
             collectors=self._collectors(),
             threads=config.threads,
-            collected=CollectedFile(Path(config.collected_file or f"{config.head}.collected")),
+            collected=self._collected(),
         )
 
     def _helper_app(self, config: HelperConfig, helper: Helper) -> ASGIApp:
