@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from chorister.aggregator.answers import Answer
 from chorister.aggregator.app import build_starlette
@@ -227,6 +228,23 @@ def test_two_refusals_in_one_read(door: Door) -> None:
         connection.sendall(2 * door.request(bytes(9)) + door.request(door.report()))
         assert [answer(connection)[0] for _ in range(3)] == [400, 400, 200]
     assert len(door.direct) == 3
+
+
+def test_answers_that_nobody_reads_do_not_pile_up(door: Door) -> None:
+    many = 500 * door.request(bytes(9))
+    with door.connected() as connection:
+        connection.settimeout(1)
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            while sent < 100_000_000:
+                sent += connection.send(many)
+        assert sent < 100_000_000
+        waiting = [
+            each.transport.get_write_buffer_size()
+            for each in door.server.server_state.connections
+            if isinstance(each, HttpToolsProtocol)
+        ]
+        assert 0 < max(waiting) < 1_000_000
 
 
 def test_a_body_in_many_parts(door: Door) -> None:

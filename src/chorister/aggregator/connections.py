@@ -141,6 +141,7 @@ class _Guarded(HttpToolsProtocol):
             self.parser.get_method() == b"POST"
             and (before is None or before.response_complete)
             and not self.expect_100_continue
+            and not self.flow.write_paused  # the long way waits for who does not read his answers
             and not self.parser.should_upgrade()
             and self.parser.get_http_version() == "1.1"
             and (self.limit_concurrency is None or len(self.connections) < self.limit_concurrency)
