@@ -33,15 +33,25 @@ from tests.aggregator.server_processes import (
 
 DEVICES = 24
 AGE = 33
+CREDENTIAL = "keyboard-app-2026"
+
+
+def is_of_the_app(credential: str) -> bool:
+    """The host app's hook, which the leader loads by its name."""
+    return credential == CREDENTIAL
 
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[ServerProcesses]:
-    with server_processes(Operators(tmp_path, Addresses.local())) as processes:
+    settings = {"leader": {"upload_credential": f"{__name__}:is_of_the_app"}}
+    operators = Operators(tmp_path, Addresses.local(), settings=settings)
+    with server_processes(operators) as processes:
         yield processes
 
 
-def a_device(servers: ServerProcesses, number: int, sandbox: Sandbox) -> Device:
+def a_device(
+    servers: ServerProcesses, number: int, sandbox: Sandbox, credential: str = CREDENTIAL
+) -> Device:
     folder = servers.operators.folder / f"device-{number}"
     folder.mkdir()
     device = Device(
@@ -52,6 +62,7 @@ def a_device(servers: ServerProcesses, number: int, sandbox: Sandbox) -> Device:
         head=HeadFile(folder / "head"),
         timing=Timing(query=1, slack=1, spread=1, poll=1),
         sandbox=sandbox,
+        upload_credential=lambda: credential,
         create=True,
     )
     device.opt_in()
@@ -82,20 +93,23 @@ def test_from_an_event_to_an_estimate(servers: ServerProcesses) -> None:
         devices = [
             stack.enter_context(a_device(servers, number, sandbox)) for number in range(DEVICES)
         ]
+        stranger = stack.enter_context(a_device(servers, DEVICES, sandbox, "of another app"))
         # Their ledgers begin with the first checkpoint that they see.
         wait_until(lambda: devices[0].run_once().problems == (), "a published checkpoint")
-        for device in devices[1:]:
+        for device in [*devices[1:], stranger]:
             device.run_once()
         with servers.registry() as registry:
             registry.submit(operators.entry(recipe))
-        for device in devices:
+        for device in [*devices, stranger]:
             wait_until(lambda: device.run_once().answered, "an answer")  # noqa: B023
-        for device in devices:
+        for device in [stranger, *devices]:
             due = device.next_upload()
             assert due is not None
             while SystemClock().now() < due:
                 time.sleep(0.05)
-            assert device.upload_due().uploaded == 1
+            done = device.upload_due()
+            expected = (0, 1) if device is stranger else (1, 0)
+            assert (done.uploaded, done.postponed) == expected
     found = collect(servers, recipe)
     assert found.report_count == DEVICES
     check_estimate(recipe, found)
@@ -116,7 +130,7 @@ def check_log(servers: ServerProcesses, role: str) -> None:
     for url in (servers.operators.at.leader, servers.operators.at.helper):
         text = text.replace(url, "")
     assert not re.search(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+", text)
-    assert not any(token in text for token in TOKENS.values())
+    assert not any(token in text for token in [*TOKENS.values(), CREDENTIAL, "of another app"])
 
 
 def collect(servers: ServerProcesses, recipe: Recipe) -> Collected:

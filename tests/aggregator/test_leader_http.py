@@ -291,8 +291,8 @@ def test_healthz(pair: InProcessPair) -> None:
 
 def test_bodies_that_are_still_arriving_have_bounded_room(pair: InProcessPair, task: Task) -> None:
     """In parts, as over a socket: too long, too much at once, and whoever goes away."""
-    app = pair.leader.app
-    routes = app._routes  # type: ignore[attr-defined]
+    app, routes = pair.leader.app, pair.leader.uploads
+    assert routes is not None
     path = urlsplit(url(pair, task, "reports")).path
     scope = {
         "type": "http",
@@ -324,24 +324,25 @@ def test_bodies_that_are_still_arriving_have_bounded_room(pair: InProcessPair, t
     try:
         assert asyncio.run(answer(b"x", bytes(2000)))[0]["status"] == 503
         # What waits for its look in a thread is in memory, too.
-        routes._held, routes.held_bytes = 1000, 1500
+        routes.held, routes.held_bytes = 1000, 1500
         assert asyncio.run(answer(bytes(600), bytes(10)))[0]["status"] == 503
-        routes._held = 0
+        routes.held = 0
         routes.upload_bytes, longest = 2000, routes.upload_bytes
         assert asyncio.run(answer(bytes(1000), bytes(1001)))[0]["status"] == 413
         routes.upload_bytes = longest
     finally:
         routes.held_bytes = before
-    assert routes._held == 0
+    assert routes.held == 0
 
 
 def test_a_large_body_counts_until_it_is_queued(pair: InProcessPair, task: Task) -> None:
-    routes = pair.leader.app._routes  # type: ignore[attr-defined]
+    routes = pair.leader.uploads
+    assert routes is not None
     held: list[int] = []
     check = routes.leader.check_upload
 
     def looking(*arguments: Any) -> Any:
-        held.append(routes._held)
+        held.append(routes.held)
         return check(*arguments)
 
     (report,) = pair.seal(task, [1])
@@ -351,7 +352,7 @@ def test_a_large_body_counts_until_it_is_queued(pair: InProcessPair, task: Task)
         pair.upload(task, many)
         pair.upload(task, report)
     assert held == [len(many), 0]
-    assert routes._held == 0
+    assert routes.held == 0
 
 
 def test_only_the_devices_spelling_of_a_task_is_remembered(pair: InProcessPair, task: Task) -> None:

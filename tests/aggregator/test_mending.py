@@ -15,7 +15,7 @@ from chorister.aggregator.service import Service
 from chorister.aggregator.sweeping import sweep
 from chorister.dap.draft import Problem
 from chorister.errors import ProblemError
-from tests.aggregator.apps import Apps, share_request
+from tests.aggregator.apps import Apps, collection_request, share_request
 
 
 @pytest.fixture
@@ -45,6 +45,34 @@ def test_a_restored_helper_does_not_release_again(apps: Apps, tmp_path: Path) ->
         restored.helper.aggregate_share(task, request)
     restored.close()
     assert caught.value.problem == Problem.BATCH_OVERLAP
+
+
+def test_a_restored_leader_does_not_release_again(apps: Apps, tmp_path: Path) -> None:
+    """The helper would answer the same request once more, and the leader's noise be drawn anew."""
+    task = apps.task(crowd="noised")
+    apps.upload(task, *apps.reports(task, 5))
+    apps.work(task)
+    backup = sqlite3.connect(tmp_path / "backup.db")
+    with sqlite3.connect(tmp_path / "leader.db") as source:
+        source.backup(backup)
+    backup.close()
+    leader = apps.leader.leader
+    request = collection_request(task).encode()
+    ref = leader.create_collection(task, request, task.collector)
+    apps.work(task)
+    first = leader.collection(task, ref.collection_id, task.collector)
+    assert first is not None
+    changed = {"database": f"sqlite:///{tmp_path}/backup.db"}
+    restored = Service(
+        apps.leader.config.model_copy(update=changed), apps.clock, transport=apps.wire
+    )
+    again = restored.leader.create_collection(task, request, task.collector)
+    assert restored.leader.step_collection(again).done
+    with pytest.raises(ProblemError, match="restored") as caught:
+        restored.leader.collection(task, again.collection_id, task.collector)
+    restored.close()
+    assert caught.value.problem == Problem.BATCH_OVERLAP
+    assert leader.collection(task, ref.collection_id, task.collector) == first
 
 
 def test_a_line_that_was_cut_off_spoils_no_other(tmp_path: Path) -> None:

@@ -174,13 +174,20 @@ class AggregationJobs:
         return ref
 
     def unfinished(self, limit: int = 1000) -> list[JobRef]:
-        """The jobs to step, the oldest first: after a start, those of the process before."""
+        """The jobs to step: after a start, those of the process before.
+
+        Those that failed least often come first, so that however many are stuck, none is hidden.
+        """
         with self._database.read() as connection:
             rows = connection.execute(
                 select(aggregation_jobs.c.task_id, aggregation_jobs.c.job_id)
                 .join(tasks, tasks.c.task_id == aggregation_jobs.c.task_id)
                 .where(tasks.c.ends > self._clock.now())
-                .order_by(aggregation_jobs.c.created, aggregation_jobs.c.job_id)
+                .order_by(
+                    aggregation_jobs.c.attempts,
+                    aggregation_jobs.c.created,
+                    aggregation_jobs.c.job_id,
+                )
                 .limit(limit)
             )
             return [JobRef(bytes(task_id), bytes(job_id)) for task_id, job_id in rows]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
@@ -20,11 +20,14 @@ _NO_STORE: Final = (b"cache-control", b"no-store")
 # After these the rest of the body is not worth reading.
 _LAST_WORD: Final = frozenset((408, 413))
 _BUSY: Final = frozenset((429, 503))
+_STATUS_LINES: Final = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer; the upload route sends it without Starlette in between."""
+    """A whole answer; uploads send it without Starlette in between."""
 
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
@@ -34,6 +37,14 @@ class Answer:
         """Send it over ASGI."""
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
         await send({"type": "http.response.body", "body": self.body})
+
+    def encode(self, fields: Iterable[tuple[bytes, bytes]], *, keep_alive: bool) -> bytes:
+        """The same for a socket, with further header fields."""
+        lines = [_STATUS_LINES[self.status]]
+        for name, value in (*fields, *self.headers):
+            lines += (name, b": ", value, b"\r\n")
+        lines.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+        return b"".join((*lines, self.body))
 
     def response(self) -> Response:
         """The same for Starlette."""

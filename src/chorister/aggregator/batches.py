@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, bindparam, delete, select, update
 
 from chorister._native import Aggregated
 from chorister.aggregator.database import Database
@@ -52,6 +52,12 @@ RETURNING report_id
 """
 
 
+# Made once: to put a statement together takes longer than to execute it.
+_STATE: Final = select(batches.c.state).where(batches.c.task_id == bindparam("task"))
+_LOCK_ALONE: Final = _STATE.with_for_update()
+_LOCK_SHARED: Final = _STATE.with_for_update(read=True)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Total:
     """What one aggregator added up. `share` is secret: it never prints."""
@@ -66,15 +72,13 @@ class Total:
 
 def lock(connection: Connection, task_id: bytes, *, alone: bool) -> BatchState | None:
     """The state of the batch, which stays so until this transaction ends; None once swept."""
-    state = connection.scalar(
-        select(batches.c.state).where(batches.c.task_id == task_id).with_for_update(read=not alone)
-    )
+    state = connection.scalar(_LOCK_ALONE if alone else _LOCK_SHARED, {"task": task_id})
     return None if state is None else BatchState(state)
 
 
 def state_of(connection: Connection, task_id: bytes) -> BatchState | None:
     """The state of the batch at this moment."""
-    state = connection.scalar(select(batches.c.state).where(batches.c.task_id == task_id))
+    state = connection.scalar(_STATE, {"task": task_id})
     return None if state is None else BatchState(state)
 
 

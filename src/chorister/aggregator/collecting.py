@@ -2,15 +2,17 @@
 
 The batch goes `open -> frozen -> collected`. It is frozen when enough reports are *verified* and a
 collector waits: from then on no report is taken, so the remaining jobs run dry, and the request to
-the helper is the same whenever it is made again. The leader's noise is drawn before the last
-transaction and committed with the mark `collected` and the sealed result: a draw that is not
+the helper is the same whenever it is made again. While the helper is away, the collection waits. If
+the helper refuses it for good, it has failed, which its collector is told, and the batch stays
+frozen: no report is lost, and once the operators have mended what they disagree about, the same
+request collects it (delete the failed job, create it again). The leader's noise is drawn before the
+last transaction and committed with the mark `collected` and the sealed result: a draw that is not
 committed is never seen by anybody.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, delete, func, select, update
@@ -19,6 +21,7 @@ from chorister._native import hpke_seal
 from chorister.aggregator import batches
 from chorister.aggregator.aggregation import MAX_FAILURE, HelperClient, Step
 from chorister.aggregator.batches import Total
+from chorister.aggregator.collected_file import CollectedFile, restored
 from chorister.aggregator.database import Database
 from chorister.aggregator.noise import Sampler, add_noise
 from chorister.aggregator.queue import JobQueue
@@ -44,11 +47,9 @@ from chorister.dap.messages import (
 from chorister.dap.problems import invalid_message
 from chorister.errors import DecodeError, ProblemError, Unreachable
 
-__all__ = ["CollectionRef", "Collections", "NotReady", "check_collection_request", "seal_share"]
+__all__ = ["CollectionRef", "Collections", "check_collection_request", "seal_share"]
 
 _ID_BYTES: Final = 16
-_SOON: Final = 1
-_LATER: Final = 30
 
 
 class CollectionRef(NamedTuple):
@@ -56,14 +57,6 @@ class CollectionRef(NamedTuple):
 
     task_id: bytes
     collection_id: bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NotReady:
-    """There is no result yet, which is never an error."""
-
-    reason: str
-    retry_after: int  # seconds
 
 
 def check_collection_request(task: KnownTask, request: CollectionJobReq) -> None:
@@ -109,6 +102,7 @@ class Collections:
         queue: JobQueue,
         collectors: Mapping[bytes, bytes],
         sample: Sampler,
+        collected: CollectedFile | None = None,
     ) -> None:
         """`collectors`: SHA-256 of an HPKE configuration -> the configuration."""
         self._database = database
@@ -118,6 +112,7 @@ class Collections:
         self._queue = queue
         self._collectors = collectors
         self._sample = sample
+        self._collected = collected
 
     def create(self, task: KnownTask, request: bytes, collector: bytes) -> CollectionRef:
         """Begin a collection job, or find the one of the same request.
@@ -163,8 +158,8 @@ class Collections:
 
     def find(
         self, task: KnownTask, collection_id: bytes, collector: bytes
-    ) -> CollectionJobResp | NotReady:
-        """The result, or why there is none yet; raises `ProblemError` where it failed."""
+    ) -> CollectionJobResp | None:
+        """The result; None as long as there is none; raises `ProblemError` where it failed."""
         self._check_collector(task, collector)
         ref = CollectionRef(task.task_id, collection_id)
         with self._database.read() as connection:
@@ -172,13 +167,14 @@ class Collections:
         if row is None:
             raise ProblemError(None, "no such collection job", status=404, task_id=task.task_id)
         if row.response is not None:
+            if self._collected is not None:
+                self._collected.add(task.task_id)  # before it leaves
             return CollectionJobResp.decode(bytes(row.response))
         if row.problem is not None:
             raise ProblemError(
                 row.problem, row.failure, status=row.problem_status, task_id=task.task_id
             )
-        waiting = row.failure or "the collection has not begun yet"
-        return NotReady(reason=waiting, retry_after=_SOON if row.failure is None else _LATER)
+        return None
 
     def delete(self, task: KnownTask, collection_id: bytes, collector: bytes) -> None:
         """Delete a collection job. The batch stays what it is: nothing is collected twice."""
@@ -187,8 +183,8 @@ class Collections:
         with self._database.write() as connection:
             connection.execute(delete(collections).filter_by(**ref._asdict()))
 
-    def pending(self, limit: int = 1000) -> list[CollectionRef]:
-        """Collection jobs without an outcome."""
+    def pending(self) -> list[CollectionRef]:
+        """All collection jobs without an outcome: most wait for reports, and none hides another."""
         with self._database.read() as connection:
             rows = connection.execute(
                 select(collections.c.task_id, collections.c.collection_id)
@@ -196,7 +192,6 @@ class Collections:
                 .where(collections.c.response.is_(None), collections.c.problem.is_(None))
                 .where(tasks.c.ends > self._clock.now())
                 .order_by(collections.c.created, collections.c.task_id)
-                .limit(limit)
             )
             return [CollectionRef(bytes(task_id), bytes(ref)) for task_id, ref in rows]
 
@@ -210,10 +205,15 @@ class Collections:
         collector = self._collectors.get(task.collector)
         if collector is None:
             return self._waits(ref, "the collector's HPKE configuration is not configured here")
+        # The file before the database, which is written first: what the file knows and the database
+        # does not was forgotten by a backup.
+        released = self._collected is not None and task.task_id in self._collected
         with self._database.read() as connection:
             row = connection.execute(select(collections).filter_by(**ref._asdict())).one_or_none()
         if row is None or row.response is not None or row.problem is not None:
             return Step(done=True)
+        if released:
+            return self._refused(ref, restored(task, "leader"), "")
         why = self._freeze(task)
         if why is not None:
             return self._waits(ref, why)
@@ -225,7 +225,7 @@ class Collections:
         except ProblemError as error:
             if _operators(error):
                 return self._waits(ref, f"the helper does not help yet: {error}", peer=True)
-            return self._refused(ref, error)
+            return self._refused(ref, error, "the helper: ")
         except (DecodeError, Unreachable) as error:
             return self._waits(ref, f"the helper does not help yet: {error}", peer=True)
 
@@ -295,7 +295,7 @@ class Collections:
         self._say(ref, why)
         return Step(done=False, why=why, peer=peer)
 
-    def _refused(self, ref: CollectionRef, error: ProblemError) -> Step:
+    def _refused(self, ref: CollectionRef, error: ProblemError, who: str) -> Step:
         with self._database.write() as connection:
             connection.execute(
                 update(collections)
@@ -304,7 +304,7 @@ class Collections:
                 .values(
                     problem=error.problem,
                     problem_status=error.status,
-                    failure=f"the helper: {error.detail}"[:MAX_FAILURE],
+                    failure=f"{who}{error.detail}"[:MAX_FAILURE],
                 )
             )
         return Step(done=True, why=str(error))

@@ -102,6 +102,8 @@ class AggregatorConfig(Model):
     """The Ed25519 private key of this aggregator, PEM; policies list its public half."""
     head: Text
     """Folder for what was cosigned last. Losing it needs the operator's decision."""
+    collected_file: Text | None = None
+    """Which batches were released; `head` with `.collected` behind it if it is not given."""
     cosign: Bool = True
     """Whether this process cosigns; of several web processes, one does."""
     cosign_every: Duration = 10
@@ -219,8 +221,6 @@ class HelperConfig(AggregatorConfig):
     role: Literal["helper"]
     leader_token_digests: Annotated[tuple[Hex32, ...], Field(min_length=1, max_length=16)]
     """SHA-256 of the bearer tokens of the leader; several for rotation."""
-    collected_file: Text | None = None
-    """Which batches were released; `head` with `.collected` behind it if it is not given."""
     jobs_at_once: Annotated[Int, Field(ge=1, le=64)] = 3
     """Aggregation jobs that are verified at once; more wait."""
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Connection, func, select
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from chorister.aggregator.database import Database
 from chorister.aggregator.schema import counters
@@ -25,6 +27,17 @@ __all__ = ["UPLOADED", "VERIFIED", "count", "counts", "reason", "rejections"]
 
 UPLOADED: Final = "uploaded"
 VERIFIED: Final = "verified"
+
+
+def _add(insert: Any) -> Any:  # noqa: ANN401 - both dialects' own `Insert`
+    return insert.on_conflict_do_update(
+        index_elements=["task_id", "name", "shard"],
+        set_={"value": counters.c.value + insert.excluded.value},
+    )
+
+
+# By `Database.is_sqlite`; made once, for to put it together takes longer than to execute it.
+_ADD: Final = {True: _add(sqlite_insert(counters)), False: _add(postgresql_insert(counters))}
 
 
 def reason(code: int) -> str:
@@ -53,14 +66,7 @@ def count(
     ]
     if not rows:
         return
-    insert = database.insert(counters)
-    connection.execute(
-        insert.on_conflict_do_update(
-            index_elements=["task_id", "name", "shard"],
-            set_={"value": counters.c.value + insert.excluded.value},
-        ),
-        rows,
-    )
+    connection.execute(_ADD[database.is_sqlite], rows)
 
 
 def counts(connection: Connection, task_ids: Iterable[bytes]) -> dict[bytes, dict[str, int]]:

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, delete, insert, select
 
 from chorister._native import Aggregated, Headers, scan_verify_inits
 from chorister.aggregator import batches
-from chorister.aggregator.collected_file import CollectedFile
+from chorister.aggregator.collected_file import CollectedFile, restored
 from chorister.aggregator.collecting import check_collection_request, seal_share
 from chorister.aggregator.counters import VERIFIED, count, rejections
 from chorister.aggregator.database import Database
@@ -271,11 +271,7 @@ class Helper:
                 Problem.BATCH_OVERLAP, "the batch was collected before", task_id=task.task_id
             )
         if released:
-            raise ProblemError(
-                Problem.BATCH_OVERLAP,
-                "the batch was collected before this helper's database was restored",
-                task_id=task.task_id,
-            )
+            raise restored(task, "helper")
         total = batches.total(self._database, connection, task)
         if total.reports < task.min_batch_size:
             raise ProblemError(

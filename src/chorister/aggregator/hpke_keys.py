@@ -9,7 +9,7 @@ destroyed; its public half stays, because the log is checked against all that we
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from sqlalchemy import exists, select, update
@@ -37,6 +37,7 @@ class KeyRing:
         self._checkpoint_max_age = checkpoint_max_age
         self._lock = threading.Lock()
         self._keypairs: dict[bytes, HPKEKeypair] = {}
+        self._living: frozenset[int] = frozenset()
         self._loaded: int | None = None
 
     def generate(self) -> bytes:
@@ -142,22 +143,26 @@ class KeyRing:
                 .limit(1)
             )
 
-    def keypairs(self, config_ids: Iterable[int] | None = None) -> list[HPKEKeypair]:
-        """The living key pairs, or those of some ids; ids without one are left out."""
-        wanted = None if config_ids is None else set(config_ids)
-        now = self._clock.now()
+    def keypairs(self) -> list[HPKEKeypair]:
+        """The living key pairs."""
         with self._lock:
-            known = {each.config_id for each in self._keypairs.values()}
-            missing = wanted is None or not wanted <= known
-            # At most once a second: a report with an invented id must not cost a look each time.
-            if self._loaded is None or abs(now - self._loaded) >= (1 if missing else _RELOAD):
-                self._load()
-                self._loaded = now
-            return [
-                each
-                for each in self._keypairs.values()
-                if wanted is None or each.config_id in wanted
-            ]
+            self._refresh(1)
+            return list(self._keypairs.values())
+
+    def living(self, config_ids: bytes) -> frozenset[int]:
+        """The ids of living key pairs, looked up anew if any of those given is not among them."""
+        with self._lock:
+            self._refresh(_RELOAD)
+            if not self._living.issuperset(config_ids):
+                # At most once a second: an invented id must not cost a look each time.
+                self._refresh(1)
+            return self._living
+
+    def _refresh(self, seconds: int) -> None:
+        now = self._clock.now()
+        if self._loaded is None or abs(now - self._loaded) >= seconds:
+            self._load()
+            self._loaded = now
 
     def _load(self) -> None:
         with self._database.read() as connection:
@@ -173,6 +178,7 @@ class KeyRing:
             config: self._keypairs.get(config) or self._open(config, sealed)
             for config, sealed in rows.items()
         }
+        self._living = frozenset(each.config_id for each in self._keypairs.values())
 
     def _open(self, config: bytes, sealed: bytes) -> HPKEKeypair:
         private = self._database.sealer.open(sealed, _TABLE, config)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from chorister.aggregator.aggregation import AggregationJobs, HelperClient, JobRef, Step
-from chorister.aggregator.collecting import CollectionRef, Collections, NotReady
+from chorister.aggregator.collected_file import CollectedFile
+from chorister.aggregator.collecting import CollectionRef, Collections
 from chorister.aggregator.database import Database
 from chorister.aggregator.hpke_keys import KeyRing
 from chorister.aggregator.noise import Sampler, draw
@@ -22,7 +23,6 @@ __all__ = [
     "HelperClient",
     "JobRef",
     "Leader",
-    "NotReady",
     "Step",
     "UploadPlan",
 ]
@@ -44,12 +44,14 @@ class Leader:
         threads: int = 0,
         sample: Sampler = draw,
         queue: JobQueue | None = None,
+        collected: CollectedFile | None = None,
     ) -> None:
         """`verify_key_init` is the secret that both aggregators share (taskprov).
 
         `collectors`: SHA-256 of a collector's encoded HPKE configuration -> the configuration.
         `threads`: of the native calls of one step; 0 for all cores.
         `queue`: where jobs are enqueued when they become due; for the embedded loop nowhere.
+        `collected` outlives a database that is restored from a backup.
         """
         self.tasks = tasks
         self.keys = keys
@@ -75,6 +77,7 @@ class Leader:
             queue=queue,
             collectors=collectors,
             sample=sample,
+            collected=collected,
         )
 
     # --- devices --------------------------------------------------------------------------------
@@ -94,7 +97,7 @@ class Leader:
         return self._jobs.create(limit)
 
     def unfinished_jobs(self, limit: int = 1000) -> list[JobRef]:
-        """Jobs to step, the oldest first: those of an earlier process, and those that failed."""
+        """Jobs to step, those that failed least often first."""
         return self._jobs.unfinished(limit)
 
     def step(self, job: JobRef) -> Step:
@@ -109,17 +112,17 @@ class Leader:
 
     def collection(
         self, task: KnownTask, collection_id: bytes, collector: bytes
-    ) -> CollectionJobResp | NotReady:
-        """The sealed result, or what it waits for; `ProblemError` where it failed."""
+    ) -> CollectionJobResp | None:
+        """The sealed result, None as long as there is none; `ProblemError` where it failed."""
         return self._collections.find(task, collection_id, collector)
 
     def delete_collection(self, task: KnownTask, collection_id: bytes, collector: bytes) -> None:
         """Forget a collection job and its result; the batch stays collected."""
         self._collections.delete(task, collection_id, collector)
 
-    def pending_collections(self, limit: int = 1000) -> list[CollectionRef]:
+    def pending_collections(self) -> list[CollectionRef]:
         """Collection jobs to step."""
-        return self._collections.pending(limit)
+        return self._collections.pending()
 
     def step_collection(self, collection: CollectionRef) -> Step:
         """Bring a collection job as far as it gets. Harmless to do twice, also at once."""

@@ -28,6 +28,9 @@ _MAKE_ROOM: Final = (
 _AT_ONCE: Final = 8
 
 
+_ADD_SEGMENTS: Final = insert(segments)
+
+
 class Segment(NamedTuple):
     """Some reports of one task."""
 
@@ -42,7 +45,7 @@ def write(
     if not found:
         return
     connection.execute(
-        insert(segments),
+        _ADD_SEGMENTS,
         [
             {"task_id": task_id, "segment_id": segment_id, "reports": len(reports)}
             for segment_id, reports in found

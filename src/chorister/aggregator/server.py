@@ -127,7 +127,7 @@ def _settings(config: LeaderConfig | HelperConfig, service: Service) -> uvicorn.
     )
     return uvicorn.Config(
         service.app,
-        http=guarded_protocol(deadlines),
+        http=guarded_protocol(deadlines, service.uploads),
         # No line per request: who asked for what, and when, is nobody's business.
         access_log=False,
         log_config=None,

@@ -35,6 +35,7 @@ from chorister.aggregator.metrics import Metrics
 from chorister.aggregator.queue import WorkersQueue
 from chorister.aggregator.routes_helper import HelperRoutes, helper_app
 from chorister.aggregator.routes_leader import LeaderApp, LeaderRoutes
+from chorister.aggregator.routes_upload import UploadRoute
 from chorister.aggregator.sealing import Sealer
 from chorister.aggregator.secret_files import read_secret, read_token
 from chorister.aggregator.tasks import TaskRegister
@@ -95,6 +96,7 @@ class Service:
         self.metrics = Metrics()
         self.cosigning: Cosigning | None = None
         self.loop: JobLoop | None = None
+        self.uploads: UploadRoute | None = None
         self._clock = clock
         self._transport = transport
         self._stack = contextlib.ExitStack()
@@ -152,6 +154,9 @@ class Service:
     def _collectors(self) -> dict[bytes, bytes]:
         return {each.digest: each.config for each in self.config.collectors}
 
+    def _collected(self) -> CollectedFile:
+        return CollectedFile(Path(self.config.collected_file or f"{self.config.head}.collected"))
+
     # --- the two roles --------------------------------------------------------------------------
 
     def _leader(self, config: LeaderConfig) -> Leader:
@@ -174,6 +179,7 @@ class Service:
             queue=WorkersQueue(linger=config.linger_milliseconds / 1000)
             if config.workers
             else None,
+            collected=self._collected(),
         )
 
     def _compare_clocks(self, headers: Mapping[str, str]) -> None:
@@ -208,10 +214,21 @@ class Service:
             stored=stored,
         )
         self.metrics.waiting.set_function(lambda: queue.waiting)
+        gate = Gate(self.core.tasks, self._clock)
+        self.uploads = UploadRoute(
+            leader=leader,
+            gate=gate,
+            queue=queue,
+            metrics=self.metrics,
+            prefix=config.prefix,
+            upload_bytes=config.upload_bytes,
+            held_bytes=config.waiting_bytes,
+            credential=at_once,
+            slow_credential=in_thread,
+        )
         routes = LeaderRoutes(
             leader=leader,
-            gate=Gate(self.core.tasks, self._clock),
-            queue=queue,
+            gate=gate,
             collectors=Bearers(
                 {
                     bytes.fromhex(token): each.digest
@@ -221,10 +238,6 @@ class Service:
             ),
             metrics=self.metrics,
             prefix=config.prefix,
-            upload_bytes=config.upload_bytes,
-            held_bytes=config.waiting_bytes,
-            credential=at_once,
-            slow_credential=in_thread,
             collection_asked=loop.collection_asked if loop is not None else lambda: None,
         )
 
@@ -240,7 +253,7 @@ class Service:
                     if loop is not None:
                         await anyio.to_thread.run_sync(loop.stop)
 
-        return LeaderApp(routes, self._common(config), lifespan)
+        return LeaderApp(routes, self.uploads, self._common(config), lifespan)
 
     def _helper(self, config: HelperConfig) -> Helper:
         return Helper(
@@ -251,7 +264,7 @@ class Service:
             verify_key_init=read_secret(config.verify_key),
             collectors=self._collectors(),
             threads=config.threads,
-            collected=CollectedFile(Path(config.collected_file or f"{config.head}.collected")),
+            collected=self._collected(),
         )
 
     def _helper_app(self, config: HelperConfig, helper: Helper) -> ASGIApp:

@@ -101,7 +101,7 @@ class Uploads:
         extensions, config_ids = headers.extensions, headers.config_ids
         ends = tuple(memoryview(headers.ends).cast("Q"))
         times = memoryview(headers.times).cast("Q")
-        known = {keys.config_id for keys in self._keys.keypairs(set(config_ids))}
+        known = self._keys.living(config_ids)
         now, bucket, size = self._clock.now(), task.interval.start, task.report_bytes
         early, closed = now < task.starts - MAX_SKEW, now >= task.closes
         errors = bytearray(len(ids))
