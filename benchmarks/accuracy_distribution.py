@@ -7,7 +7,8 @@ Static partitions have all devices and equal cells; each column takes the number
 turned out best (hindsight). Data: age of UCI Adult, and a million draws of a Gaussian.
 
 Keys: `static_adult_EPS` (best raw), `static_fit_adult_EPS` (best with the same fit),
-`interactive_adult_EPS`; `local0.4` and so on for local epsilons; suffixes `_k1`, `_noised`. No
+`interactive_adult_EPS`; `local0.4` and so on for local epsilons; suffixes `_k1`, `_noised`, and
+`_se` for the standard error of a mean (single runs vary by as much as their mean). No
 question has more than 65 bins, so a largest domain of 10,000 changes nothing.
 
     python benchmarks/accuracy_distribution.py [--data FILE] [--seeds N] [--json] [--pictures DIR]
@@ -28,7 +29,17 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import norm
 
-from _accuracy import Floats, Ints, Release1, in_parallel, print_json, single, split, verdict
+from _accuracy import (
+    Floats,
+    Ints,
+    Release1,
+    in_parallel,
+    mean_and_error,
+    print_json,
+    single,
+    split,
+    verdict,
+)
 from chorister.analyst.algorithms.density import Cells, DensityFit, fit_density
 from chorister.analyst.algorithms.density_rules import equal_edges, regime
 
@@ -36,7 +47,7 @@ DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "adul
 SIZE, QUERIES = 1024, 1000
 GAUSSIAN = 1_000_000
 FIRST_SEED = 1_000  # rules were chosen on seeds below
-CELLS = (4, 6, 8, 12, 16, 24, 32)
+CELLS = (4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 24, 25, 32, 33)
 LOCAL = (0.4, 0.8, 1.6)
 AGGREGATE = (0.02, 0.05, 0.1)
 
@@ -156,7 +167,7 @@ def work(task: Task) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--data", type=Path, default=DATA, help="CSV with a column age")
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=40)
     parser.add_argument("--pictures", type=Path, help="folder for PNG files")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -198,10 +209,14 @@ def report(
     best = [grids[:, int(np.argmin(grids[:, :, fit].mean(axis=0))), fit] for fit in (0, 1)]
     at = f"{data}_{'local' if setting == 'local' else ''}{epsilon}"
     crowd = "_noised" if setting == "noised" else ""
-    numbers = {
-        f"static_{at}{crowd}": float(best[0].mean()),
-        f"static_fit_{at}{crowd}": float(best[1].mean()),
-    }
+    numbers: dict[str, float] = {}
+
+    def put(key: str, rows: Floats) -> None:
+        mean, error = mean_and_error(rows)
+        numbers[key], numbers[f"{key}_se"] = float(mean), float(error)
+
+    put(f"static_{at}{crowd}", best[0])
+    put(f"static_fit_{at}{crowd}", best[1])
     shown = [_shown(rows) for rows in best]
     for name, suffix in (("k1", "_k1"), ("k3", "")):
         if name not in seeds[0]:
@@ -209,7 +224,7 @@ def report(
             continue
         rows = np.array([seed[name] for seed in seeds])
         key = "" if setting == "local" else suffix  # one report a device is all there is
-        numbers[f"interactive_{at}{key}{crowd}"] = float(rows.mean())
+        put(f"interactive_{at}{key}{crowd}", rows)
         # Seed by seed: the same people and queries, noise drawn apart.
         shown += [_shown(rows), "/".join(_judged(rows, rows_) for rows_ in best)]
     table.add_row(data, setting, str(epsilon), *shown)
@@ -221,7 +236,8 @@ def _judged(ours: Floats, theirs: Floats) -> str:
 
 
 def _shown(rows: Floats) -> str:
-    return f"{rows.mean():.2e} ± {rows.std(ddof=1) / math.sqrt(len(rows)):.0e}"
+    mean, error = mean_and_error(rows)
+    return f"{mean:.2e} ± {error:.0e}"
 
 
 def draw(folder: Path, path: str) -> None:

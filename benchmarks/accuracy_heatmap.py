@@ -5,7 +5,8 @@ of a seed see the same population. Static grids have all devices; each column of
 grid that turned out best for it (hindsight), while an interactive run gives one map for all
 columns. Keys: `static_METRIC_EPS` is the best raw grid, `static_fit_METRIC_EPS` the best with the
 same fit, `interactive_METRIC_EPS` three rounds that everyone answers (k = 3); `_k1` is one report a
-device, `_noised` noise by the aggregators, `_10000` a largest domain of 10,000 bins.
+device, `_noised` noise by the aggregators, `_10000` a largest domain of 10,000 bins, `_se` the
+standard error of a mean.
 
     python benchmarks/accuracy_heatmap.py [--data FILE] [--seeds N] [--json] [--pictures FOLDER]
 """
@@ -248,8 +249,9 @@ def report(
         table.add_row(
             name, *(f"{m:.3f} ± {e:.3f}" for m, e in zip(mean, error, strict=True)), *verdicts
         )
-        for metric, value in zip(METRICS, mean, strict=True):
+        for metric, value, spread in zip(METRICS, mean, error, strict=True):
             numbers[f"{key}_{metric}_{epsilon}{suffix}"] = float(value)
+            numbers[f"{key}_{metric}_{epsilon}{suffix}_se"] = float(spread)
 
     for key, rows in static_rows.items():
         kind, _, limit = key.partition("_10000")

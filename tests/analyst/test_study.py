@@ -305,3 +305,39 @@ def test_files_are_private(tmp_path: Path) -> None:
 def test_rounds_that_are_rubbish(data: bytes) -> None:
     with pytest.raises(DecodeError):
         Round.from_json(data)
+
+
+def test_every_arm_of_an_experiment_is_a_cohort_of_its_own() -> None:
+    study = fleet(generous(1)).study("arms", analysis=ANALYSIS)
+    question = study.histogram(decades(), epsilon=1, arms={"control": 3, "treatment": 1})
+    assert question.privacy.min_cohort <= DEVICES / 4  # the smaller arm is to reach it
+    found = question.run()
+    assert [part.group for part in found.parts] == [("control",), ("treatment",)]
+    assert found.n_reports == DEVICES
+    # Each device draws its arm: within six standard deviations of a quarter.
+    spread = 6 * (DEVICES * 3 / 16) ** 0.5
+    assert abs(found.parts[1].reports - DEVICES / 4) < spread
+    assert list(found.labels) == ["arm", "age"]
+    control, treatment = found.group("control"), found.group("treatment")
+    assert list(treatment.labels) == ["age"]
+    difference = control.compare(treatment).to_polars()  # nothing was treated: shares are equal
+    assert (difference["std_error"] > 0).all()
+    assert (difference["difference"].abs() < 6 * difference["std_error"]).all()
+    with pytest.raises(InvalidInput, match="forms groups"):
+        found.marginal("age")
+    assert ch.Result.from_json(found.to_json()).labels == found.labels
+    again = study.histogram(decades(), epsilon=1, arms=["a", "b"], repeat=1)
+    assert [arm.weight for arm in again.arms] == [1, 1]
+    for wrong in (["a"], "ab", ["a", "a"], {"a": 0, "b": 1}):
+        with pytest.raises(InvalidInput, match="arms"):
+            study.histogram(decades(), epsilon=1, arms=wrong)
+
+
+def test_a_target_counts_the_smallest_arm() -> None:
+    study = fleet(generous(1)).study("arms", analysis=ANALYSIS)
+    question = study.histogram(decades(), local_epsilon=6, epsilon=3, arms={"big": 3, "small": 1})
+    found = question.run(target=5_000)
+    assert min(part.reports for part in found.parts) == 5_000
+    assert found.n_reports == pytest.approx(20_000, rel=0.1)
+    left = study.histogram(decades(), local_epsilon=6, epsilon=3, repeat=1).run()
+    assert left.n_reports == DEVICES - found.n_reports

@@ -10,7 +10,10 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Final
 
+from pydantic import ValidationError
+
 from chorister.analyst.features import Real, as_exact
+from chorister.canonical import culprit
 from chorister.encoding import AnyFeature, DenyList, Encoding
 from chorister.errors import InvalidInput
 from chorister.policy import Analysis, Crowd, FieldBudget, Policy, ReportKind
@@ -20,16 +23,18 @@ from chorister.privacy import Mechanism, amplification
 from chorister.privacy.decimals import DOWN
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON
 from chorister.privacy.weights import BOUND_DELTA
-from chorister.recipe import Participation, Privacy
+from chorister.recipe import Arm, Participation, Privacy
 
 __all__ = [
     "PrivacyRequest",
+    "as_arms",
     "as_participation",
     "budgets_of",
     "expected_cohort",
     "reads_of",
     "refs_of",
     "simple_query",
+    "smallest_share",
 ]
 
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -105,6 +110,25 @@ def as_participation(value: Participation | Real | str | None) -> Participation:
         probability=share.quantize(Decimal("1e-12"), context=DOWN).normalize(DOWN),
         once_per_study=True,
     )
+
+
+def as_arms(value: Mapping[str, int] | Sequence[str]) -> tuple[Arm, ...]:
+    """The arms of an experiment: names with weights, or names of equal weight."""
+    weights = value if isinstance(value, Mapping) else dict.fromkeys(value, 1)
+    if isinstance(value, str) or len(weights) != len(value) or len(weights) == 1:
+        raise InvalidInput("an experiment has two or more arms with different names")
+    try:
+        return tuple(Arm(name=name, weight=weight) for name, weight in weights.items())
+    except ValidationError as error:
+        field, why = culprit(error)
+        raise InvalidInput(f"arms: {field}: {why}") from None
+
+
+def smallest_share(arms: Sequence[Arm]) -> float:
+    """Of the devices that answer: the share of the arm that fewest of them draw."""
+    if not arms:
+        return 1.0
+    return min(arm.weight for arm in arms) / sum(arm.weight for arm in arms)
 
 
 def expected_cohort(expected: float, probability: Decimal, margin: float) -> int:

@@ -161,7 +161,7 @@ _HINTS: Final = {
     "query": "give a query that the policy permits",
     "fields": "read only the fields that are open to this analysis",
     "groups": "form no groups, or those that the policy permits",
-    "cells": "group by fewer fields",
+    "cells": "group by fewer fields, or with fewer arms",
     "bins": "ask about fewer cells at a time",
     "prefixes": "send the prefixes in clear",
     "window": "choose `window` and `grace` within these limits",

@@ -289,7 +289,8 @@ class Connection:
 
 
 def _values(task: Task) -> tuple[str, ...]:
-    return tuple(value for _, value in task.group.values)
+    values = tuple(value for _, value in task.group.values)
+    return values if task.group.arm is None else (*values, task.group.arm)
 
 
 def _part(task: Task, outcome: Collected) -> Part:

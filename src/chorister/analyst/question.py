@@ -11,7 +11,7 @@ from chorister.analyst.cost import QuestionCost, price
 from chorister.canonical import dumps, sha256
 from chorister.encoding import AnyFeature, DenyList, Encoding, Selection
 from chorister.errors import InvalidInput
-from chorister.recipe import Aggregators, Participation, Privacy, Recipe, Window
+from chorister.recipe import Aggregators, Arm, Participation, Privacy, Recipe, Window
 
 if TYPE_CHECKING:
     from chorister.analyst.result import Result
@@ -22,13 +22,14 @@ __all__ = ["Question"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Question:
-    """A histogram over features and groups, as devices would be asked for it."""
+    """A histogram over features, groups and arms, as devices would be asked for it."""
 
     study: Study = field(repr=False)
     features: tuple[AnyFeature, ...]
     query: str
     reads: Mapping[str, tuple[str, ...]]
     group_by: tuple[str, ...]
+    arms: tuple[Arm, ...]
     selection: Selection
     deny: tuple[DenyList, ...]
     privacy: Privacy
@@ -67,6 +68,7 @@ class Question:
             "query": self.query,
             "reads": {table: list(names) for table, names in self.reads.items()},
             "group_by": list(self.group_by),
+            **({"arms": [_dump(arm) for arm in self.arms]} if self.arms else {}),
             "selection": self.selection,
             "deny": [_dump(deny) for deny in self.deny],
             "privacy": _dump(self.privacy),
@@ -87,7 +89,7 @@ class Question:
             query=self.query,
             reads=dict(self.reads),
             group_by=self.group_by,
-            arms=(),
+            arms=self.arms,
             features=self.features,
             selection=self.selection,
             deny=self.deny,

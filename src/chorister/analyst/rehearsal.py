@@ -4,7 +4,7 @@ Nothing is approximated. Given who answers and what they hold, a bin that f of n
 to `Bin(f, h) + Bin(n - f, q)`, and a noised crowd adds two independent `Bin(min_cohort - 1, q)`:
 the law of the sum of n reports and both aggregators' noise, drawn without drawing the reports. (Up
 to n 2^-80: bounded reports are conditioned on their weight.) Who answers is drawn class by class:
-coins are binomial, a target is reached by a uniformly drawn subset.
+coins are binomial, arms multinomial, a target is reached by a uniformly drawn subset.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Rehearsal:
         self.identity = f"rehearsal {self.seed}"
         self._ledgers: Ledgers[Ints] = Ledgers(policy=device_policy, fresh=population.weights)
         self._followed = 0  # rounds whose answers are in the ledgers
-        self._waiting: dict[int, Ints] = {}  # who answered rounds that nobody collected yet
+        self._waiting: dict[int, Ints] = {}  # who answered rounds not yet collected: arms, classes
 
     def __repr__(self) -> str:
         return f"<Rehearsal of {self.population!r} under {self.policy.name}>"
@@ -204,12 +204,24 @@ class Rehearsal:
         recipe = round_.recipe
         self._follow(round_)
         answering = self._waiting.pop(round_.sequence)
-        people = self.population.answers(recipe, answering, self._rng(round_, "rows"))
+        people = self._held(recipe, answering, self._rng(round_, "rows"))
         tell(Progress(waiting_for="reports are being added up", filled=1.0))
         enough = people.reports >= recipe.privacy.min_cohort
         if not enough.any():
             raise self._too_small(recipe, people)
         return self._release(round_, people, enough)
+
+    def _held(self, recipe: Recipe, answering: Ints, rng: np.random.Generator) -> Answers:
+        """What the devices of every group and arm report."""
+        arms = [self.population.answers(recipe, each, rng) for each in answering]
+        if not recipe.arms:
+            return arms[0]
+        names = [arm.name for arm in recipe.arms]
+        return Answers(
+            groups=tuple((*group, name) for group in arms[0].groups for name in names),
+            reports=np.stack([arm.reports for arm in arms], axis=1).ravel(),
+            counts=np.stack([arm.counts for arm in arms], axis=1).reshape(-1, recipe.encoding.size),
+        )
 
     def _follow(self, last: Round) -> None:
         """Let the devices answer all rounds up to this one, in the order in which they were asked.
@@ -243,9 +255,9 @@ class Rehearsal:
         return Gathered(parts=parts, missing=missing)
 
     def _answer(self, round_: Round) -> Ints:
-        """Which devices answer, a class each; their ledgers are charged."""
+        """Which devices answer, by arm and class; their ledgers are charged."""
         recipe, rng = round_.recipe, self._rng(round_, "coins")
-        nobody = np.zeros_like(self.population.weights)
+        nobody = np.zeros((max(len(recipe.arms), 1), len(self.population.weights)), dtype=np.int64)
         if refusal(recipe, self.device_policy) is not None:
             return nobody
         chance = float(recipe.participation.probability) * self.reach
@@ -257,7 +269,7 @@ class Rehearsal:
         if round_.target is not None:
             return self._until_target(round_, take, rng)
         taken = self._ledgers.answer(recipe, take, np.add)
-        return sum(taken, nobody)
+        return sum((_by_arm(recipe, each, rng) for each in taken), nobody)
 
     def _until_target(
         self,
@@ -265,30 +277,32 @@ class Rehearsal:
         take: Callable[[Ints], tuple[Ints, Ints]],
         rng: np.random.Generator,
     ) -> Ints:
-        """The same, but the recipe ends when the smallest group has `target` reports."""
+        """The same, but the recipe ends when the smallest part has `target` reports."""
         recipe, target = round_.recipe, round_.target or 0
-        _, group_of = self.population._group_of(recipe.group_by)
+        names, group_of = self.population._group_of(recipe.group_by)
         # A dry run on a copy: who would answer in time?
         dry = Ledgers(policy=self._ledgers.policy, fresh=self._ledgers.fresh)
         dry.classes = dict(self._ledgers.classes)
-        willing = dry.answer(recipe, take, np.add)
-        total = sum(willing, np.zeros_like(self.population.weights))
-        stop = _stopping_counts(np.bincount(group_of, total), target, rng)
-        taken = [np.zeros_like(each) for each in willing]
-        for group, kept in enumerate(stop.tolist()):
-            members = np.flatnonzero(group_of == group)
-            stacked = np.concatenate([each[members] for each in willing])
-            drawn = _subset(stacked, kept, rng)
-            for i, part in enumerate(np.split(drawn, len(willing))):
-                taken[i][members] = part
-        queue = iter(taken)
+        willing = np.stack(
+            [_by_arm(recipe, each, rng) for each in dry.answer(recipe, take, np.add)]
+        )  # by ledger, arm and class
+        part_of = np.arange(willing.shape[1])[:, None] * len(names) + group_of
+        size = len(names) * willing.shape[1]
+        parts = np.bincount(part_of.ravel(), willing.sum(axis=0).ravel(), size)
+        taken = np.zeros_like(willing)
+        for part, kept in enumerate(_stopping_counts(parts, target, rng).tolist()):
+            members = part_of == part
+            stacked = willing[:, members]
+            taken[:, members] = _subset(stacked.ravel(), kept, rng).reshape(stacked.shape)
+        queue = iter(taken.sum(axis=1))
 
         def exactly(weight: Ints) -> tuple[Ints, Ints]:
             chosen = next(queue)
             return chosen, weight - chosen
 
         self._ledgers.answer(recipe, exactly, np.add)
-        return sum(taken, np.zeros_like(self.population.weights))
+        answering: Ints = taken.sum(axis=0)
+        return answering
 
     def _too_small(self, recipe: Recipe, people: Answers) -> CohortTooSmall:
         came, least = int(people.reports.max()), recipe.privacy.min_cohort
@@ -311,6 +325,15 @@ class Rehearsal:
         """The same chance for the same round, however often the process is killed."""
         words = [self.seed, round_.sequence, int(round_.digest[:15], 16), *purpose.encode()]
         return np.random.default_rng(words)
+
+
+def _by_arm(recipe: Recipe, devices: Ints, rng: np.random.Generator) -> Ints:
+    """Every device draws its arm: a row an arm, a column a class."""
+    if not recipe.arms:
+        return devices[None, :]
+    weights = np.array([arm.weight for arm in recipe.arms], dtype=np.float64)
+    drawn: Ints = rng.multinomial(devices, weights / weights.sum()).T
+    return drawn
 
 
 def draw_sums(

@@ -26,7 +26,7 @@ from chorister.analyst.estimate import (
     quantile,
 )
 from chorister.analyst.files import write_atomically
-from chorister.analyst.view import Labels, Part, View, column_names
+from chorister.analyst.view import Labels, Part, View, column_names, part_columns
 from chorister.encoding import AnyFeature, Encoding
 from chorister.errors import DecodeError, InvalidInput
 from chorister.privacy import Interval, Mechanism
@@ -52,7 +52,7 @@ class Result:
     recipe: Recipe
     """The question, to the letter."""
     parts: tuple[Part, ...]
-    """What was released, group by group."""
+    """What was released, group by group and arm by arm."""
     missing: tuple[tuple[str, ...], ...] = ()
     """Groups with fewer reports than the minimum cohort: nothing of them was released."""
     round: int | None = None
@@ -156,7 +156,7 @@ class Result:
 
     @cached_property
     def counts(self) -> Floats:
-        """Estimates as released, one a bin; with groups, one row a group."""
+        """Estimates as released, one a bin; with groups or arms, one row a part."""
         return self._shaped([part.value for part in self._by_part])
 
     @cached_property
@@ -170,7 +170,7 @@ class Result:
         return float(np.sqrt(self._by_part[0].base[0]))
 
     def _shaped(self, arrays: list[Floats]) -> Floats:
-        found = np.stack(arrays) if self.recipe.group_by else arrays[0]
+        found = np.stack(arrays) if part_columns(self.recipe) else arrays[0]
         found.flags.writeable = False
         return found
 
@@ -234,7 +234,7 @@ class Result:
         count = len(self.parts)
         groups = {
             name: [part.group[i] for part in self.parts for _ in range(self.encoding.size)]
-            for i, name in enumerate(names[: len(self.recipe.group_by)])
+            for i, name in enumerate(names[: part_columns(self.recipe)])
         }
         cells = {
             name: list(column) * count
@@ -262,7 +262,7 @@ class Result:
         )
 
     def group(self, *values: str) -> Result:
-        """The result of one group."""
+        """The result of one group, or of one arm of an experiment (its name comes last)."""
         return steps.group(self, values)
 
     def marginal(self, *columns: str) -> Result:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from chorister.analyst import consistency
 from chorister.analyst.estimate import Estimates, Floats
-from chorister.analyst.view import View, column_names
+from chorister.analyst.view import View, column_names, part_columns
 from chorister.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def rows(result: Result, chosen: NDArray[np.int64], step: str) -> Result:
 
 
 def group(result: Result, values: tuple[str, ...]) -> Result:
-    """The result of one group."""
+    """The result of one group and arm."""
     named = ", ".join(values)
     for part in result.parts:
         if part.group == values:
@@ -81,7 +81,7 @@ def marginal(result: Result, columns: tuple[str, ...]) -> Result:
     for column in columns:
         if column not in labels:
             raise InvalidInput(f"there is no column {column!r}, but {', '.join(labels)}")
-    groups = column_names(result.recipe)[: len(result.recipe.group_by)]
+    groups = column_names(result.recipe)[: part_columns(result.recipe)]
     lost = [name for name in groups if name in labels and name not in columns]
     if lost and len(result.parts) > 1:
         raise InvalidInput(

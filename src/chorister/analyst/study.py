@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 from chorister.analyst.asking import (
     PrivacyRequest,
+    as_arms,
     as_participation,
     expected_cohort,
     reads_of,
     refs_of,
     simple_query,
+    smallest_share,
 )
 from chorister.analyst.bars import waiting_bar
 from chorister.analyst.cohorts import Cohorts, RoundsPlan, choose_cohorts, plan_rounds
@@ -77,6 +80,7 @@ class Study:
         query: str | None = None,
         reads: Mapping[str, Iterable[str]] | None = None,
         group_by: Sequence[str] = (),
+        arms: Mapping[str, int] | Sequence[str] = (),
         local_epsilon: Real | None = None,
         epsilon: Real | None = None,
         delta: Real | None = None,
@@ -95,8 +99,10 @@ class Study:
 
         What is left out follows from the policy: the query from the features' columns, the fields
         read from the query, epsilon and delta from the budgets, the local epsilon and the minimum
-        cohort from the number of devices. `participation` is "everyone" (the default) or the share
-        of the devices that answered nothing in this study yet; `window` and `grace` are seconds.
+        cohort from the number of devices. Every group, and every arm of an experiment (a name with
+        a weight, drawn by each device itself), is a cohort of its own. `participation` is
+        "everyone" (the default) or the share of the devices that answered nothing in this study
+        yet; `window` and `grace` are seconds.
         """
         chosen = tuple(features) if isinstance(features, Sequence) else (features,)
         denied = (deny,) if isinstance(deny, DenyList) else tuple(deny)
@@ -107,7 +113,7 @@ class Study:
             if reads is None
             else {table: tuple(names) for table, names in reads.items()}
         )
-        who = as_participation(participation)
+        who, drawn = as_participation(participation), as_arms(arms)
         request = PrivacyRequest(
             local_epsilon=local_epsilon,
             epsilon=epsilon,
@@ -119,7 +125,8 @@ class Study:
         )
         cohort = None
         if local_epsilon is None and min_cohort is None:
-            cohort = self._sure_cohort(who)
+            parts = self.fleet.policy.cells(tuple(group_by), 0)
+            cohort = self._sure_cohort(who, smallest_share(drawn) / parts)
         privacy = request.resolve(self.fleet.policy, self.terms, refs_of(read), cohort=cohort)
         limits = self.terms.window
         return Question(
@@ -128,6 +135,7 @@ class Study:
             query=query,
             reads=read,
             group_by=tuple(group_by),
+            arms=drawn,
             selection=selection,
             deny=denied,
             privacy=privacy,
@@ -139,8 +147,11 @@ class Study:
             repeat=repeat,
         )
 
-    def _sure_cohort(self, who: Participation) -> int | None:
-        """A cohort that is reached almost surely, counting who is left in this study."""
+    def _sure_cohort(self, who: Participation, part: float) -> int | None:
+        """A cohort that is reached almost surely by this part, counting who is left in the study.
+
+        Of groups nobody knows how large they are: they are taken to be equal.
+        """
         devices = self.fleet.devices
         if devices is None:
             return None
@@ -151,8 +162,8 @@ class Study:
                 for ledger, weight in foreseen(self.fleet).classes.values()
                 if all(charge.study != self.name for charge in ledger.charges)
             )
-        expected = devices * left * float(who.probability)
-        return expected_cohort(expected, who.probability, self.fleet.margin)
+        chance = float(who.probability) * part
+        return expected_cohort(devices * left * chance, Decimal(chance), self.fleet.margin)
 
     def cohorts(
         self, rounds: int, *, reads: Mapping[str, Iterable[str]], wanted: Cohorts | None = None
@@ -282,6 +293,7 @@ class Study:
         devices, least = self.fleet.devices, recipe.privacy.min_cohort
         if devices is None or recipe.group_by:
             return
+        share *= smallest_share(recipe.arms)
         expected = share * devices
         if expected + 6.0 * expected**0.5 < least:
             raise CohortTooSmall(

@@ -21,6 +21,7 @@ __all__ = ["DensityRules", "equal_edges", "regime", "staggered_edges", "support_
 
 Integers: TypeAlias = NDArray[np.int64]
 
+_LEAST_CELLS: Final = 4  # with fewer cells than that, there is nothing to adapt to
 _WEAK_CELLS: Final = 8  # with fewer cells than that, staggered partitions say more
 
 
@@ -49,23 +50,25 @@ class DensityRules:
 def regime(noise: float, *, splitting_costs: bool) -> DensityRules:
     """The rules for a signal of this strength.
 
-    Weak: a pilot of a few equal cells, then staggered cells at quantiles. Strong: a small pilot
-    finds where the values are, then everyone else measures that range in equal cells; also where
-    splitting costs, that is where disjoint cohorts are bound by the aggregate epsilon: then a
-    cohort's relative noise is 1/share, where it is 1/sqrt(share) if the local epsilon binds or if
-    everyone answers every round.
+    Rounds must pay for themselves. Where the signal is too weak to say where cells should lie, and
+    where splitting costs, one question to everybody in equal cells says most: with disjoint
+    cohorts that are bound by the aggregate epsilon a cohort's relative noise is 1/share, where it
+    is 1/sqrt(share) if the local epsilon binds or if everyone answers every round. Otherwise, weak:
+    a pilot of a few equal cells, then staggered cells at quantiles. Strong: a small pilot finds
+    where the values are, then everyone else measures that range in equal cells.
     """
     if not noise > 0.0:
         raise InvalidInput(f"noise is above 0, not {noise}")
-    count = int(min(max(round(0.25 / math.sqrt(noise)), 4), 64))
-    weak = count < _WEAK_CELLS
-    if weak and not splitting_costs:
+    resolved = 0.25 / math.sqrt(noise)
+    count = int(min(max(round(resolved), 4), 64))
+    if splitting_costs or resolved < _LEAST_CELLS:
+        # Odd: then the errors at both ends of half the range are not the same.
+        alone = max(5, count + 1 - count % 2)
+        return DensityRules(shares=(1.0,), cells=(alone,), staggered=False)
+    if count < _WEAK_CELLS:
         count = max(5, count)
         return DensityRules(shares=(0.2, 0.4, 0.4), cells=(4, count, count), staggered=True)
-    pilot = 0.1 if splitting_costs else 0.15
-    return DensityRules(
-        shares=(pilot, 1.0 - pilot), cells=(4 if weak else 8, max(6, count)), staggered=False
-    )
+    return DensityRules(shares=(0.15, 0.85), cells=(8, count), staggered=False)
 
 
 def equal_edges(count: int, size: int) -> Integers:

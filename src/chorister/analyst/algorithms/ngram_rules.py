@@ -8,7 +8,7 @@ digits in base V they are: its first n-1 words are `code // V`, its last ones `c
   empty overlap, but are not independent: two rare words that stand together do so far more often
   than the product says, so of the larger share only the root counts (scaled to the same total).
 - **worth_asking**: of what comes out, as many as the domain holds, and only those of which at least
-  a fifth of a standard error is expected. A device reports one of its candidates, so hopeless ones
+  a tenth of a standard error is expected. A device reports one of its candidates, so hopeless ones
   take reports away from the others.
 - **heard**: report what lies above the exact binomial tail 1/M over all M candidates: at most one
   false discovery is expected, whatever the data. Pruning on the way is loose, reporting is strict.
@@ -40,11 +40,11 @@ __all__ = [
 Floats: TypeAlias = NDArray[np.float64]
 Codes: TypeAlias = NDArray[np.int64]
 
-LEAST_EXPECTED: Final = 0.2
+LEAST_EXPECTED: Final = 0.1
 """Standard errors that a candidate is expected to have at least."""
 LEAST_ON_THE_WAY: Final = 0.01
 """The same where what is heard only leads to the next round: pruning is loose."""
-KEPT: Final = 8_000
+KEPT: Final = 20_000
 """n-grams that are extended, at most."""
 
 

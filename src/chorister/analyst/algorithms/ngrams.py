@@ -56,8 +56,8 @@ _COHORTS: Final[dict[str, Cohorts]] = {"everyone": "everyone", "disjoint": "disj
 _FORMAT: Final = "chorister-ngrams-1"
 _LONGEST: Final = 8
 _COLUMN: Final = "ngram"
-_DISJOINT: Final = {1: (1.0,), 2: (0.2, 0.8), 3: (0.08, 0.32, 0.6), 4: (0.06, 0.22, 0.28, 0.44)}
-_EVERYONE: Final = {1: (1.0,), 2: (0.1, 0.9), 3: (0.05, 0.2, 0.75), 4: (0.04, 0.16, 0.3, 0.5)}
+_DISJOINT: Final = {1: (1.0,), 2: (0.2, 0.8), 3: (0.05, 0.35, 0.6), 4: (0.06, 0.22, 0.28, 0.44)}
+_EVERYONE: Final = {1: (1.0,), 2: (0.1, 0.9), 3: (0.05, 0.35, 0.6), 4: (0.04, 0.16, 0.3, 0.5)}
 
 
 def round_shares(rounds: int, cohorts: Cohorts) -> tuple[float, ...]:
