@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 from typer.testing import CliRunner, Result
 
 from chorister.cli import app
+from chorister.policy import Policy
 from chorister.recipe import Recipe, SignedRecipe, verify
 from tests.keyboard import ANALYSIS, AUTHOR, EXAMPLE, POLICY, POLICY_FILE, RECIPE
 
@@ -84,6 +85,12 @@ def test_policy_diff(tmp_path: Path) -> None:
     found = json.loads(run("policy", "diff", newer, POLICY_FILE, "--json").output)
     assert [change["kind"] for change in found["changes"]] == ["less"]
     assert "both mean the same" in run("policy", "diff", newer, newer).output
+
+
+def test_policy_diff_speaks_of_days(tmp_path: Path) -> None:
+    newer = edited(tmp_path, 'retention = "30d"', 'retention = "36h"')
+    text = run("policy", "diff", POLICY_FILE, newer).output
+    assert "streams.keyboard.retention: 30 days -> 1 day 12 hours" in text
 
 
 def test_recipe_explain() -> None:
@@ -163,6 +170,39 @@ def test_new_explain_sign(tmp_path: Path, key_file: Path) -> None:
     verify(SignedRecipe.parse(signed.read_bytes()), POLICY.analyses[ANALYSIS].author_keys)
     printed = run("recipe", "new", "--policy", POLICY_FILE, "--analysis", ANALYSIS)
     assert list(json.loads(printed.output)) == list(Recipe.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"query": "SELECT age FROM user WHERE ("}, "incomplete input"),
+        ({"query": "SELECT locale AS age, '' AS ngram FROM user"}, "no such column: locale"),
+        ({"query": "SELECT 1 AS age"}, "the column ngram, which the query does not select"),
+    ],
+)
+def test_recipe_explain_compiles_the_query(
+    tmp_path: Path, change: dict[str, str], why: str
+) -> None:
+    draft = tmp_path / "draft.json"
+    draft.write_text(json.dumps(json.loads((EXAMPLE / "recipe.json").read_text()) | change))
+    result = run("recipe", "explain", draft, "--policy", POLICY_FILE, "--json")
+    assert result.exit_code == 1, result.output
+    failed = [check for check in json.loads(result.stdout)["checks"] if not check["passed"]]
+    assert [check["name"] for check in failed] == ["query-class"]
+    assert why in failed[0]["why"]
+
+
+def test_new_for_listed_queries(tmp_path: Path) -> None:
+    policy, draft = EXAMPLE.parent / "fitness" / "policy.toml", tmp_path / "draft.json"
+    rules = Policy.load(policy)
+    [analysis] = [name for name, each in rules.analyses.items() if each.query_class == "exact"]
+    made = run("recipe", "new", "--policy", policy, "--analysis", analysis, "-o", draft)
+    assert made.exit_code == 0, made.output
+    recipe = json.loads(draft.read_text())
+    assert recipe["query"] == "SELECT steps FROM walks"
+    assert recipe["features"][0]["column"] == "steps"
+    explained = run("recipe", "explain", draft, "--policy", policy)
+    assert explained.exit_code == 0, explained.output
 
 
 def test_signing_the_example_gives_the_example(key_file: Path) -> None:

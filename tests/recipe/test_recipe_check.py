@@ -196,6 +196,6 @@ def test_bounded_reports_use_a_little_delta() -> None:
 )
 def test_templates_are_allowed(changes: dict[str, Any]) -> None:
     policy = analysis_at(changes)
-    recipe = template(policy, None, now=OPENS)
+    recipe = template(policy, None, now=OPENS, columns=lambda *_: ["value"])
     assert failed(recipe, policy, now=OPENS) == []
     assert Recipe.parse(recipe.canonical()) == recipe

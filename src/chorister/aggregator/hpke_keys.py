@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import exists, select, update
@@ -20,11 +21,31 @@ from chorister.aggregator.schema import hpke_keys, tasks
 from chorister.clock import Clock
 from chorister.errors import InvalidInput, ServiceError
 
-__all__ = ["KeyRing"]
+__all__ = ["KeyRing", "KeyStanding"]
 
 _PUBLIC_KEY_AT: Final = 9  # HpkeConfig: id, kem, kdf, aead, length of the key, the key
 _TABLE: Final = "hpke_keys"
 _RELOAD: Final = 60  # seconds after which another process' changes are seen in any case
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyStanding:
+    """How far one key is; times in POSIX seconds."""
+
+    config: bytes
+    created: int
+    published: int | None  # since when devices use it
+    retired: int | None  # since when they use the next one
+    alive: bool  # whether its private half still exists
+
+    @property
+    def state(self) -> str:
+        """In a word."""
+        if not self.alive:
+            return "destroyed"
+        if self.published is None:
+            return "waiting"
+        return "in use" if self.retired is None else "retired"
 
 
 class KeyRing:
@@ -132,6 +153,23 @@ class KeyRing:
                 .order_by(hpke_keys.c.published.desc(), hpke_keys.c.config)
             )
             return [bytes(row.config) for row in rows]
+
+    def listing(self) -> list[KeyStanding]:
+        """Every key ever made, the newest first; for operators."""
+        alive = hpke_keys.c.private_key.is_not(None).label("alive")
+        times = (hpke_keys.c.created, hpke_keys.c.published, hpke_keys.c.retired)
+        query = select(hpke_keys.c.config, *times, alive).order_by(hpke_keys.c.created.desc())
+        with self._database.read() as connection:
+            return [
+                KeyStanding(
+                    config=bytes(row.config),
+                    created=row.created,
+                    published=row.published,
+                    retired=row.retired,
+                    alive=bool(row.alive),
+                )
+                for row in connection.execute(query)
+            ]
 
     def current_since(self) -> int | None:
         """Since when the current key is in use; None without one. For whoever rotates."""

@@ -27,10 +27,18 @@ START: Final = "Begin here: everything on this machine"
 ROLES: Final = "Take part: run a device or a server"
 QUESTIONS: Final = "Questions: what may be asked, and what it costs"
 OPERATORS: Final = "For operators and auditors"
+_CHAPTERS: Final = (START, QUESTIONS, ROLES, OPERATORS)
 
 
 class _Group(TyperGroup):
     """Turns an error into one line and an exit code; a bug shows its traceback above the line."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 (the signature is Click's)
+        """Chapter by chapter, as `--help` shows them."""
+        names = super().list_commands(ctx)
+        panels = {name: getattr(self.commands[name], "rich_help_panel", None) for name in names}
+        places = {chapter: place for place, chapter in enumerate(_CHAPTERS)}
+        return sorted(names, key=lambda name: places.get(str(panels[name]), len(places)))
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 (the signature is Click's)
         try:
@@ -78,6 +86,7 @@ from chorister.cli import (  # noqa: E402, F401
     device,
     doctor,
     keygen,
+    keys,
     log,
     policy,
     privacy,

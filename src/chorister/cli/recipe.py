@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -14,14 +14,19 @@ from rich.markup import escape
 
 from chorister.cli import QUESTIONS, app, console
 from chorister.clock import SystemClock
-from chorister.errors import InvalidInput, RecipeError
-from chorister.policy import Policy
+from chorister.device import Sandbox
+from chorister.device.verifier import Reads, query_columns, verify_query
+from chorister.errors import InvalidInput, QueryRefused, RecipeError
+from chorister.policy import Analysis, Policy
 from chorister.recipe import Check, Recipe, SignedRecipe, check, sign
 from chorister.recipe.schema import json_schema
 from chorister.recipe.template import template
 
 commands = typer.Typer(no_args_is_help=True, help="Write, sign and explain recipes.")
 app.add_typer(commands, name="recipe", rich_help_panel=QUESTIONS)
+
+# Without these there is nothing to compile the query on.
+_BEFORE_THE_QUERY: Final = frozenset({"analysis", "query", "fields"})
 
 PolicyOption = Annotated[Path, typer.Option("--policy", help="The policy in TOML.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Where to; else printed.")]
@@ -36,7 +41,13 @@ def new_command(
     output: Output = None,
 ) -> None:
     """Write a recipe that the policy allows, as a draft to change."""
-    recipe = template(Policy.load(policy), analysis, now=SystemClock().now())
+    rules = Policy.load(policy)
+
+    def columns(terms: Analysis, query: str, reads: Reads) -> tuple[str, ...]:
+        with Sandbox() as sandbox:
+            return query_columns(rules, terms, query, reads, sandbox)
+
+    recipe = template(rules, analysis, now=SystemClock().now(), columns=columns)
     value = json.loads(recipe.canonical())
     # In the order of the model, which is the order in which one reads a recipe.
     ordered = {name: value[name] for name in Recipe.model_fields}
@@ -62,6 +73,7 @@ def explain_command(
 ) -> None:
     """Show each check with its outcome in words; exit with 1 where one fails.
 
+    The query is compiled as a device would do it, in a sandbox, on tables without rows.
     Whether the recipe is open is judged only with --at: next week's can be explained today. What
     is no recipe at all exits with 2; with --json it has failed one check, called form.
     """
@@ -75,6 +87,8 @@ def explain_command(
         raise
     signed = isinstance(recipe, SignedRecipe)
     checks = check(recipe, rules, now=at)
+    if all(outcome.passed for outcome in checks if outcome.name in _BEFORE_THE_QUERY):
+        checks.append(_compiled(recipe, rules))
     allowed = all(outcome.passed for outcome in checks)
     if json_:
         _echo_json(checks, signed=signed)
@@ -88,6 +102,18 @@ def explain_command(
         console.print("allowed" if allowed else "refused", highlight=False)
     if not allowed:
         raise typer.Exit(1)
+
+
+def _compiled(recipe: Recipe | SignedRecipe, policy: Policy) -> Check:
+    """Whether devices can run the query, and find in its result what the features read."""
+    body = recipe.recipe if isinstance(recipe, SignedRecipe) else recipe
+    try:
+        with Sandbox() as sandbox:
+            verify_query(policy, body, sandbox)
+    except QueryRefused as error:
+        return Check(name="query-class", passed=False, why=error.why, field=error.field)
+    why = "it compiles on the declared fields alone, and returns what the features read"
+    return Check(name="query-class", passed=True, why=why)
 
 
 def _echo_json(checks: list[Check], *, signed: bool) -> None:

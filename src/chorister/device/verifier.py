@@ -7,6 +7,9 @@ database that has the declared and allowed fields and no others, with the listed
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
 from chorister.device.sandbox import Sandbox
 from chorister.device.sandbox.functions import known_functions
 from chorister.device.schema import FieldType, Schema
@@ -15,7 +18,9 @@ from chorister.errors import QueryRefused
 from chorister.policy import Analysis, Policy
 from chorister.recipe import Recipe
 
-__all__ = ["permitted_functions", "verify_query"]
+__all__ = ["permitted_functions", "query_columns", "verify_query"]
+
+Reads: TypeAlias = Mapping[str, Iterable[str]]
 
 
 def permitted_functions(analysis: Analysis) -> frozenset[str]:
@@ -41,23 +46,28 @@ def verify_query(policy: Policy, recipe: Recipe, sandbox: Sandbox | None = None)
         raise QueryRefused(
             check="query", why="not one of the queries that are listed", field="query"
         )
-    tables = _declared(policy, analysis, recipe)
     if sandbox is None:
+        _declared(policy, analysis, recipe.reads)
         return
-    functions = permitted_functions(analysis)
-    names = sandbox.compile(recipe.query, Snapshot.empty(tables), functions=functions)
+    names = query_columns(policy, analysis, recipe.query, recipe.reads, sandbox)
     for column in recipe.encoding.columns:
         if column not in names:
             why = f"the features read the column {column}, which the query does not select"
             raise QueryRefused(check="query", why=why, field="features")
 
 
-def _declared(
-    policy: Policy, analysis: Analysis, recipe: Recipe
-) -> dict[str, dict[str, FieldType]]:
+def query_columns(
+    policy: Policy, analysis: Analysis, query: str, reads: Reads, sandbox: Sandbox
+) -> tuple[str, ...]:
+    """What a query returns that reads these fields; raises `QueryRefused` in SQLite's words."""
+    tables = Snapshot.empty(_declared(policy, analysis, reads))
+    return sandbox.compile(query, tables, functions=permitted_functions(analysis))
+
+
+def _declared(policy: Policy, analysis: Analysis, reads: Reads) -> dict[str, dict[str, FieldType]]:
     known = Schema.of(policy).tables
     tables: dict[str, dict[str, FieldType]] = {}
-    for name, fields in recipe.reads.items():
+    for name, fields in reads.items():
         for field in fields:
             ref = f"{name}.{field}"
             if name not in known or field not in known[name].fields:

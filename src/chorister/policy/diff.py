@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 from chorister.policy.cost import Cost, analysis_cost, device_cost
 from chorister.policy.explain import cost_text
 from chorister.policy.model import Policy
+from chorister.policy.values import duration_text
 
 __all__ = ["Change", "diff"]
 
@@ -64,6 +65,11 @@ _RULES: Final[dict[_Path, _Rule]] = {
 }
 
 
+# Kept in seconds; people read days.
+_DURATIONS: Final = frozenset(
+    {"checkpoint_max_age", "min_ledger_age", "period", "retention"}
+    | {"shortest", "longest", "longest_grace"}
+)
 _NEVER: Final = 2**63  # seconds; stands for a budget that does not renew
 
 
@@ -140,7 +146,7 @@ def _compare(before: Any, after: Any, path: _Path) -> Iterator[Change]:  # noqa:
     elif rule == "list" or (rule == "pairs" and None not in (before, after)):
         yield from _compare_lists(before or (), after or (), path)
     else:
-        what = f"{_text(before)} -> {_text(after)}"
+        what = f"{_text(before, path[-1])} -> {_text(after, path[-1])}"
         if rule == "composition":
             what += "; the bound stays, but what was refused may now fit in"
         yield Change(kind=_direction(rule, before, after), field=".".join(path), what=what)
@@ -186,11 +192,13 @@ def _number(value: Any) -> Fraction:  # noqa: ANN401
     return Fraction(value)
 
 
-def _text(value: Any) -> str:  # noqa: ANN401
+def _text(value: Any, name: str = "") -> str:  # noqa: ANN401
     if value is None:
         return "not given"
+    if name in _DURATIONS and isinstance(value, int):
+        return duration_text(value)
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
+        return ", ".join(f"{key} {_text(item, key)}" for key, item in value.items())
     if isinstance(value, tuple):
         return ", ".join(_text(item) for item in value)
     return str(value)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from decimal import Decimal
+from typing import Final, TypeAlias
 
 from chorister.encoding import AnyFeature, Categories, Intervals, PrefixTree
 from chorister.errors import InvalidInput
@@ -14,17 +17,22 @@ from chorister.privacy.randomizers import MAX_LOCAL_EPSILON, Mechanism
 from chorister.recipe.model import Aggregators, Participation, Privacy, Recipe
 from chorister.recipe.window import Window
 
-__all__ = ["template"]
+__all__ = ["Columns", "template"]
+
+Reads: TypeAlias = Mapping[str, tuple[str, ...]]
+Columns: TypeAlias = Callable[[Analysis, str, Reads], Sequence[str]]
+"""The columns that a query of an analysis returns: whoever has SQLite knows."""
+_WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def template(policy: Policy, analysis: str | None, *, now: int) -> Recipe:
-    """A recipe over the analysis' first field, as strict as its limits, opening at `now`."""
+def template(policy: Policy, analysis: str | None, *, now: int, columns: Columns) -> Recipe:
+    """A recipe over the analysis' first field or query, as strict as its limits, open at `now`."""
     name = next(iter(policy.analyses)) if analysis is None else analysis
     allowed = policy.analyses.get(name)
     if allowed is None:
         raise InvalidInput(f"policy {policy.name} has no analysis {name}")
-    ref = next(iter(allowed.fields))
-    table, field = ref.split(".")
+    query, reads, feature = _question(policy, allowed, columns)
+    refs = [f"{table}.{field}" for table, names in reads.items() for field in names]
     pair = next(policy.pairs(allowed))
     return Recipe(
         version=1,
@@ -32,36 +40,53 @@ def template(policy: Policy, analysis: str | None, *, now: int) -> Recipe:
         study=name,
         analysis=name,
         collector=allowed.collectors[0],
-        query=allowed.queries[0] if allowed.queries else _query(table, field),
-        reads={table: (field,)},
+        query=query,
+        reads=dict(reads),
         group_by=(),
         arms=(),
-        features=(_feature(policy.fields[ref].type),),
+        features=(feature,),
         selection="uniform",
         deny=(),
-        privacy=_privacy(policy, allowed, ref),
+        privacy=_privacy(policy, allowed, refs),
         window=_window(allowed, now),
         participation=Participation(probability=Decimal(1), once_per_study=False),
         aggregators=Aggregators(leader=pair.leader.url, helper=pair.helper.url),
     )
 
 
-def _query(table: str, field: str) -> str:
-    return f'SELECT "{field}" AS value FROM "{table}"'  # noqa: S608 (names are identifiers)
+def _question(
+    policy: Policy, analysis: Analysis, columns: Columns
+) -> tuple[str, Reads, AnyFeature]:
+    """The query, what it reads, and one feature over what it returns."""
+    if analysis.queries:
+        query = analysis.queries[0]
+        named = {word.lower() for word in _WORD.findall(query)}
+        refs = [ref for ref in analysis.fields if set(ref.split(".")) <= named]
+        reads: dict[str, tuple[str, ...]] = {}
+        for table, field in (ref.split(".") for ref in refs):
+            reads[table] = (*reads.get(table, ()), field)
+        column = columns(analysis, query, reads)[0]
+        known = {ref.split(".")[1]: policy.fields[ref].type for ref in refs}
+        # What is computed may be anything; a table-valued function cuts texts.
+        return query, reads, _feature(column, known.get(column, "text"))
+    ref = next(iter(analysis.fields))
+    table, field = ref.split(".")
+    query = f'SELECT "{field}" AS value FROM "{table}"'  # noqa: S608 (names are identifiers)
+    return query, {table: (field,)}, _feature("value", policy.fields[ref].type)
 
 
-def _feature(kind: str) -> AnyFeature:
+def _feature(column: str, kind: str) -> AnyFeature:
     if kind == "text":
-        return PrefixTree(column="value", prefixes=("",), vocabulary=("hello", "thanks", "you"))
+        return PrefixTree(column=column, prefixes=("",), vocabulary=("hello", "thanks", "you"))
     if kind == "integer":
-        return Categories(column="value", values=(0, 1, 2))
-    return Intervals(column="value", edges=(Decimal(0), Decimal(1), Decimal(2)))
+        return Categories(column=column, values=(0, 1, 2))
+    return Intervals(column=column, edges=(Decimal(0), Decimal(1), Decimal(2)))
 
 
-def _privacy(policy: Policy, analysis: Analysis, ref: str) -> Privacy:
-    field, own, device = analysis.fields[ref], analysis.budget, policy.device
+def _privacy(policy: Policy, analysis: Analysis, refs: Sequence[str]) -> Privacy:
+    read, own, device = [analysis.fields[ref] for ref in refs], analysis.budget, policy.device
     mechanism = analysis.mechanisms[0]
-    local = min(field.local_epsilon, own.local_epsilon)
+    local = min(own.local_epsilon, *(field.local_epsilon for field in read))
     if mechanism is Mechanism.SYMMETRIC:
         local = DOWN.divide(local, Decimal(2))
     # A parameter that people can read: three places, never rounded up.
@@ -70,8 +95,8 @@ def _privacy(policy: Policy, analysis: Analysis, ref: str) -> Privacy:
     claim = Claim(
         mechanism=mechanism,
         local_epsilon=local,
-        epsilon=min(field.epsilon, own.epsilon, device.epsilon),
-        delta=min(field.delta, own.delta, device.delta),
+        epsilon=min(own.epsilon, device.epsilon, *(field.epsilon for field in read)),
+        delta=min(own.delta, device.delta, *(field.delta for field in read)),
         crowd=crowd,
         honest_fraction=analysis.honest_fraction if crowd == "honest" else None,
         report=analysis.report_kinds[0],
