@@ -277,9 +277,12 @@ def main() -> None:
         results["worker_megabytes"] = results["workers_2_worker_memory"] / 1e6
         results["worker_megabytes_large"] = large["worker_memory"] / 1e6
     if wanted("tasks"):
-        costs = {n: throughput(options.reports, 2, n)["cpu"] for n in (1, 10, 100)}
+        # As many tasks as there are full jobs; and small ones, whose jobs are small too.
+        costs = {n: throughput(max(options.reports, n * JOB), 2, n)["cpu"] for n in (1, 10, 100)}
         results["tasks_10_cpu_over_1"] = costs[10] / costs[1]
         results["tasks_100_cpu_over_1"] = costs[100] / costs[1]
+        small = throughput(options.reports, 2, 100)["cpu"]
+        results["tasks_100_small_cpu_over_1"] = small / costs[1]
     if wanted("disk"):
         results |= sizes_on_disk(options.reports)
     if wanted("time"):

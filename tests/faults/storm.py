@@ -37,7 +37,7 @@ from tests.faults.proxy import MODES
 
 _LONG = 60
 _RECOVERY = 90
-"""Seconds without progress, once the faults have stopped, after which it does not go on by itself."""
+"""Seconds without progress, once the faults have stopped, after which it has failed."""
 
 
 @dataclass

@@ -73,7 +73,7 @@ def test_tables_are_migrated_while_reports_come_in(
     (task,) = pair.accept(small_recipe())
     running = threading.Event()
     migrated = threading.Event()
-    sent = []
+    sent: list[int] = []
 
     def send() -> None:
         while not migrated.is_set() or len(sent) < 20:
