@@ -36,6 +36,7 @@ from tests.faults.deployment import BINS, Deployment, deployed
 from tests.faults.proxy import MODES
 
 _LONG = 60
+_LOOK = 0.3
 _RECOVERY = 90
 """Seconds without progress, once the faults have stopped, after which it has failed."""
 
@@ -218,12 +219,11 @@ class Storm:
 
     def until(self, look: Callable[[], int], wanted: int, what: str) -> None:
         """Wait as long as the number grows; a machine may be slow."""
-        found, since = look(), time.monotonic()
+        found, still = look(), 0.0
         while found != wanted:
-            time.sleep(0.3)
+            time.sleep(_LOOK)
             before, found = found, look()
-            since = time.monotonic() if found != before else since
-            still = time.monotonic() - since
+            still = still + _LOOK if found == before else 0.0
             assert still < _RECOVERY, f"{found} of {wanted} {what}, and no more: {self.state()}"
 
     def verified(self) -> int:
@@ -273,7 +273,7 @@ def weather(folder: Path, seed: int, seconds: float, per_task: int, recipes: int
         pause = 1.6 * seconds / len(reports)
         halves = [reports[0::2], reports[1::2], reports[::7]]
         threads = [
-            threading.Thread(target=storm.upload, args=(part, pause, seed + place))
+            threading.Thread(target=storm.upload, args=(part, pause, seed + place), daemon=True)
             for place, part in enumerate(halves)
         ]
         for thread in threads:
