@@ -295,7 +295,7 @@ def main() -> None:
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="chorister-storm-") as folder:
-        per_task = max(60, int(6 * options.seconds))
+        per_task = max(60, int(2 * options.seconds))
         storm = weather(Path(folder), options.seed, options.seconds, per_task)
     for name, number in sorted(storm.happened.items()):
         print(f"{number:6} {name}")
