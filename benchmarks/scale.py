@@ -97,6 +97,29 @@ def table(figures: Mapping[str, float]) -> str:
     return "\n".join(lines)
 
 
+def parts(figures: Mapping[str, float]) -> str:
+    """Where the CPU time of one report goes, over all processes: Markdown."""
+    leader, helper = (
+        figures[f"bins_{MEASURED}_{role}_native_cpu"] for role in ("leader", "helper")
+    )
+    found = {
+        "native calls of both roles": leader + helper,
+        "HTTP, at the leader's worker": figures["leader_http"],
+        "the database's driver, at the leader's worker": figures["leader_database"],
+        "HTTP, driver and Python, at the helper": figures["workers_2_helper_cpu"] - helper,
+        "both PostgreSQL servers": figures["workers_2_database_cpu"],
+    }
+    found = {name: max(0.0, value) for name, value in found.items()}
+    spent = figures["workers_2_cpu"]
+    rest = "Python and all else, at the leader's worker"
+    found[rest] = max(0.0, spent - sum(found.values()))
+    lines = ["| CPU of | microseconds a report | share |", "|---|---|---|"]
+    lines += [
+        f"| {name} | {number(1e6 * value)} | {value / spent:.0%} |" for name, value in found.items()
+    ]
+    return "\n".join([*lines, f"| all | {number(1e6 * spent)} | 100% |"])
+
+
 def number(value: float) -> str:
     """Two digits: more would promise too much."""
     if value < 1:
@@ -117,12 +140,13 @@ def size(value: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("figures", type=Path, nargs="*", help="JSON of operators.py, or parts")
+    parser.add_argument("--parts", action="store_true", help="where the time of a report goes")
     parser.add_argument("--json", action="store_true", help="one flat object as the last line")
     options = parser.parse_args()
     figures: dict[str, float] = {}
     for path in options.figures or [FIGURES]:
         figures |= json.loads(path.read_text().strip().splitlines()[-1])
-    print(table(figures))
+    print(parts(figures) if options.parts else table(figures))
     if options.json:
         largest = need(figures, RATES[-1], MEASURED)
         cores = largest.leader_cores + largest.helper_cores + largest.database_cores

@@ -26,10 +26,11 @@ def scale() -> ModuleType:
     return module
 
 
-def test_the_page_shows_what_the_script_computes() -> None:
-    script = [sys.executable, str(ROOT / "benchmarks" / "scale.py"), str(FIGURES)]
+@pytest.mark.parametrize(("options", "lines"), [([], 11), (["--parts"], 9)])
+def test_the_page_shows_what_the_script_computes(options: list[str], lines: int) -> None:
+    script = [sys.executable, str(ROOT / "benchmarks" / "scale.py"), str(FIGURES), *options]
     printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout
-    assert len(printed.splitlines()) == 11
+    assert len(printed.splitlines()) == lines
     assert printed in (ROOT / "docs" / "scale.md").read_text()
 
 
