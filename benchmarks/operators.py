@@ -280,9 +280,9 @@ def main() -> None:
             results |= {f"workers_{number}_{name}": value for name, value in run.items()}
     if wanted("large"):
         small, large = (throughput(number, 2) for number in (options.reports, options.large))
-        costs = [each["cpu"] / each["native_cpu"] for each in (small, large)]
+        before, after = (each["cpu"] / each["native_cpu"] for each in (small, large))
         results["large_reports"] = options.large
-        results["large_cpu_over_small"] = costs[1] / costs[0]
+        results["large_cpu_over_small"] = after / before
         results["worker_megabytes"] = small["worker_memory"] / 1e6
         results["worker_megabytes_large"] = large["worker_memory"] / 1e6
     if wanted("tasks"):

@@ -40,6 +40,13 @@ class Need:
     jobs: float  # a second
 
 
+def native(figures: Mapping[str, float], role: str, bins: int) -> float:
+    """CPU seconds of a role's native calls, at the pace of the run that measured everything."""
+    both = sum(figures[f"bins_{MEASURED}_{each}_native_cpu"] for each in ("leader", "helper"))
+    pace = figures["workers_2_native_cpu"] / both
+    return pace * figures[f"bins_{bins}_{role}_native_cpu"]
+
+
 def need(figures: Mapping[str, float], reports: int, bins: int) -> Need:
     """Native cost by the number of bins; all else by bytes, and never less than was measured."""
     rate = reports / DAY
@@ -50,8 +57,8 @@ def need(figures: Mapping[str, float], reports: int, bins: int) -> Need:
     longer = max(1.0, of("report_bytes") / of("report_bytes", MEASURED))
 
     def cores(role: str, process: str) -> float:
-        around = figures[process] - of(f"{role}_native_cpu", MEASURED)
-        return rate * (of(f"{role}_native_cpu") + max(0.0, around) * longer)
+        around = figures[process] - native(figures, role, MEASURED)
+        return rate * (native(figures, role, bins) + max(0.0, around) * longer)
 
     in_job = max(1, min(JOB_REPORTS, JOB_BYTES // (16 * bins)))
     ratio = of("report_bytes") / of("report_bytes", MEASURED)
@@ -99,9 +106,7 @@ def table(figures: Mapping[str, float]) -> str:
 
 def parts(figures: Mapping[str, float]) -> str:
     """Where the CPU time of one report goes, over all processes: Markdown."""
-    leader, helper = (
-        figures[f"bins_{MEASURED}_{role}_native_cpu"] for role in ("leader", "helper")
-    )
+    leader, helper = (native(figures, role, MEASURED) for role in ("leader", "helper"))
     found = {
         "native calls of both roles": leader + helper,
         "HTTP, at the leader's worker": figures["leader_http"],
