@@ -80,10 +80,11 @@ class Supervisor:
         with self._alone(), _signals(stop):
             ready = self.deployment.folder / "run" / _READY
             servers = [*self.deployment.servers(), self.deployment.console()]
+            if self.fleet:
+                self.deployment.expect_devices(self.fleet)  # before the console reads it
             try:
                 self._start(servers, stop)
                 if self.fleet and not stop.is_set():
-                    self.deployment.expect_devices(self.fleet)
                     servers.append(self._fleet())
                     servers[-1].start()
                 if not stop.is_set():

@@ -99,8 +99,8 @@ def work(pipe: Connection, home: Home, numbers: Sequence[int], people: Sequence[
         while True:
             try:
                 order: Order = pipe.recv()
-            except EOFError:
-                return
+            except (EOFError, ConnectionResetError):
+                return  # the parent is gone
             outcome: list[Done] | ServiceError
             try:
                 if share is None:
