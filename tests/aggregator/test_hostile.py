@@ -390,7 +390,7 @@ def test_a_helper_that_is_away_is_asked_again_with_the_same_bytes(
     pair.wire.before = away
     pair.upload(task, *pair.reports(task, one_bit(4, [0, 1, 2])))
     for _ in range(2):
-        assert pair.work() == ["no route"]
+        assert pair.work() == ["the helper: no route"]
         pair.start()
     pair.upload(task, *pair.reports(task, one_bit(4, [0])))
     pair.leader.keys.publish(pair.leader.keys.generate())
