@@ -11,7 +11,7 @@ the best of smaller vocabularies, chosen with hindsight (`static`), and the same
 by exact accounting: `k1` one report a device (disjoint cohorts), `k3` three. `limit` is a domain
 of 10,000 bins. In the last round a device either reports any one of the candidates that it holds
 (`uniform`) or draws some of its n-grams and reports the least expected of them (`selection first`
-in the recipe's order); the keys without a word are of the latter.
+in the recipe's order); the keys without a word are of the former, `_first` of the latter.
 
     python benchmarks/accuracy_ngrams.py [--json] [--data FILE] [--seeds 20] [--pictures FOLDER]
 """
@@ -276,7 +276,7 @@ def keys(table: Table) -> dict[str, float]:
                         found[f"{key}_se"] = table.error(best, metric)
                     for k in (1, 3):
                         tail = f"k{k} {crowd}{' limit' if limit else ''} {epsilon}"
-                        for way, suffix in (("first", ""), ("uniform", "_uniform")):
+                        for way, suffix in (("uniform", ""), ("first", "_first")):
                             key = f"interactive_{metric}_{eps}_k{k}{crowded}{limited}{suffix}"
                             found[key] = table.mean(f"{way} {tail}", metric)
                             found[f"{key}_se"] = table.error(f"{way} {tail}", metric)
@@ -328,7 +328,7 @@ def show(table: Table, found: dict[str, float]) -> None:
         if not key.startswith("interactive_") or key.endswith("_se"):
             continue
         metric, eps, _, *rest = key.removeprefix("interactive_").split("_")
-        tail = "".join(f"_{each}" for each in rest if each != "uniform")
+        tail = "".join(f"_{each}" for each in rest if each != "first")
         for fit in ("", "_fit"):
             static_ = f"static{fit}_{metric}_{eps}{tail}"
             error = math.hypot(found[f"{key}_se"], found[f"{static_}_se"])
@@ -360,10 +360,10 @@ def picture(found: dict[str, float], folder: Path) -> None:
         for e in EPSILONS
         for title, key in (
             ("static, best grid", "static_found_{}"),
-            ("k = 1, uniform", "interactive_found_{}_k1_uniform"),
-            ("k = 1, least expected first", "interactive_found_{}_k1"),
-            ("k = 3, uniform", "interactive_found_{}_k3_uniform"),
-            ("k = 3, least expected first", "interactive_found_{}_k3"),
+            ("k = 1, uniform", "interactive_found_{}_k1"),
+            ("k = 1, least expected first", "interactive_found_{}_k1_first"),
+            ("k = 3, uniform", "interactive_found_{}_k3"),
+            ("k = 3, least expected first", "interactive_found_{}_k3_first"),
         )
     ]
     bars = alt.Chart(alt.InlineData(values=rows)).encode(

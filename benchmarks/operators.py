@@ -288,10 +288,10 @@ def main() -> None:
         results["worker_megabytes_large"] = large["worker_memory"] / 1e6
     if wanted("tasks"):
         # As many tasks as there are full jobs; and small ones, whose jobs are small too.
-        costs = {n: over_native(max(options.reports, n * JOB), n) for n in (1, 10, 100)}
-        results["tasks_10_cpu_over_1"] = costs[10] / costs[1]
-        results["tasks_100_cpu_over_1"] = costs[100] / costs[1]
-        results["tasks_100_small_cpu_over_1"] = over_native(options.reports, 100) / costs[1]
+        by_tasks = {n: over_native(max(options.reports, n * JOB), n) for n in (1, 10, 100)}
+        results["tasks_10_cpu_over_1"] = by_tasks[10] / by_tasks[1]
+        results["tasks_100_cpu_over_1"] = by_tasks[100] / by_tasks[1]
+        results["tasks_100_small_cpu_over_1"] = over_native(options.reports, 100) / by_tasks[1]
     if wanted("disk"):
         results |= sizes_on_disk(options.reports)
     if wanted("time"):

@@ -2,7 +2,8 @@
 
 `result_over_polars_counts`: events of 1e6 devices in, the n-grams up to 4 words that
 `discover_ngrams` finds out, in one run; over what polars needs to count all n-grams in the same
-events. The devices are drawn from a file of messages (device,text), one message each.
+events, the best of three turns each. The devices are drawn from a file of messages (device,text),
+one message each.
 `devices_1e8_over_1e4`: one question from given counts, 1e8 over 1e4 devices.
 
     python benchmarks/rehearsal.py [--json] [--data FILE] [--devices N]
@@ -32,6 +33,7 @@ ANALYSIS = "keyboard.next-word"
 KNOWN_WORDS = 1_000
 LONGEST = 4
 REPEATS = 15
+TURNS = 3
 WORD = "[a-z0-9]+(?:'[a-z0-9]+)*"
 
 
@@ -116,15 +118,18 @@ def n_grams(data: Path, devices: int) -> dict[str, float]:
     polars_counts(events[:1000])
     small = ch.rehearse({"ngram": ["a b"], "count": [10**6]}, policy()).study("warm")
     discover_ngrams(small, ["a", "b"], max_n=2, field="keyboard.ngram").result.found()
-    start = time.perf_counter()
-    truth = polars_counts(events)
-    counting = time.perf_counter() - start
-    vocabulary = truth[0].sort("len", descending=True)["w0"].head(KNOWN_WORDS).to_list()
-    seconds = events_to_result(events, vocabulary)
-    print(f"{devices:,} devices, one message each; polars counts 1- to 4-grams in {counting:.2f} s")
+    counting, runs = [], []
+    for _ in range(TURNS):  # in turns: what disturbs one disturbs the other
+        start = time.perf_counter()
+        truth = polars_counts(events)
+        counting.append(time.perf_counter() - start)
+        words = truth[0].sort("len", descending=True)["w0"].head(KNOWN_WORDS).to_list()
+        runs.append(events_to_result(events, words))
+    truth_seconds, seconds = min(counting), min(runs, key=lambda run: run["all"])
+    print(f"{devices:,} devices; polars counts 1- to 4-grams in {truth_seconds:.2f} s")
     for part, taken in seconds.items():
-        print(f"  {part:12} {taken:8.2f} s   {taken / counting:6.2f}")
-    return {"result_over_polars_counts": round(seconds["all"] / counting, 3)}
+        print(f"  {part:12} {taken:8.2f} s   {taken / truth_seconds:6.2f}")
+    return {"result_over_polars_counts": round(seconds["all"] / truth_seconds, 3)}
 
 
 def from_counts() -> dict[str, float]:

@@ -19,7 +19,7 @@ from chorister.dap import draft
 from chorister.dap.messages import CollectionJobReq, Query
 from chorister.dap.task import Task
 from chorister.dap.taskprov import advertise
-from tests.aggregator.inprocess_pair import InProcessPair, a_pair
+from tests.aggregator.inprocess_pair import InProcessPair, a_pair, wait_until
 from tests.aggregator.operators import TOKENS
 
 MEDIA = [value for value in vars(draft).values() if str(value).startswith("application/")]
@@ -31,6 +31,9 @@ METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcessPair]:
     quiet = {"leader": {"run_jobs": False}, "helper": {"run_jobs": False}}
     with a_pair(tmp_path_factory.mktemp("pair"), settings=quiet) as pair:
+        both = (pair.leader, pair.helper)
+        # Before that there is nothing to show, which is a 503.
+        wait_until(lambda: all(each.core.keys.published() for each in both), "the keys")
         yield pair
 
 

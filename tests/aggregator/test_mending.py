@@ -25,21 +25,26 @@ def apps(tmp_path: Path) -> Iterator[Apps]:
     made.close()
 
 
+def backed_up(folder: Path, role: str) -> dict[str, str]:
+    """Copy a database as it is now; the setting that puts the copy in its place."""
+    backup = sqlite3.connect(folder / "backup.db")
+    with sqlite3.connect(folder / f"{role}.db") as source:
+        source.backup(backup)
+    backup.close()
+    return {"database": f"sqlite:///{folder}/backup.db"}
+
+
 def test_a_restored_helper_does_not_release_again(apps: Apps, tmp_path: Path) -> None:
     task = apps.task(crowd="noised")
     apps.upload(task, *apps.reports(task, 5))
     apps.work(task)
-    backup = sqlite3.connect(tmp_path / "backup.db")
-    with sqlite3.connect(tmp_path / "helper.db") as source:
-        source.backup(backup)
-    backup.close()
+    changed = backed_up(tmp_path, "helper")
     database = apps.leader.core.database
     with database.read() as connection:
         total = batches.total(database, connection, task)
     request = share_request(task, report_count=total.reports, checksum=total.checksum).encode()
     first = apps.helper.helper.aggregate_share(task, request)
     assert apps.helper.helper.aggregate_share(task, request) == first
-    changed = {"database": f"sqlite:///{tmp_path}/backup.db"}
     restored = Service(apps.helper.config.model_copy(update=changed), apps.clock)
     with pytest.raises(ProblemError, match="restored") as caught:
         restored.helper.aggregate_share(task, request)
@@ -52,17 +57,13 @@ def test_a_restored_leader_does_not_release_again(apps: Apps, tmp_path: Path) ->
     task = apps.task(crowd="noised")
     apps.upload(task, *apps.reports(task, 5))
     apps.work(task)
-    backup = sqlite3.connect(tmp_path / "backup.db")
-    with sqlite3.connect(tmp_path / "leader.db") as source:
-        source.backup(backup)
-    backup.close()
+    changed = backed_up(tmp_path, "leader")
     leader = apps.leader.leader
     request = collection_request(task).encode()
     ref = leader.create_collection(task, request, task.collector)
     apps.work(task)
     first = leader.collection(task, ref.collection_id, task.collector)
     assert first is not None
-    changed = {"database": f"sqlite:///{tmp_path}/backup.db"}
     restored = Service(
         apps.leader.config.model_copy(update=changed), apps.clock, transport=apps.wire
     )

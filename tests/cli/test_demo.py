@@ -69,7 +69,7 @@ def test_one_question_is_refused(crossed: dict[str, Any]) -> None:
 
 
 def test_the_story_of_phrases(tmp_path: Path) -> None:
-    text = run_demo(tmp_path, "--devices", "500", "--report", "phrases.html")
+    text = run_demo(tmp_path, "--devices", "500", "--report", "phrases.html", "--picture", "p.svg")
     assert "Which phrases do many people type?" in text
     assert "intervals hold the truth" in text
     assert "500 devices sent 1 report: epsilon 2 of 2" in text
@@ -78,6 +78,7 @@ def test_the_story_of_phrases(tmp_path: Path) -> None:
     assert str(tmp_path / "phrases.html") in text
     page = (tmp_path / "phrases.html").read_text()
     assert "<svg" in page
+    assert (tmp_path / "p.svg").read_text().startswith("<svg")
     assert "keyboard.recipient is not open to this analysis" in page
     loaded = re.findall(r"""(?:src|href)\s*=\s*["']?(\S+?)["'\s>]|@import|url\(([^)]+)\)""", page)
     assert [each for each in loaded if not "".join(each).startswith(("#", "data:"))] == []

@@ -36,6 +36,7 @@ from chorister.policy.values import duration_text
 from chorister.recipe import Recipe, sign
 from chorister.transparency.client import RegistryClient
 from chorister.transparency.entries import EndReason, RecipeEnd, RecipeEntry
+from chorister.transparency.sources import HTTPSource
 
 __all__ = ["Connection", "connect"]
 
@@ -106,6 +107,10 @@ class Connection:
                 raise InvalidInput(f"say which analysis: {', '.join(self.policy.analyses)}")
             analysis = next(iter(self.policy.analyses))
         return Study(self, name, analysis)
+
+    def log_source(self) -> HTTPSource:
+        """The public log, to be read by anybody; close it."""
+        return HTTPSource(self._registry, transport=self._transport)
 
     # --- What a study asks of a fleet -----------------------------------------------------------
 

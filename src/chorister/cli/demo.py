@@ -65,6 +65,9 @@ def demo(
         Path | None,
         typer.Option(help=f"The HTML report's file; {REPORT} if left out, none with --json."),
     ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Also write the result's picture alone, as SVG.")
+    ] = None,
 ) -> None:
     """Watch a real private study on this machine, beside the truth.
 
@@ -79,10 +82,16 @@ def demo(
             f"--devices must be at least {story.least_devices:,}: fewer can't hide each other"
         )
     target = report if report is not None or as_json else REPORT
-    if target is not None and not target.absolute().parent.is_dir():
-        raise InvalidInput(f"the folder {target.absolute().parent} does not exist")
+    for file in (target, picture):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise InvalidInput(f"the folder {file.absolute().parent} does not exist")
     try:
-        from chorister.cli.demo_pages import as_json_tree, print_outcome, write_report
+        from chorister.cli.demo_pages import (
+            as_json_tree,
+            print_outcome,
+            write_picture,
+            write_report,
+        )
         from chorister.cli.demo_run import run_demo, temporary_place
     except ModuleNotFoundError as error:
         raise missing(error) from error
@@ -97,6 +106,8 @@ def demo(
         steps.finish()
     if target is not None:
         write_report(outcome, target, devices=devices)
+    if picture is not None:
+        write_picture(outcome, picture)
     if as_json:
         print(json.dumps(as_json_tree(outcome, devices=devices)))
         return

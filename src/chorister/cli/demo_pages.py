@@ -19,9 +19,10 @@ from chorister.cli.demo_stories import Estimate
 from chorister.device.audit_pages import as_html, as_text
 from chorister.errors import InvalidInput
 
-__all__ = ["as_json_tree", "print_outcome", "write_report"]
+__all__ = ["as_json_tree", "picture", "print_outcome", "write_picture", "write_report"]
 
 _MOST_ROWS: Final = 24
+_MOST_ON_PAGE: Final = 80
 _WIDTH: Final = 24
 
 
@@ -231,7 +232,7 @@ th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid var(--line)}
 th:first-child,td:first-child{text-align:left;overflow-wrap:anywhere}
 .missed{color:#c2410c;font-weight:600}
 figure{margin:1rem 0;background:#fff;border-radius:.5rem;padding:1rem;overflow-x:auto}
-figure svg{max-width:100%;height:auto}
+figure svg{max-width:100%;height:auto;overflow:visible}
 article{border-top:1px solid var(--line);padding:.5rem 0}
 article h2{border:0;margin:.5rem 0;font-size:1.05rem}
 dl{display:grid;grid-template-columns:8rem 1fr;gap:.25rem 1rem;margin:0}dt{opacity:.7}
@@ -241,20 +242,28 @@ dd{margin:0;overflow-wrap:anywhere;white-space:pre-wrap}.scroll{overflow-x:auto}
 
 def write_report(outcome: Outcome, path: Path, *, devices: int) -> None:
     """One file with everything in it."""
+    _write(path, _page(outcome, devices))
+
+
+def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(_page(outcome, devices), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidInput(f"{path} can't be written: {error.strerror}") from None
 
 
 def _page(outcome: Outcome, devices: int) -> str:
     title = html_escape(outcome.story.question)
+    largest = sorted(outcome.estimates, key=lambda row: -row.estimate)[:_MOST_ON_PAGE]
+    largest.sort(key=lambda row: (row.round, -row.estimate))
     rows = "".join(
         f"<tr><td>{html_escape(row.label)}</td><td>{row.estimate:z,.1f}</td>"
         f"<td>{row.ci_low:z,.1f} – {row.ci_high:z,.1f}</td>"
         f"<td{'' if row.covered else ' class=missed'}>{row.truth:,.1f}</td></tr>"
-        for row in sorted(outcome.estimates, key=lambda row: (row.round, -row.estimate))
+        for row in largest
     )
+    left_out = len(outcome.estimates) - len(largest)
+    more = f"<p>And {left_out:,} smaller ones, of which <code>--json</code> has all.</p>"
     sections = "".join(
         f"<h2>{html_escape(heading)}</h2>"
         + "".join(f"<p>{html_escape(text)}</p>" for text in texts)
@@ -270,23 +279,28 @@ def _page(outcome: Outcome, devices: int) -> str:
         f"{outcome.seconds:,.0f} seconds; the people are made up, all else is real: registry, "
         "leader and helper as processes of their own, encrypted stores, ledgers, secret shares, "
         "noise.</p>"
-        f"<figure>{_picture(outcome)}</figure>"
+        f"<figure>{picture(outcome)}</figure>"
         f"<p>{html_escape(outcome.found.explain())}</p>"
         f"<h2>Estimates beside the truth</h2><p>{_covered(outcome.estimates)}. Only a simulation "
         "knows the truth: the number of devices that answered this round and hold this (in parts, "
         "where a device had several answers to choose from).</p>"
         '<div class="scroll"><table><thead><tr><th>what</th><th>estimate</th><th>interval</th>'
         f"<th>truth</th></tr></thead><tbody>{rows}</tbody></table></div>"
-        f"{sections}<h2>One question too many</h2><p>An analyst asked about a column that no "
-        "analysis of the policy opens. The audit log of device 0, as its owner reads it:</p>"
+        f"{more if left_out else ''}{sections}"
+        "<h2>One question too many</h2><p>An analyst asked about a column that no analysis of the "
+        "policy opens. The audit log of device 0, as its owner reads it:</p>"
         f"{body}</body></html>\n"
     )
 
 
-def _picture(outcome: Outcome) -> str:
-    """The chart as SVG, drawn without a network."""
-    import vl_convert
+def write_picture(outcome: Outcome, path: Path) -> None:
+    """The picture alone, as a web page or a README shows it: on white, whatever is around it."""
+    svg = picture(outcome).replace("<svg ", '<svg style="background:#fff" ', 1)
+    _write(path, svg + "\n")
 
-    chart = outcome.found.plot()
-    svg: str = vl_convert.vegalite_to_svg(chart.to_json())
-    return svg
+
+def picture(outcome: Outcome) -> str:
+    """The chart as SVG, drawn without a network, in fonts as wide as they were measured."""
+    from chorister.console.charts import Look, draw
+
+    return draw(outcome.found.plot().to_dict(), Look("light", "wide"))

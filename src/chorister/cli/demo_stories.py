@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from chorister.encoding import split_words
+from chorister.encoding import Grid, split_words
 from chorister.fleet.data import AREAS, COMMUTES, VOCABULARY, Person
 from chorister.recipe import Recipe
 
@@ -135,8 +135,16 @@ _NUMBERS: Final = ("estimate", "std_error", "ci_low", "ci_high")
 
 
 def _bin_labels(result: Result) -> list[str]:
+    feature = result.recipe.features[0]
+    if isinstance(feature, Grid):  # where it is says more than the cell's number
+        return [feature.label(0), *(_place(feature, i) for i in range(1, feature.size))]
     labels = [" · ".join(each) for each in zip(*result.labels.values(), strict=True)]
     return [label.strip() for label in labels]
+
+
+def _place(grid: Grid, index: int) -> str:
+    x0, y0, x1, y1 = grid.rectangle(index)
+    return f"{x0:.2f} – {x1:.2f}, {y0:.2f} – {y1:.2f}"
 
 
 def _last_round(_: Any, rounds: Sequence[Round]) -> list[Estimate]:  # noqa: ANN401

@@ -20,6 +20,7 @@ from chorister.analyst.study import Study
 from chorister.console.config import ConnectionConfig
 from chorister.errors import ChoristerError, CohortTooSmall, ServiceError
 from chorister.policy import Policy
+from chorister.transparency.sources import HTTPSource
 
 __all__ = ["FleetConnection", "PacedRehearsal", "open_connection"]
 
@@ -101,6 +102,11 @@ class FleetConnection:
     def live(self) -> bool:
         """Whether real devices answer."""
         return not isinstance(self.fleet, Rehearsal)
+
+    @property
+    def log_source(self) -> Callable[[], HTTPSource] | None:
+        """Opens the public log; None for a rehearsal."""
+        return self.fleet.log_source if isinstance(self.fleet, Connection) else None
 
     @property
     def policy(self) -> Policy:

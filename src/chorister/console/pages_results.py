@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from starlette.responses import Response
 
 from chorister.analyst.result import Result
-from chorister.analyst.rounds import State
+from chorister.analyst.rounds import Round
+from chorister.console.connections import FleetConnection
 from chorister.console.errors import NotFound
 from chorister.console.pages_studies import find_study
 from chorister.console.pictures import alternative_text, picture
+from chorister.console.public_log import LoggedQuestion, LogPage
 from chorister.console.web import Visit
-from chorister.recipe import check
+from chorister.console.workspace import StudyView
+from chorister.recipe import Check, Recipe, check
 
 __all__ = ["list_recipes", "result_csv", "round_chart", "show_recipe", "show_round"]
 
@@ -85,22 +89,53 @@ def show_recipe(visit: Visit) -> Response:
 
 
 def list_recipes(visit: Visit) -> Response:
-    """Every recipe of the studies that somebody may see, the newest first."""
-    entries: list[dict[str, Any]] = []
-    for view in visit.workspace.visible(visit.analyst):
-        for round_ in view.rounds:
-            recipe = round_.recipe
-            entries.append(
-                {
-                    "view": view,
-                    "round": round_,
-                    "digest": recipe.digest.hex(),
-                    "failed": [each for each in check(recipe, view.connection.policy)
-                               if not each.passed],
-                    "json": json.dumps(json.loads(recipe.canonical()), indent=2,
-                                       ensure_ascii=False),
-                    "open": round_.state is State.ASKED,
-                }
-            )  # fmt: skip
-    entries.sort(key=lambda entry: entry["round"].recipe.window.opens, reverse=True)
-    return visit.page("recipes.html", entries=entries)
+    """The public log of every live fleet, and the rounds that somebody may see beside it."""
+    views = visit.workspace.visible(visit.analyst)
+    rounds = {
+        (view.connection.name, round_.recipe.digest): (view, round_)
+        for view in views
+        for round_ in view.rounds
+    }
+    logs: list[tuple[FleetConnection, LogPage, list[RecipeCard]]] = []
+    for connection in visit.workspace.usable(visit.analyst):
+        page = visit.workspace.logs.of(connection)
+        if page is None:
+            continue
+        cards = []
+        for question in page.questions:
+            recipe = question.signed.recipe
+            view, round_ = rounds.pop((connection.name, recipe.digest), (None, None))
+            card = _card(recipe, connection, view, round_)
+            cards.append(replace(card, question=question))
+        logs.append((connection, page, cards))
+    # What no log has: rehearsals, and what was just asked.
+    others = [_card(each.recipe, view.connection, view, each) for view, each in rounds.values()]
+    others.sort(key=lambda card: card.recipe.window.opens, reverse=True)
+    return visit.page("recipes.html", logs=logs, others=others)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeCard:
+    """A recipe as the page shows it."""
+
+    recipe: Recipe
+    connection: FleetConnection
+    view: StudyView | None  # the study, if the reader may see it
+    round: Round | None
+    question: LoggedQuestion | None  # its place in the log
+    failed: list[Check]
+    json: str
+
+
+def _card(
+    recipe: Recipe, connection: FleetConnection, view: StudyView | None, round_: Round | None
+) -> RecipeCard:
+    return RecipeCard(
+        recipe=recipe,
+        connection=connection,
+        view=view,
+        round=round_,
+        question=None,
+        failed=[each for each in check(recipe, connection.policy) if not each.passed],
+        json=json.dumps(json.loads(recipe.canonical()), indent=2, ensure_ascii=False),
+    )

@@ -20,6 +20,7 @@ from chorister.analyst.study import Study
 from chorister.console.config import ConsoleConfig
 from chorister.console.connections import FleetConnection, open_connection
 from chorister.console.errors import NotFound
+from chorister.console.public_log import PublicLogs
 from chorister.console.runs import Runs
 from chorister.console.shares import Permission, Shares
 from chorister.console.waiting import Waiters
@@ -87,6 +88,7 @@ class Workspace:
         self.shares = Shares(folder / "shares.json")
         self.waiters = Waiters()
         self.runs = Runs(folder / "runs")
+        self.logs = PublicLogs()
 
     @classmethod
     @contextlib.contextmanager

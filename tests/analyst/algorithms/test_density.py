@@ -84,12 +84,12 @@ def test_the_band_of_the_distribution_function_covers() -> None:
 
 
 def test_rules_follow_the_signal() -> None:
-    weak, strong = regime(0.002, splitting_costs=False), regime(1e-4, splitting_costs=False)
+    weak, strong = regime(0.02, splitting_costs=False), regime(1e-4, splitting_costs=False)
     assert weak.staggered
     assert not strong.staggered
     assert max(weak.cells) < max(strong.cells)
     # Where rounds would not pay for themselves, everybody is asked once.
-    assert regime(0.02, splitting_costs=False).cells == (5,)
+    assert regime(0.02, splitting_costs=True).cells == (5,)
     assert regime(0.002, splitting_costs=True).shares == (1.0,)
     assert regime(1e-4, splitting_costs=True).cells == (25,)
     for rules in (weak, strong):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import html as escaping
-import json
 import math
-import os
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,16 +21,16 @@ from chorister.analyst.algorithms.crosstab_rules import (
     fit_table,
     smooth,
 )
+from chorister.analyst.algorithms.keeping import Kept
 from chorister.analyst.algorithms.running import Run, Step
 from chorister.analyst.asking import reads_of, simple_query
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.features import Real
-from chorister.analyst.files import require_format, write_atomically
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.analyst.view import column_names
 from chorister.encoding import Categories, Encoding, Intervals, Selection
-from chorister.errors import DecodeError, InvalidInput
+from chorister.errors import InvalidInput
 from chorister.policy import Crowd
 from chorister.privacy import Mechanism
 
@@ -43,8 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Axis", "Crosstab", "crosstab", "round_shares"]
 
-_COHORTS: Final[dict[str, Cohorts]] = {"everyone": "everyone", "disjoint": "disjoint"}
-_FORMAT: Final = "chorister-crosstab-1"
 Axis: TypeAlias = Intervals | Categories
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
@@ -56,13 +51,16 @@ def round_shares(cohorts: Cohorts) -> tuple[float, float, float]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Crosstab:
+class Crosstab(Kept):
     """A two-way table.
 
     The rows are the buckets of the last round: their estimates and intervals come from that round
     alone, whose noise had no say in which buckets there are. `shares` is the fitted table at full
     resolution: all rounds together, smoothed where noise hides what is there.
     """
+
+    FORMAT: ClassVar[str] = "chorister-crosstab-1"
+    NOUN: ClassVar[str] = "a saved crosstab"
 
     results: tuple[Result, Result, Result]
     cohorts: Cohorts
@@ -158,42 +156,6 @@ class Crosstab:
 
     def _repr_html_(self) -> str:
         return f"<p>{escaping.escape(self.explain())}</p>{tables.html_table(self.columns())}"
-
-    def to_json(self) -> str:
-        """Everything, as JSON: the rounds; the fit follows from them."""
-        return json.dumps(
-            {
-                "format": _FORMAT,
-                "cohorts": self.cohorts,
-                "results": [json.loads(result.to_json()) for result in self.results],
-            },
-            ensure_ascii=False,
-        )
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Crosstab:
-        """What `to_json` wrote; anything else raises `DecodeError`."""
-        try:
-            tree = json.loads(text)
-            require_format(tree, _FORMAT)
-            rows, columns, both = (Result.from_json(json.dumps(each)) for each in tree["results"])
-            return cls(results=(rows, columns, both), cohorts=_COHORTS[tree["cohorts"]])
-        except DecodeError:
-            raise
-        except (KeyError, TypeError, ValueError, InvalidInput, RecursionError) as error:
-            raise DecodeError(f"not a saved crosstab: {error}") from None
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to a file, whole or not at all."""
-        write_atomically(Path(path), self.to_json().encode())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Crosstab:
-        """Read what `save` wrote."""
-        try:
-            return cls.from_json(Path(path).read_bytes())
-        except OSError as error:
-            raise InvalidInput(f"can't read {path}: {error.strerror}") from None
 
 
 def crosstab(

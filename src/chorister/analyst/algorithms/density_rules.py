@@ -21,7 +21,6 @@ __all__ = ["DensityRules", "equal_edges", "regime", "staggered_edges", "support_
 
 Integers: TypeAlias = NDArray[np.int64]
 
-_LEAST_CELLS: Final = 4  # with fewer cells than that, there is nothing to adapt to
 _WEAK_CELLS: Final = 8  # with fewer cells than that, staggered partitions say more
 
 
@@ -50,18 +49,17 @@ class DensityRules:
 def regime(noise: float, *, splitting_costs: bool) -> DensityRules:
     """The rules for a signal of this strength.
 
-    Rounds must pay for themselves. Where the signal is too weak to say where cells should lie, and
-    where splitting costs, one question to everybody in equal cells says most: with disjoint
-    cohorts that are bound by the aggregate epsilon a cohort's relative noise is 1/share, where it
-    is 1/sqrt(share) if the local epsilon binds or if everyone answers every round. Otherwise, weak:
+    Rounds must pay for themselves. Where splitting costs, one question to everybody in equal cells
+    says most: with disjoint cohorts that are bound by the aggregate epsilon a cohort's relative
+    noise is 1/share, where it is 1/sqrt(share) if the local epsilon binds or if everyone answers
+    every round. Otherwise, weak:
     a pilot of a few equal cells, then staggered cells at quantiles. Strong: a small pilot finds
     where the values are, then everyone else measures that range in equal cells.
     """
     if not noise > 0.0:
         raise InvalidInput(f"noise is above 0, not {noise}")
-    resolved = 0.25 / math.sqrt(noise)
-    count = int(min(max(round(resolved), 4), 64))
-    if splitting_costs or resolved < _LEAST_CELLS:
+    count = int(min(max(round(0.25 / math.sqrt(noise)), 4), 64))
+    if splitting_costs:
         # Odd: then the errors at both ends of half the range are not the same.
         alone = max(5, count + 1 - count % 2)
         return DensityRules(shares=(1.0,), cells=(alone,), staggered=False)

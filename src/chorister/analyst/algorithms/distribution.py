@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import html as escaping
-import json
-import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,16 +17,16 @@ from chorister.analyst import tables
 from chorister.analyst.algorithms import density_pictures
 from chorister.analyst.algorithms.density import Cells, DensityFit, Floats, fit_density
 from chorister.analyst.algorithms.density_rules import DensityRules, regime
-from chorister.analyst.algorithms.reading import as_cohorts, devices_of, scaled
+from chorister.analyst.algorithms.keeping import Kept
+from chorister.analyst.algorithms.reading import devices_of, scaled
 from chorister.analyst.algorithms.running import Run, Step
 from chorister.analyst.asking import reads_of, simple_query
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.features import Real, as_exact, intervals
-from chorister.analyst.files import require_format, write_atomically
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.encoding import Intervals, Selection
-from chorister.errors import DecodeError, InvalidInput
+from chorister.errors import InvalidInput
 from chorister.policy import Crowd
 from chorister.privacy import Mechanism
 
@@ -39,17 +36,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Distribution", "distribution"]
 
-_FORMAT: Final = "chorister-distribution-1"
 _STEPS: Final = 1024
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Distribution:
+class Distribution(Kept):
     """A density over a range, fitted to all rounds; everything outside the range is left out.
 
     Intervals are of the fit: of the noise, and of what a density as smooth or as rough as this one
     may hide inside a cell.
     """
+
+    FORMAT: ClassVar[str] = "chorister-distribution-1"
+    NOUN: ClassVar[str] = "a saved distribution"
 
     results: tuple[Result, ...]
     cohorts: Cohorts
@@ -201,48 +200,12 @@ class Distribution:
     def _repr_html_(self) -> str:
         return f"<p>{escaping.escape(self.explain())}</p>{tables.html_table(self.quantiles())}"
 
-    def to_json(self) -> str:
-        """Everything, as JSON: the rounds; the fit follows from them."""
-        return json.dumps(
-            {
-                "format": _FORMAT,
-                "cohorts": self.cohorts,
-                "low": str(self.low),
-                "high": str(self.high),
-                "results": [json.loads(result.to_json()) for result in self.results],
-            }
-        )
+    def _settings(self) -> dict[str, Any]:
+        return {"low": str(self.low), "high": str(self.high)}
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Distribution:
-        """What `to_json` wrote; anything else raises `DecodeError`."""
-        try:
-            tree = json.loads(text)
-            require_format(tree, _FORMAT)
-            return cls(
-                results=tuple(Result.from_json(json.dumps(each)) for each in tree["results"]),
-                cohorts=as_cohorts(tree["cohorts"]),
-                low=as_exact(tree["low"]),
-                high=as_exact(tree["high"]),
-            )
-        except DecodeError:
-            raise
-        except (KeyError, TypeError, ValueError, ArithmeticError, InvalidInput) as error:
-            raise DecodeError(f"not a saved distribution: {error}") from None
-        except RecursionError:
-            raise DecodeError("not a saved distribution: too deep") from None
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to a file, whole or not at all."""
-        write_atomically(Path(path), self.to_json().encode())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Distribution:
-        """Read what `save` wrote."""
-        try:
-            return cls.from_json(Path(path).read_bytes())
-        except OSError as error:
-            raise InvalidInput(f"can't read {path}: {error.strerror}") from None
+    def _with_settings(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        return {"low": as_exact(tree["low"]), "high": as_exact(tree["high"])}
 
 
 def _inverted(curve: Floats, shares: Floats, places: Floats, *, last: bool) -> Floats:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import html as escaping
-import json
 import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chorister.analyst import tables
 from chorister.analyst.algorithms import map_pictures
+from chorister.analyst.algorithms.keeping import Kept
 from chorister.analyst.algorithms.map_rules import (
     DISJOINT_RULES,
     EVERYONE_RULES,
@@ -23,17 +22,16 @@ from chorister.analyst.algorithms.map_rules import (
     Partition,
 )
 from chorister.analyst.algorithms.pyramid import Measured, Pyramid, fit_map
-from chorister.analyst.algorithms.reading import as_cohorts, devices_of, scaled
+from chorister.analyst.algorithms.reading import devices_of, scaled
 from chorister.analyst.algorithms.running import Run, Step
 from chorister.analyst.asking import reads_of, simple_query
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.estimate import Estimates
 from chorister.analyst.features import Real, grid
-from chorister.analyst.files import require_format, write_atomically
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.encoding import Grid, Selection
-from chorister.errors import DecodeError, InvalidInput
+from chorister.errors import InvalidInput
 from chorister.policy import Crowd
 from chorister.privacy import Mechanism
 
@@ -43,12 +41,11 @@ if TYPE_CHECKING:
 
 __all__ = ["HeatMap", "heatmap"]
 
-_FORMAT: Final = "chorister-heatmap-1"
 _DEEPEST: Final = 12
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class HeatMap:
+class HeatMap(Kept):
     """A map with cells of different sizes.
 
     `estimate` is the fitted number of devices in a cell: all rounds together, smoothed where noise
@@ -56,6 +53,9 @@ class HeatMap:
     are of the last round alone, whose noise had no say in which cells there are: the interval
     covers the truth, chosen cells included. It is not the fit's, which may lie outside of it.
     """
+
+    FORMAT: ClassVar[str] = "chorister-heatmap-1"
+    NOUN: ClassVar[str] = "a saved map"
 
     results: tuple[Result, ...]
     cohorts: Cohorts
@@ -155,44 +155,12 @@ class HeatMap:
     def _repr_html_(self) -> str:
         return f"<p>{escaping.escape(self.explain())}</p>{tables.html_table(self.columns())}"
 
-    def to_json(self) -> str:
-        """Everything, as JSON: the rounds; the fit follows from them."""
-        return json.dumps(
-            {
-                "format": _FORMAT,
-                "cohorts": self.cohorts,
-                "depth": self.depth,
-                "results": [json.loads(result.to_json()) for result in self.results],
-            }
-        )
+    def _settings(self) -> dict[str, Any]:
+        return {"depth": self.depth}
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> HeatMap:
-        """What `to_json` wrote; anything else raises `DecodeError`."""
-        try:
-            tree = json.loads(text)
-            require_format(tree, _FORMAT)
-            return cls(
-                results=tuple(Result.from_json(json.dumps(each)) for each in tree["results"]),
-                cohorts=as_cohorts(tree["cohorts"]),
-                depth=int(tree["depth"]),
-            )
-        except DecodeError:
-            raise
-        except (KeyError, TypeError, ValueError, InvalidInput, RecursionError) as error:
-            raise DecodeError(f"not a saved map: {error}") from None
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to a file, whole or not at all."""
-        write_atomically(Path(path), self.to_json().encode())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> HeatMap:
-        """Read what `save` wrote."""
-        try:
-            return cls.from_json(Path(path).read_bytes())
-        except OSError as error:
-            raise InvalidInput(f"can't read {path}: {error.strerror}") from None
+    def _with_settings(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        return {"depth": int(tree["depth"])}
 
 
 def _grid_of(result: Result) -> Grid:

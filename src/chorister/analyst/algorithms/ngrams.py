@@ -9,19 +9,17 @@ round is a prefix tree with nothing but the root.
 from __future__ import annotations
 
 import html as escaping
-import json
-import os
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chorister.analyst import tables
 from chorister.analyst.algorithms import ngram_pictures
+from chorister.analyst.algorithms.keeping import Kept
 from chorister.analyst.algorithms.ngram_rules import (
     KEPT,
     LEAST_ON_THE_WAY,
@@ -36,12 +34,11 @@ from chorister.analyst.algorithms.posterior import stratified_means
 from chorister.analyst.algorithms.running import Run, Step
 from chorister.analyst.cohorts import Cohorts
 from chorister.analyst.features import Real
-from chorister.analyst.files import require_format, write_atomically
 from chorister.analyst.question import Question
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.encoding import Categories, DenyList, PrefixTree, canonical_texts
-from chorister.errors import DecodeError, InvalidInput
+from chorister.errors import InvalidInput
 from chorister.policy import Crowd
 from chorister.privacy import Mechanism
 from chorister.privacy.randomizers import MAX_LENGTH
@@ -52,8 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Ngrams", "discover_ngrams", "round_shares"]
 
-_COHORTS: Final[dict[str, Cohorts]] = {"everyone": "everyone", "disjoint": "disjoint"}
-_FORMAT: Final = "chorister-ngrams-1"
 _LONGEST: Final = 8
 _COLUMN: Final = "ngram"
 _DISJOINT: Final = {1: (1.0,), 2: (0.2, 0.8), 3: (0.05, 0.35, 0.6), 4: (0.06, 0.22, 0.28, 0.44)}
@@ -70,7 +65,7 @@ def round_shares(rounds: int, cohorts: Cohorts) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Ngrams:
+class Ngrams(Kept):
     """The phrases that were heard above the noise, round by round.
 
     An n-gram is reported if it lies above what chance gives one of all candidates of its round, so
@@ -78,6 +73,9 @@ class Ngrams:
     interval holds for all candidates of that round at once (Bonferroni): both stay honest although
     the reported ones were chosen by what was heard.
     """
+
+    FORMAT: ClassVar[str] = "chorister-ngrams-1"
+    NOUN: ClassVar[str] = "saved n-grams"
 
     results: tuple[Result, ...]
     cohorts: Cohorts
@@ -179,45 +177,12 @@ class Ngrams:
         words = "".join(f"<p>{escaping.escape(line)}</p>" for line in self.explain().split("\n"))
         return words + tables.html_table(self.columns())
 
-    def to_json(self) -> str:
-        """Everything, as JSON: the rounds; all else follows from them."""
-        return json.dumps(
-            {
-                "format": _FORMAT,
-                "cohorts": self.cohorts,
-                "drawn": self.drawn,
-                "results": [json.loads(result.to_json()) for result in self.results],
-            },
-            ensure_ascii=False,
-        )
+    def _settings(self) -> dict[str, Any]:
+        return {"drawn": self.drawn}
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Ngrams:
-        """What `to_json` wrote; anything else raises `DecodeError`."""
-        try:
-            tree = json.loads(text)
-            require_format(tree, _FORMAT)
-            return cls(
-                results=tuple(Result.from_json(json.dumps(each)) for each in tree["results"]),
-                cohorts=_COHORTS[tree["cohorts"]],
-                drawn=None if tree["drawn"] is None else int(tree["drawn"]),
-            )
-        except DecodeError:
-            raise
-        except (KeyError, TypeError, ValueError, InvalidInput, RecursionError) as error:
-            raise DecodeError(f"not saved n-grams: {error}") from None
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to a file, whole or not at all."""
-        write_atomically(Path(path), self.to_json().encode())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Ngrams:
-        """Read what `save` wrote."""
-        try:
-            return cls.from_json(Path(path).read_bytes())
-        except OSError as error:
-            raise InvalidInput(f"can't read {path}: {error.strerror}") from None
+    def _with_settings(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        return {"drawn": None if tree["drawn"] is None else int(tree["drawn"])}
 
 
 def candidates_of(result: Result) -> tuple[tuple[str, ...], int]:
