@@ -82,12 +82,13 @@ def worker(pair: Pair) -> Iterator[subprocess.Popen[str]]:
         process.communicate(timeout=60)
 
 
-def database_cpu() -> float:
-    """Of all PostgreSQL processes that this benchmark started, those that have ended too."""
+def database_cpu(pair: Pair) -> float:
+    """Of this pair's PostgreSQL processes, those that have ended too; of no other benchmark's."""
+    own = pair.config("leader").database.partition("host=")[2]
     total = 0.0
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError):
-            if "/chorister-bench-pg-" in (folder / "cwd").resolve().as_posix():
+            if (folder / "cwd").resolve().is_relative_to(own):
                 fields = (folder / "stat").read_text().rsplit(")")[1].split()
                 ticks = sum(map(int, fields[11:15]))  # with those of children that ended
                 total += ticks / os.sysconf("SC_CLK_TCK")
@@ -100,7 +101,7 @@ def aggregate(pair: Pair, reports: int, workers: int) -> dict[str, float]:
     with contextlib.ExitStack() as stack:
         helper = stack.enter_context(pair.serving("helper"))
         cpu = -cpu_seconds(helper.pid)
-        data = -database_cpu()
+        data = -database_cpu(pair)
         # All workers are there before the first of them finds anything to do.
         address = pair.config("leader").database.replace("+psycopg", "")
         queue = stack.enter_context(psycopg.connect(address, autocommit=True))
@@ -117,7 +118,7 @@ def aggregate(pair: Pair, reports: int, workers: int) -> dict[str, float]:
             "seconds": seconds,
             "worker_cpu": sum(cpu_seconds(each.pid) for each in running) - before,
             "helper_cpu": cpu + cpu_seconds(helper.pid),
-            "database_cpu": data + database_cpu(),
+            "database_cpu": data + database_cpu(pair),
             "worker_memory": max(map(resident_bytes, running)),
         }
 
