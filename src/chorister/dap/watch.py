@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import queue
 import socket
 import threading
@@ -110,6 +111,8 @@ def _resolve(host: str, port: int, seconds: float) -> list[str]:
     The system's resolver can't be interrupted. It is asked in a thread of its own, which nobody
     waits for when the time is over: it ends by the resolver's own limits.
     """
+    with suppress(ValueError):
+        return [str(ipaddress.ip_address(host))]  # no name: there is nobody to ask
     answers: queue.SimpleQueue[list[str] | Exception] = queue.SimpleQueue()
 
     def ask() -> None:

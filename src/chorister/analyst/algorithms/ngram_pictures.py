@@ -83,7 +83,9 @@ def tree(found: Ngrams, *, top: int) -> altair.LayerChart:
     )
     # A halo keeps a word readable where a line runs through it.
     text = {"align": "left", "dx": 10, "fontSize": 12, "baseline": "middle"}
-    halo = base.mark_text(**text, stroke="white", strokeWidth=4).encode(text="word:N")
+    halo = base.mark_text(**text, stroke="white", strokeWidth=4, strokeJoin="round").encode(
+        text="word:N"
+    )
     words = base.mark_text(**text, color="#1c2430").encode(text="word:N", tooltip=tips)
     last = found.results[-1]
     chart: altair.LayerChart = (
