@@ -115,7 +115,7 @@ class _DemoConnection(Connection):
             f"round {round_.number}: devices look at the log, decide, answer, upload",
             self.devices or 0,
         )
-        done = self._devices.answer(through)
+        done = self._devices.answer(through, again=False)
         self.answered.append(list(numbers_of(done, recipe.id)))
         self._show.step(f"round {round_.number}: leader and helper verify and add up")
         # The simulation knows that nobody else will answer: the least cohort is target enough.

@@ -63,10 +63,10 @@ class Round:
         parts, which add up to one.
         """
         recipe = self.result.recipe
-        encoding = recipe.encoding
+        encoding, rows_of = recipe.encoding, reader(recipe)
         counted = np.zeros(encoding.size)
         for person in self.people:
-            bins = encoding.find(rows_of(person, recipe))
+            bins = encoding.find(rows_of(person))
             if len(bins):
                 hits = bins[bins > 0] if (bins > 0).any() else bins
                 np.add.at(counted, hits, 1.0 / len(hits))
@@ -75,16 +75,24 @@ class Round:
         return counted
 
 
-def rows_of(person: Person, recipe: Recipe) -> dict[str, list[Any]]:
+def reader(recipe: Recipe) -> Callable[[Person], dict[str, list[Any]]]:
     """What the recipe's query returns for a person; the demo's queries are simple ones."""
     wanted = recipe.encoding.columns
     if wanted == ("ngram",):
         length = max(len(split_words(label)) for label in _texts(recipe))
-        grams: list[Any] = []
-        for row in person.streams["keyboard"]:
-            words = split_words(str(row["text"]))
-            grams += [" ".join(words[i : i + length]) for i in range(len(words) - length + 1)]
-        return {"ngram": grams}
+        return lambda person: {"ngram": _grams(person, length)}
+    return lambda person: _fields(person, wanted)
+
+
+def _grams(person: Person, length: int) -> list[Any]:
+    grams: list[Any] = []
+    for row in person.streams["keyboard"]:
+        words = split_words(str(row["text"]))
+        grams += [" ".join(words[i : i + length]) for i in range(len(words) - length + 1)]
+    return grams
+
+
+def _fields(person: Person, wanted: Sequence[str]) -> dict[str, list[Any]]:
     tables = [*person.streams.values(), *((row,) for row in person.profiles.values())]
     rows = next(rows for rows in tables if set(wanted) <= set(rows[0]))
     return {column: [row[column] for row in rows] for column in wanted}

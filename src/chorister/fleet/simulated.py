@@ -112,9 +112,13 @@ class SimulatedFleet:
         """Make the devices that are missing, and let every ledger begin with a checkpoint."""
         self._order("make", tell)
 
-    def answer(self, tell: Tell) -> list[Done]:
-        """Let every device look at the log, answer what it may, and send what it made."""
-        return self._order("answer", tell)
+    def answer(self, tell: Tell, *, again: bool = True) -> list[Done]:
+        """Let every device look at the log, answer what it may, and send what it made.
+
+        Unless `again`, a device that answered before does not look: where the policy allows one
+        report, that would only take time.
+        """
+        return self._order("answer" if again else "answer once", tell)
 
     def spent(self, tell: Tell = lambda _done, _all: None) -> list[Done]:
         """What each device's ledger says."""

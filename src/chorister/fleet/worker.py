@@ -26,7 +26,7 @@ from chorister.policy import Policy
 
 __all__ = ["Done", "Home", "Order", "work"]
 
-Order: TypeAlias = Literal["make", "answer", "spent"]
+Order: TypeAlias = Literal["make", "answer", "answer once", "spent"]
 _KEY: Final = 32
 _TELL: Final = 0.2  # seconds between two words about progress
 _PATIENCE: Final = 120.0
@@ -150,13 +150,14 @@ class _Share:
         self._sandbox = sandbox
         self._clock = SystemClock()
         self._told = 0.0
+        self._answered: set[int] = set()
 
     def do(self, order: Order) -> list[Done]:
         """Carry out an order."""
         if order == "make":
             return self._make()
-        if order == "answer":
-            return self._answer()
+        if order in ("answer", "answer once"):
+            return self._answer(again=order == "answer")
         return self._spent()
 
     def _tell(self, through: int, *, last: bool = False) -> None:
@@ -207,8 +208,11 @@ class _Share:
                 raise ServiceError(f"the log can't be used: {run.problems[0]}")
             time.sleep(0.2)
 
-    def _answer(self) -> list[Done]:
-        """Let all look at the log; send each report when its time has come."""
+    def _answer(self, *, again: bool) -> list[Done]:
+        """Let all look at the log; send each report when its time has come.
+
+        Unless `again`, those that answered before are left in peace.
+        """
         found = {number: Done(device=number) for number in self._numbers}
         due: list[tuple[int, int]] = []
         through = 0
@@ -229,6 +233,9 @@ class _Share:
                 self._tell(through)
 
         for place, number in enumerate(self._numbers):
+            if place in self._answered and not again:
+                through += 1
+                continue
             with self._devices[place] as device:
                 run = device.run_once()
                 upload_at = device.next_upload()
@@ -240,6 +247,8 @@ class _Share:
                 uploaded=run.uploaded,
                 dropped=run.dropped,
             )
+            if run.answered:
+                self._answered.add(place)
             if upload_at is not None:
                 heapq.heappush(due, (upload_at, place))
             else:
