@@ -103,9 +103,10 @@ class UploadRoute:
 
         def stored(future: asyncio.Future[UploadErrors]) -> None:
             try:
-                answer(self._outcome(plan, future.result()))
+                outcome = self._outcome(plan, future.result())
             except Exception as error:
-                answer(self._failed(error))
+                outcome = self._failed(error)
+            answer(outcome)  # outside: a connection that fails here must not be answered twice
 
         future.add_done_callback(stored)
 
