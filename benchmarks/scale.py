@@ -125,6 +125,20 @@ def parts(figures: Mapping[str, float]) -> str:
     return "\n".join([*lines, f"| all | {number(1e6 * spent)} | 100% |"])
 
 
+def growth(figures: Mapping[str, float]) -> str:
+    """How the cost of a report changes with reports and tasks: Markdown."""
+    found = {
+        f"10,000 reports in a task | {figures['large_reports']:,.0f}": "large_cpu_over_small",
+        "1 task | 10 tasks": "tasks_10_cpu_over_1",
+        "1 task | 100 tasks, jobs as full": "tasks_100_cpu_over_1",
+        "1 task | 100 tasks of 100 reports each": "tasks_100_small_cpu_over_1",
+    }
+    lines = ["| from | to | cost of a report |", "|---|---|---|"]
+    return "\n".join(
+        [*lines, *(f"| {what} | {figures[name]:.2f} |" for what, name in found.items())]
+    )
+
+
 def number(value: float) -> str:
     """Two digits: more would promise too much."""
     if value < 1:
@@ -145,13 +159,16 @@ def size(value: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("figures", type=Path, nargs="*", help="JSON of operators.py, or parts")
-    parser.add_argument("--parts", action="store_true", help="where the time of a report goes")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--parts", action="store_true", help="where the time of a report goes")
+    shown.add_argument("--growth", action="store_true", help="with more reports and more tasks")
     parser.add_argument("--json", action="store_true", help="one flat object as the last line")
     options = parser.parse_args()
     figures: dict[str, float] = {}
     for path in options.figures or [FIGURES]:
         figures |= json.loads(path.read_text().strip().splitlines()[-1])
-    print(parts(figures) if options.parts else table(figures))
+    show = parts if options.parts else growth if options.growth else table
+    print(show(figures))
     if options.json:
         largest = need(figures, RATES[-1], MEASURED)
         cores = largest.leader_cores + largest.helper_cores + largest.database_cores

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import http.client
-import ipaddress
 import json
 import re
 import socket
@@ -15,11 +13,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 from sqlalchemy import insert
 from typer.testing import CliRunner
 
@@ -32,33 +25,9 @@ from chorister.dap.draft import UPLOAD_REQUEST, reports_path
 from chorister.recipe import SignedRecipe
 from tests.aggregator.operators import Addresses, Operators, free_port
 from tests.aggregator.server_processes import process, stop
+from tests.certificates import certificate
 
 ALONE = {"cosign": False}  # without a registry
-
-
-def certificate(folder: Path) -> None:
-    """A certificate for this machine, signed by itself."""
-    private = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(private.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
-            critical=False,
-        )
-        .sign(private, hashes.SHA256())
-    )
-    (folder / "tls.pem").write_bytes(made.public_bytes(Encoding.PEM))
-    key = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    (folder / "tls.key").write_bytes(key)
 
 
 def get(url: str, path: str, tls: ssl.SSLContext | None = None) -> tuple[int, bytes]:
@@ -77,7 +46,7 @@ def get(url: str, path: str, tls: ssl.SSLContext | None = None) -> tuple[int, by
 
 
 def test_tls_metrics_health_and_an_orderly_end(tmp_path: Path) -> None:
-    certificate(tmp_path)
+    certificate(tmp_path / "tls.pem", tmp_path / "tls.key")
     metrics = free_port()
     settings = {
         "helper": {

@@ -26,7 +26,7 @@ def scale() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(("options", "lines"), [([], 11), (["--parts"], 9)])
+@pytest.mark.parametrize(("options", "lines"), [([], 11), (["--parts"], 9), (["--growth"], 6)])
 def test_the_page_shows_what_the_script_computes(options: list[str], lines: int) -> None:
     script = [sys.executable, str(ROOT / "benchmarks" / "scale.py"), str(FIGURES), *options]
     printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout
