@@ -35,7 +35,7 @@ $(VENV)/.python: requirements.lock
 	  { echo "Chorister needs Python 3.11 or newer: install it, or name one with 'make PYTHON=/path/to/python3 ...'." >&2; exit 1; }
 ifdef UV
 	@test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV)
-	$(PIP) sync --quiet --require-hashes requirements.lock
+	$(PIP) sync --quiet --compile-bytecode --require-hashes requirements.lock
 else
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo "Python's venv module is missing: install it (Debian: apt-get install python3-venv), or install uv." >&2; exit 1; }
@@ -44,6 +44,7 @@ else
 endif
 	@touch $@
 
+# Compiled once, also where Python may not write bytecode by itself: the demo and the tests start many processes.
 # The editable install builds the native module in release mode, into src/chorister.
 $(VENV)/.native: $(VENV)/.python $(NATIVE) pyproject.toml
 	@command -v cargo >/dev/null || \
@@ -51,6 +52,7 @@ $(VENV)/.native: $(VENV)/.python $(NATIVE) pyproject.toml
 	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || \
 	  { echo "Rust needs a C compiler to link: install one (Debian: apt-get install gcc), then run make again." >&2; exit 1; }
 	$(PIP) install --quiet --no-deps --no-build-isolation $(if $(UV),--reinstall,) --editable .
+	@$(BIN)/python -m compileall -q src/chorister
 	@touch $@
 
 # --- what people call ----------------------------------------------------------------------------

@@ -13,10 +13,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 
-def certificate(file: Path, key_file: Path, address: str = "127.0.0.1") -> None:
-    """A certificate for an address of this machine, signed by itself."""
+def a_certificate(folder: Path, address: str = "127.0.0.1") -> tuple[Path, Path]:
+    """A key and a certificate of its own, for `localhost` and an address of this machine."""
     private = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, address)])
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(address))]
     now = datetime.datetime.now(datetime.UTC)
     made = (
         x509.CertificateBuilder()
@@ -27,11 +28,10 @@ def certificate(file: Path, key_file: Path, address: str = "127.0.0.1") -> None:
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]),
-            critical=False,
-        )
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(private, hashes.SHA256())
     )
-    file.write_bytes(made.public_bytes(Encoding.PEM))
-    key_file.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    key, chain = folder / "privkey.pem", folder / "fullchain.pem"
+    key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    chain.write_bytes(made.public_bytes(Encoding.PEM))
+    return key, chain

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import ssl
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from chorister.dap.urls import check_url
 from chorister.device.transport import HTTPTransport, LogSource
 from chorister.errors import InvalidInput, LogWithheld, Unreachable
+from tests.certificates import a_certificate
 from tests.device.loopback import Reply, Seen, serve
 
 MARKS = {
@@ -109,28 +105,6 @@ def test_https_and_this_machine_are_fine(url: str) -> None:
 
 
 # --- TLS ---
-
-
-def a_certificate(folder: Path) -> tuple[Path, Path]:
-    """A key and a certificate of its own for this machine."""
-    private = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = dt.datetime.now(dt.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(private.public_key())
-        .serial_number(1)
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(private, SHA256())
-    )
-    key, chain = folder / "key.pem", folder / "chain.pem"
-    key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    chain.write_bytes(certificate.public_bytes(Encoding.PEM))
-    return key, chain
 
 
 def test_no_tls_session_is_resumed(tmp_path: Path) -> None:

@@ -31,10 +31,10 @@ from chorister.dap.problems import problem_document
 from chorister.dap.task import TaskConfiguration, task_id
 from chorister.dap.taskprov import advertise
 from chorister.errors import InvalidInput, ProblemError, Unreachable
-from tests.adversary.test_recognition import a_certificate
 from tests.aggregator.apps import MIN_COHORT, Answer, Apps, problem, share_request
 from tests.aggregator.crafted import craft
 from tests.aggregator.world import HELPER_URL, LEADER_URL
+from tests.certificates import a_certificate
 from tests.device.loopback import Reply, serve
 
 IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{22}")

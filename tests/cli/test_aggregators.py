@@ -25,7 +25,7 @@ from chorister.dap.draft import UPLOAD_REQUEST, reports_path
 from chorister.recipe import SignedRecipe
 from tests.aggregator.operators import Addresses, Operators, free_port
 from tests.aggregator.server_processes import process, stop
-from tests.certificates import certificate
+from tests.certificates import a_certificate
 
 ALONE = {"cosign": False}  # without a registry
 
@@ -46,19 +46,19 @@ def get(url: str, path: str, tls: ssl.SSLContext | None = None) -> tuple[int, by
 
 
 def test_tls_metrics_health_and_an_orderly_end(tmp_path: Path) -> None:
-    certificate(tmp_path / "tls.pem", tmp_path / "tls.key")
+    key, chain = a_certificate(tmp_path)
     metrics = free_port()
     settings = {
         "helper": {
             **ALONE,
-            "tls_certificate": "tls.pem",
-            "tls_key": "tls.key",
+            "tls_certificate": chain.name,
+            "tls_key": key.name,
             "metrics_port": metrics,
         }
     }
     operators = Operators(tmp_path, Addresses.local(), settings=settings)
     log = tmp_path / "helper.log"
-    tls = ssl.create_default_context(cafile=str(tmp_path / "tls.pem"))
+    tls = ssl.create_default_context(cafile=str(chain))
     with process("helper", operators.settings("helper"), log) as (url, server):
         assert url.startswith("https://")
         status, body = get(url, "/healthz", tls)

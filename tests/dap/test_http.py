@@ -17,8 +17,8 @@ from chorister.dap.draft import PROBLEM, Problem
 from chorister.dap.http import MIN_LIMIT, HTTPClient, Response
 from chorister.dap.problems import problem_document
 from chorister.errors import InvalidInput, ProblemError, Unreachable
-from tests.adversary.test_recognition import a_certificate
 from tests.adversary.test_trickling import HEAD, trickling
+from tests.certificates import a_certificate
 from tests.device.loopback import Reply, Seen, serve
 
 CREDENTIAL = "secret-token"

@@ -33,7 +33,7 @@ from tests.aggregator.inprocess_pair import wait_until
 from tests.aggregator.operators import TOKENS, Addresses, Operators, free_port
 from tests.aggregator.server_processes import COMMAND, environment, process
 from tests.aggregator.test_end_to_end import AGE, check_estimate
-from tests.certificates import certificate
+from tests.certificates import a_certificate
 from tests.cli.toml import dumps
 from tests.deploy.test_deploy import blocks
 from tests.faults.databases import MortalPostgres, mortal_servers
@@ -51,7 +51,7 @@ class Operator:
         self.folder = folder
         self.surroundings = {f"CHORISTER_{role.upper()}__DATABASE": database.url}
         folder.mkdir()
-        certificate(folder / "fullchain.pem", folder / "privkey.pem", HOSTS[role])
+        a_certificate(folder, HOSTS[role])
         self.keygen("secret", "at-rest.key")
         self.cosigning_key = self.keygen("cosigning", "cosigning.key")["public_key"]
 
@@ -257,5 +257,7 @@ def test_the_guide_ends_with_a_pair_that_works(hosts: Hosts) -> None:
         (task,) = json.loads(operator.run("tasks", "list", "--json"))["tasks"]
         assert (task["state"], task["verified"]) == ("collected", DEVICES)
     assert json.loads(hosts.leader.run("jobs", "list", "--json")) == {"dead": []}
+    more = {"CHORISTER_LEADER__COSIGN": "false", "CHORISTER_LEADER__METRICS_PORT": "0"}
+    hosts.leader.surroundings |= more
     with hosts.leader.serving("--port", str(free_port())) as second:  # as many as one likes
         assert second.startswith("https://")

@@ -116,6 +116,33 @@ def test_from_submission_to_device_over_http(
     assert found.checkpoint == current.checkpoint
 
 
+def test_what_never_changes_is_read_once(
+    world: World,
+    source: HTTPSource,
+    client: RegistryClient,
+    port: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("chorister.registry.app._KEPT_FILES", 1)
+    entries = [recipe_entry("one"), recipe_entry("two")]
+    for entry in entries:
+        client.submit(entry)
+    publish(world, source, client)
+    before = ask(port, "GET", "/checkpoint")[2]
+    world.clock.advance(1)
+    publish(world, source, client)
+    assert ask(port, "GET", "/checkpoint")[2] != before
+    first, second = (entry_path(entry.address) for entry in entries)
+    for path in (first, second):
+        body = (world.public / path).read_bytes()
+        assert ask(port, "GET", f"/{path}")[2] == body
+    # Of the two, there is room for one; no other file is read from memory.
+    for path in (first, second):
+        (world.public / path).unlink()
+    assert ask(port, "GET", f"/{second}")[::2] == (200, body)
+    assert ask(port, "GET", f"/{first}")[0] == 404
+
+
 def test_caching(world: World, source: HTTPSource, client: RegistryClient, port: int) -> None:
     entry = recipe_entry("one")
     client.submit(entry)

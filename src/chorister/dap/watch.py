@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 import ipaddress
+import itertools
+import os
 import queue
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final
@@ -41,8 +45,6 @@ class Watch:
         self._deadline = time.monotonic() + seconds
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
-        self._timer = threading.Timer(seconds, self._end)
-        self._timer.daemon = True
 
     def left(self) -> float:
         """How many seconds."""
@@ -55,22 +57,67 @@ class Watch:
         with self._lock:
             self._sockets.append(copy)
         if self.left() <= 0:
-            self._end()
+            self.end()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Whoever reads or writes is told that the connection ended."""
         with self._lock:
             for each in self._sockets:
                 with suppress(OSError):  # the other side was faster
                     each.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> None:
-        self._timer.start()
+        _watchman.expect(self._deadline, self)
 
     def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        self._timer.join()
-        while self._sockets:
-            self._sockets.pop().close()
+        with self._lock:
+            while self._sockets:
+                self._sockets.pop().close()
+
+
+class _Watchman:
+    """One thread that looks at the clock for all exchanges of a process.
+
+    A thread for each would cost more than a small exchange does.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._order = itertools.count()
+        self._waiting: list[tuple[float, int, weakref.ref[Watch]]] = []
+        self._thread: threading.Thread | None = None
+
+    def expect(self, deadline: float, watch: Watch) -> None:
+        """End it then, unless nobody holds it any more."""
+        with self._changed:
+            heapq.heappush(self._waiting, (deadline, next(self._order), weakref.ref(watch)))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look, name="watchman", daemon=True)
+                self._thread.start()
+            elif self._waiting[0][0] == deadline:
+                self._changed.notify()
+
+    def _look(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting or self._waiting[0][0] > time.monotonic():
+                    left = self._waiting[0][0] - time.monotonic() if self._waiting else None
+                    self._changed.wait(left)
+                watch = heapq.heappop(self._waiting)[2]()
+            if watch is not None:  # the exchange may have ended long ago
+                watch.end()
+
+
+_watchman = _Watchman()
+
+
+def _hire() -> None:
+    """A forked process has none of its parent's threads."""
+    global _watchman
+    _watchman = _Watchman()
+
+
+os.register_at_fork(after_in_child=_hire)
 
 
 class WatchedNetwork(httpcore2.SyncBackend):

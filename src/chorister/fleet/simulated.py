@@ -86,7 +86,7 @@ class SimulatedFleet:
             folder=folder,
             policy=deployment.folder / "policy.toml",
             registry=deployment.registry,
-            timing=timing or Timing(query=4, slack=1, spread=3, poll=5),
+            timing=timing or Timing(query=2, slack=1, spread=2, poll=5),
         )
         _write_keys(folder, self.plan.devices)
         self._count = max(1, min(workers or os.cpu_count() or 1, self.plan.devices))

@@ -49,6 +49,8 @@ T = TypeVar("T")
 _log = logging.getLogger("chorister.registry")
 
 _IMMUTABLE: Final = "public, max-age=31536000, immutable"
+_KEPT_FILES: Final = 256
+_KEPT_BYTES: Final = 1 << 16
 # Short: a cached checkpoint delays a revocation by as much.
 _BRIEF: Final = "public, max-age=30"
 _FILES: Final = (
@@ -96,6 +98,7 @@ class _Service:
     # Threads for whatever takes the log's lock, apart from those that read files: a write that
     # waits for the disk keeps no reader waiting.
     threads: anyio.CapacityLimiter = field(init=False)
+    kept: dict[str, bytes] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.uploads = asyncio.Semaphore(self.limits.uploads)
@@ -109,11 +112,22 @@ class _Service:
         for pattern, caching, kind in _FILES:
             if pattern.fullmatch(path):
                 try:
-                    data = await run_in_threadpool((self.public / path).read_bytes)
+                    data = await self._read(path, keep=caching is _IMMUTABLE)
                 except OSError:
                     break
                 return _file_response(request, data, caching, kind)
         return _problem(404, "not-found", f"there is no {path}")
+
+    async def _read(self, path: str, *, keep: bool) -> bytes:
+        """A public file; what never changes and all devices fetch is read once."""
+        data = self.kept.get(path)
+        if data is None:
+            data = await run_in_threadpool((self.public / path).read_bytes)
+            if keep and len(data) <= _KEPT_BYTES:
+                while len(self.kept) >= _KEPT_FILES:
+                    del self.kept[next(iter(self.kept))]
+                self.kept[path] = data
+        return data
 
     async def status(self, _: Request) -> Response:
         status = await self._in_thread(self.registry.status)
