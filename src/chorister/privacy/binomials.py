@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+import scipy  # which loads its parts when they are first used
 from numpy.typing import NDArray
-from scipy.fft import irfft, next_fast_len, rfft
-from scipy.special import betainc, betaincc
 
 __all__ = ["CountLaw", "Floats", "binomial", "convolve", "lower_tail", "upper_tail"]
 
@@ -75,11 +74,13 @@ def convolve(a: CountLaw, b: CountLaw, tolerance: float) -> CountLaw:
     first, missing, error = a.first + b.first, a.missing + b.missing, a.error + b.error
     size = a.mass.size + b.mass.size - 1
     if a.mass.size * b.mass.size > _DIRECT_PRODUCTS:
-        length = next_fast_len(size, real=True)
+        length = scipy.fft.next_fast_len(size, real=True)
         norm = float(np.linalg.norm(a.mass) * np.linalg.norm(b.mass))
         entry = 3.0 * _UNIT_ROUNDOFF * math.log2(length) * norm
         if entry * size <= tolerance:
-            mass = irfft(rfft(a.mass, length) * rfft(b.mass, length), length)[:size]
+            mass = scipy.fft.irfft(
+                scipy.fft.rfft(a.mass, length) * scipy.fft.rfft(b.mass, length), length
+            )[:size]
             # Entries near the error are noise; they sit at the two ends of a log-concave law.
             solid = np.flatnonzero(mass > 30.0 * entry)
             start, stop = int(solid[0]), int(solid[-1]) + 1
@@ -100,7 +101,7 @@ def upper_tail(count: Floats, trials: Floats | float, p: float) -> Floats:
     """
     inside = (count >= 0.0) & (count < trials)
     safe = np.where(inside, count, 0.0)
-    tail = betainc(safe + 1.0, np.maximum(trials - safe, 1.0), p)
+    tail = scipy.special.betainc(safe + 1.0, np.maximum(trials - safe, 1.0), p)
     return np.where(inside, tail, np.where(count < 0.0, 1.0, 0.0))
 
 
@@ -108,5 +109,5 @@ def lower_tail(count: Floats, trials: Floats | float, p: float) -> Floats:
     """Pr[Bin(trials, p) <= count] for whole counts."""
     inside = (count >= 0.0) & (count < trials)
     safe = np.where(inside, count, 0.0)
-    tail = betaincc(safe + 1.0, np.maximum(trials - safe, 1.0), p)
+    tail = scipy.special.betaincc(safe + 1.0, np.maximum(trials - safe, 1.0), p)
     return np.where(inside, tail, np.where(count < 0.0, 0.0, 1.0))

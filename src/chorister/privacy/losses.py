@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.fft import irfft, next_fast_len, rfft
+import scipy  # which loads its parts when they are first used
 
 from chorister.errors import InternalError, InvalidInput
 from chorister.privacy.binomials import Floats
@@ -51,9 +51,9 @@ class PrivacyLoss:
         if self.mass.size * other.mass.size <= _DIRECT_PRODUCTS:
             mass = np.convolve(self.mass, other.mass)
         else:
-            length = next_fast_len(size, real=True)
-            spectrum = rfft(self.mass, length) * rfft(other.mass, length)
-            mass = np.maximum(irfft(spectrum, length)[:size], 0.0)
+            length = scipy.fft.next_fast_len(size, real=True)
+            spectrum = scipy.fft.rfft(self.mass, length) * scipy.fft.rfft(other.mass, length)
+            mass = np.maximum(scipy.fft.irfft(spectrum, length)[:size], 0.0)
             infinite += _FFT_ERROR
         total = PrivacyLoss(
             spacing=self.spacing, first=self.first + other.first, mass=mass, infinite=infinite

@@ -30,8 +30,8 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import scipy  # which loads its parts when they are first used
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri
 
 from chorister.errors import InvalidInput
 from chorister.privacy.decimals import NEAREST, UP, Number, as_decimal
@@ -281,7 +281,7 @@ class OneHotRandomizer:
             raise InvalidInput(f"confidence must lie strictly between 0 and 1, not {confidence}")
         _check_cohort(n, noise_trials)
         seen = np.asarray(estimates, dtype=np.float64)
-        z = float(ndtri(0.5 + confidence / 2.0))
+        z = float(scipy.special.ndtri(0.5 + confidence / 2.0))
         shift = z * z * self._variance_slope / 2.0
         spread = z * z * (self._base_variance(n, noise_trials) + self._variance_slope * seen)
         half = np.sqrt(np.maximum(shift * shift + spread, 0.0))

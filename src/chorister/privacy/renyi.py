@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp
+import scipy  # which loads its parts when they are first used
 
 from chorister.errors import InternalError, InvalidInput
 from chorister.privacy.binomials import Floats, binomial, convolve
@@ -188,7 +188,7 @@ def _divergence(z: _Count, top: _Chance, bottom: _Chance, order: int) -> float:
     here, before = np.append(logs, -np.inf), np.insert(logs, 0, -np.inf)
     p = np.logaddexp(top.log_zero() + here, top.log_one() + before)
     q = np.logaddexp(bottom.log_zero() + here, bottom.log_one() + before)
-    moment = float(logsumexp(order * p - (order - 1) * q))
+    moment = float(scipy.special.logsumexp(order * p - (order - 1) * q))
     moment = float(np.logaddexp(moment, math.log(2.0) - _REST))
     return max(0.0, moment / (order - 1)) + _SLACK
 
