@@ -22,7 +22,7 @@ from chorister.errors import InvalidInput
 __all__ = ["as_json_tree", "picture", "print_outcome", "write_picture", "write_report"]
 
 _MOST_ROWS: Final = 24
-_MOST_ON_PAGE: Final = 80
+_MOST_ON_PAGE: Final = 50
 _WIDTH: Final = 24
 
 
@@ -201,14 +201,18 @@ def _words(outcome: Outcome) -> list[tuple[str, ...]]:
     ]
 
 
+def _number(how_many: int, what: str) -> str:
+    return f"{how_many} {what}{'' if how_many == 1 else 's'}"
+
+
 def _saw(outcome: Outcome) -> list[str]:
     leader = [status for status in outcome.servers["leader"] if status.uploaded]
     helper = outcome.servers["helper"]
     uploaded = sum(status.uploaded for status in leader)
     rejected = sum(sum(s.rejected(who).values()) for s in leader for who in ("upload", "leader"))
     return [
-        f"Leader: {uploaded:,} sealed reports for {len(leader)} tasks, {rejected} rejected, each "
-        "with the time of its task (not of its upload) and a random id; that a device took part, "
+        f"Leader: {uploaded:,} sealed reports for {_number(len(leader), 'task')}, "
+        f"{rejected} rejected, each with the time of its task (not of its upload) and a random id; that a device took part, "
         "when, and its network address.",
         f"Helper: its own shares of {sum(status.verified for status in helper):,} reports, through "
         "the leader; no address.",
@@ -275,7 +279,8 @@ def _page(outcome: Outcome, devices: int) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{title}</h1><p>{devices:,} simulated devices, {len(outcome.rounds)} rounds, "
+        f"<h1>{title}</h1><p>{devices:,} simulated devices, "
+        f"{_number(len(outcome.rounds), 'round')}, "
         f"{outcome.seconds:,.0f} seconds; the people are made up, all else is real: registry, "
         "leader and helper as processes of their own, encrypted stores, ledgers, secret shares, "
         "noise.</p>"
