@@ -212,8 +212,8 @@ def _saw(outcome: Outcome) -> list[str]:
     rejected = sum(sum(s.rejected(who).values()) for s in leader for who in ("upload", "leader"))
     return [
         f"Leader: {uploaded:,} sealed reports for {_number(len(leader), 'task')}, "
-        f"{rejected} rejected, each with the time of its task (not of its upload) and a random id; that a device took part, "
-        "when, and its network address.",
+        f"{rejected} rejected, each with the time of its task (not of its upload) and a random id; "
+        "that a device took part, when, and its network address.",
         f"Helper: its own shares of {sum(status.verified for status in helper):,} reports, through "
         "the leader; no address.",
         "Analyst: for each round one noisy sum a bin, after both aggregators added their noise.",
