@@ -3,7 +3,8 @@
 The bare server is the same uvicorn with a handler that reads the body and answers. Both get the
 same requests, of 1,000 bins, from the same client over as many kept-alive connections, turn by
 turn; each figure is the best of its turns, because the machine has other work too. The leader runs
-no jobs meanwhile. Every report has an id of its own (nothing else matters before verification).
+no jobs meanwhile; its database is SQLite or, with `--database postgres`, a PostgreSQL beside it.
+Every report has an id of its own (nothing else matters before verification).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from _pair import Pair, cpu_seconds, free_port
+from _postgres import postgres
 from _uploads import exchange, request_head
 
 BARE = """
@@ -99,13 +101,17 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7, help="turns a side, best one counts")
     parser.add_argument("--requests", type=int, default=6_000, help="requests a turn")
     parser.add_argument("--connections", type=int, default=512, help="kept alive, all busy")
+    parser.add_argument("--database", choices=["sqlite", "postgres"], default="sqlite")
     options = parser.parse_args()
 
     with (
         tempfile.TemporaryDirectory(prefix="chorister-bench-") as folder,
         contextlib.ExitStack() as stack,
     ):
-        pair = Pair(Path(folder), settings={"run_jobs": False})
+        databases = None
+        if options.database == "postgres":
+            databases = stack.enter_context(postgres(["leader", "helper"]))
+        pair = Pair(Path(folder), databases=databases, settings={"run_jobs": False})
         requests = Requests(pair)
         bare_port, bare = stack.enter_context(bare_server())
         leader = stack.enter_context(pair.serving("leader")).pid
@@ -121,7 +127,8 @@ def main() -> None:
     each = 1e6 / (options.turns * options.requests)
     best = {name: max(turns) for name, turns in sides.items()}
     ratio = best["leader"] / best["bare server"]
-    table = Table(title=f"single reports of {requests.bytes:,} bytes, uploads a second")
+    what = f"single reports of {requests.bytes:,} bytes into {options.database}, uploads a second"
+    table = Table(title=what)
     for title in ("", "best of turns", "median", "CPU microseconds each"):
         table.add_column(title, justify="right" if title else "left")
     for name, turns in sides.items():
