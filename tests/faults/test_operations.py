@@ -137,6 +137,33 @@ def test_the_leaders_token_is_changed_without_a_pause(apps: Apps) -> None:
             assert answer.status_code == (200 if token in accepted else 401), (accepted, token)
 
 
+def test_hpke_keys_rotate_while_reports_come_in(postgres: Server) -> None:
+    """Devices seal to the key that they saw; it lives for as long as any of them may."""
+    with postgres.databases(2) as urls:
+        pair = Pair((urls[0], urls[1]))
+        (task,) = pair.accept(small_recipe())
+        early = pair.reports(task, one_bit(4, [0] * 6))
+        rings = (pair.leader.keys, pair.helper.keys)
+        old = [ring.published()[0] for ring in rings]
+        for report in early[:2]:
+            assert not pair.upload(task, report).statuses
+        # One operator after the other; a device in between saw one new key and one old.
+        sent = len(early)
+        for ring in rings:
+            ring.publish(ring.generate())
+            upload(pair, task, 2)
+            sent += 2
+            pair.work()
+        assert [ring.published()[0] for ring in rings] != old
+        # A sweep destroys nothing that a report of an open task may be sealed to.
+        pair.set_clocks(pair.clock.now() + 2 * 3600)
+        assert [ring.destroy_due() for ring in rings] == [0, 0]
+        for report in early[2:]:
+            assert not pair.upload(task, report).statuses
+        exact(pair, task, sent)
+        pair.stop()
+
+
 # --- backup and restore -------------------------------------------------------------------------
 
 
