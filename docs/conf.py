@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from chorister import __version__
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import generated  # noqa: E402 (it is beside this file)
+from pydantic import BaseModel  # noqa: E402
+from sphinx.application import Sphinx  # noqa: E402
+
+from chorister import __version__  # noqa: E402
 
 project = "Chorister"
 author = "The Chorister authors"
@@ -10,8 +20,30 @@ release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+python_use_unqualified_type_names = True
+add_module_names = False
 html_theme = "furo"
 html_title = "Chorister"
 html_static_path: list[str] = []
 exclude_patterns = ["_build"]
 nitpicky = False
+smartquotes = False  # `--json` is no dash
+
+# Before Sphinx looks which pages there are.
+generated.write(HERE / "reference")
+
+
+def without_fields(
+    _app: Sphinx, _what: str, _name: str, described: object, _options: object, *_: object
+) -> tuple[str, str] | None:
+    """A document's fields follow one by one; its signature would repeat them with every check."""
+    if isinstance(described, type) and issubclass(described, BaseModel):
+        return "", ""
+    return None
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-signature", without_fields)
