@@ -1,0 +1,42 @@
+"""The demo's other stories, with as few devices as they may have, beside the truth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from tests.cli.test_demo import run_demo
+
+DEVICES = {"heatmap": 1200, "distribution": 500}
+
+
+@pytest.fixture(scope="module", params=list(DEVICES))
+def told(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, dict[str, Any], str]:
+    folder = tmp_path_factory.mktemp(request.param)
+    options = ("--algorithm", request.param, "--devices", str(DEVICES[request.param]))
+    text = run_demo(folder, *options, "--seed", "3", "--json", "--report", "report.html")
+    return request.param, json.loads(text), Path(folder, "report.html").read_text()
+
+
+def test_intervals_hold_the_truth_at_the_stated_rate(told: tuple[str, dict[str, Any], str]) -> None:
+    """By the binomial law of 95 % intervals a false alarm is below 1e-6."""
+    algorithm, found, _ = told
+    rows = found["estimates"]
+    assert len(rows) >= {"heatmap": 100, "distribution": 4}[algorithm]
+    misses = sum(not row["ci_low"] <= row["truth"] <= row["ci_high"] for row in rows)
+    assert stats.binom.sf(misses - 1, len(rows), 0.05) > 1e-6
+
+
+def test_everybody_is_counted_once(told: tuple[str, dict[str, Any], str]) -> None:
+    algorithm, found, page = told
+    assert found["devices"] == DEVICES[algorithm]
+    assert sum(each["reports"] for each in found["rounds"]) == DEVICES[algorithm]
+    assert found["spent"]["devices_by_reports"] == {"1": DEVICES[algorithm]}
+    assert f"{DEVICES[algorithm]:,} simulated devices" in page
+    assert "<svg" in page
