@@ -24,6 +24,7 @@ from chorister.analyst.population import Population
 from chorister.analyst.rounds import Round
 from chorister.analyst.servers import REGISTRY, Servers
 from chorister.clock import SettableClock, SystemClock
+from chorister.closing import Closing
 from chorister.errors import InvalidInput, ServiceError
 from chorister.policy import Policy
 
@@ -37,7 +38,7 @@ _SETTLE: Final = 6_000  # simulated seconds within which the aggregators finish:
 _LOOK: Final = 0.05  # real seconds that 5 simulated ones of waiting take
 
 
-class ReportsRehearsal(Connection):
+class ReportsRehearsal(Connection, Closing):
     """A simulated fleet of real devices; `study` begins a study of it, `close` ends it."""
 
     def __init__(self, population: Population, policy: Policy) -> None:
@@ -73,12 +74,6 @@ class ReportsRehearsal(Connection):
     def truth(self, question: Question) -> NDArray[np.float64]:
         """The true counts if every device answered: what only a rehearsal knows."""
         return self.population.truth(question.recipe(number=1, opens=0), 0)
-
-    def __enter__(self) -> ReportsRehearsal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Stop devices and servers, and delete everything."""

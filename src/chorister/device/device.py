@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import apsw
 
 from chorister.clock import Clock, SystemClock
+from chorister.closing import Closing
 from chorister.dap.urls import check_url
 from chorister.device import lock
 from chorister.device.agent import Agent
@@ -85,7 +85,7 @@ class _Opened:
     stack: ExitStack
 
 
-class Device:
+class Device(Closing):
     """One device: its events, its budget, its log, and the agent that answers recipes.
 
     Its folder holds two encrypted databases; the key and the ledger's head are kept elsewhere. The
@@ -133,17 +133,6 @@ class Device:
         if create:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._opened(create=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Device({str(self.folder)!r}, policy={self.policy.name!r})"

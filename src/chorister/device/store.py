@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import apsw
 import numpy as np
 from numpy.typing import NDArray
 
 from chorister.clock import Clock
+from chorister.closing import Closing
 from chorister.device.database import forget, open_database, transaction, upgrade
 from chorister.device.keys import SecretKey
 from chorister.device.schema import FieldType, Schema, TableSchema, Value, quoted
@@ -86,7 +86,7 @@ class Snapshot:
         return cls(tables=tables, image=image)
 
 
-class EventStore:
+class EventStore(Closing):
     """The device's events and profiles. Threads may share one; processes may open the same file."""
 
     def __init__(
@@ -114,17 +114,6 @@ class EventStore:
         self._inserts = {
             name: _insert_if_opted_in(table) for name, table in self.schema.tables.items()
         }
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the database; the store can't be used afterwards."""

@@ -22,10 +22,10 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from chorister.aggregator.secret_files import write_private
+from chorister.closing import Closing
 from chorister.device import Device, Sandbox, Timing
 from chorister.errors import ChoristerError, InvalidInput, ServiceError
 from chorister.fleet.data import KINDS, Person, people
@@ -66,7 +66,7 @@ class FleetPlan:
             raise InvalidInput(f"a fleet is of a kind ({', '.join(KINDS)}), with a seed of 0 or up")
 
 
-class SimulatedFleet:
+class SimulatedFleet(Closing):
     """Devices and the processes that run them; a context manager."""
 
     def __init__(
@@ -91,17 +91,6 @@ class SimulatedFleet:
         _write_keys(folder, self.plan.devices)
         self._count = max(1, min(workers or os.cpu_count() or 1, self.plan.devices))
         self._workers: list[_Worker] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the worker processes; the devices stay."""

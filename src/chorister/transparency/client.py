@@ -6,11 +6,11 @@ Reading is `sources`, which a device uses; nothing here is for devices.
 from __future__ import annotations
 
 import json
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import httpx2
 
+from chorister.closing import Closing
 from chorister.errors import ServiceError, SubmissionRefused
 from chorister.transparency.entries import Entry
 from chorister.transparency.note import SignatureLine
@@ -20,7 +20,7 @@ __all__ = ["RegistryClient"]
 _MAX_ANSWER: Final = 65_536
 
 
-class RegistryClient:
+class RegistryClient(Closing):
     """A registry that one may write to. Every call may be repeated: it then changes nothing."""
 
     def __init__(
@@ -38,17 +38,6 @@ class RegistryClient:
             timeout=timeout,
             transport=transport,
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give the connections back."""

@@ -20,11 +20,11 @@ import time
 from collections.abc import Iterator
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Protocol
 
 import httpx2
 
+from chorister.closing import Closing
 from chorister.errors import LogWithheld
 from chorister.transparency.entries import MAX_ENTRY
 from chorister.transparency.tree import HASH_SIZE, leaf_hash
@@ -75,7 +75,7 @@ class FolderSource:
         return _bounded(data, path, limit)
 
 
-class HTTPSource:
+class HTTPSource(Closing):
     """A log at a URL. Sends nothing by which one reader could be told from another.
 
     No cookies, redirects, proxies or credentials from the environment; one constant User-Agent;
@@ -100,17 +100,6 @@ class HTTPSource:
             timeout=timeout,
             transport=transport,
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give the connections back."""

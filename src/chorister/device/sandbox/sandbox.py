@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
+from chorister.closing import Closing
 from chorister.device.sandbox.functions import known_functions
 from chorister.device.sandbox.wire import (
     LAST,
@@ -70,7 +70,7 @@ class Answer:
         return list(zip(*self.values, strict=True))
 
 
-class Sandbox:
+class Sandbox(Closing):
     """Runs queries, each in a process of its own. Threads may share one.
 
     Start it early: it takes a fraction of a second, a query then about two milliseconds.
@@ -89,17 +89,6 @@ class Sandbox:
         if words != [("it", 0), ("works", 1)]:
             self.close()
             raise SandboxUnavailable("a query that should be answered is not")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the zygote, and with it everything that still runs."""
