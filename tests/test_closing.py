@@ -9,19 +9,19 @@ from chorister.closing import Closing
 
 class Door(Closing):
     def __init__(self) -> None:
-        self.closed = 0
+        self.heard: list[str] = []
 
     def close(self) -> None:
-        self.closed += 1
+        self.heard.append("closed")
 
 
 def test_closed_however_the_block_ends() -> None:
     with Door() as door:
-        assert not door.closed
-    assert door.closed == 1
+        assert door.heard == []
+    assert door.heard == ["closed"]
     with pytest.raises(KeyError), Door() as door:
         raise KeyError
-    assert door.closed == 1
+    assert door.heard == ["closed"]
 
 
 def test_nothing_without_a_way_to_close() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -155,19 +156,30 @@ def show_epsilon(
             print(json.dumps(answer))
             return
     title = f"Epsilon of {cohort:,} reports, {_describe(setting)}, delta {wanted}"
-    table = _table(title, "epsilon", "truth is at least")
+    _show_bounds(
+        _table(title, "epsilon", "truth is at least"),
+        lambda each: _remembered_epsilon(setting, cohort, wanted, each),
+        method,
+        ".6f",
+    )
+    console.print(_assumption(setting))
+
+
+def _show_bounds(
+    table: Table, bound: Callable[[Method], Bound], method: Method | None, form: str
+) -> None:
+    """A row for each method, or for the one that was asked for."""
     for each in [method] if method else list(Method):
         try:
-            bound = _remembered_epsilon(setting, cohort, wanted, each)
+            found = bound(each)
         except InvalidInput as refusal:
             if method or each is not Method.CLOSED_FORM:
                 raise
             table.add_row(each, "refused", "", str(refusal), style="dim")
             continue
-        lower = "" if bound.lower is None else f"{bound.lower:.6f}"
-        table.add_row(each, f"{bound.upper:.6f}", lower, _MEANING[each], style=_style(each))
+        lower = "" if found.lower is None else format(found.lower, form)
+        table.add_row(each, format(found.upper, form), lower, _MEANING[each], style=_style(each))
     console.print(table)
-    console.print(_assumption(setting))
 
 
 @privacy.command("delta")
@@ -188,18 +200,12 @@ def show_delta(
         print(json.dumps({"delta": found.upper, "lower": found.lower, "method": found.method}))
         return
     title = f"Delta of {cohort:,} reports, {_describe(setting)}, epsilon {target}"
-    table = _table(title, "delta", "truth is at least")
-    for each in [method] if method else list(Method):
-        try:
-            bound = delta(setting, cohort=cohort, epsilon=target, method=each)
-        except InvalidInput as refusal:
-            if method or each is not Method.CLOSED_FORM:
-                raise
-            table.add_row(each, "refused", "", str(refusal), style="dim")
-            continue
-        lower = "" if bound.lower is None else f"{bound.lower:.3e}"
-        table.add_row(each, f"{bound.upper:.3e}", lower, _MEANING[each], style=_style(each))
-    console.print(table)
+    _show_bounds(
+        _table(title, "delta", "truth is at least"),
+        lambda each: delta(setting, cohort=cohort, epsilon=target, method=each),
+        method,
+        ".3e",
+    )
     console.print(_assumption(setting))
 
 
