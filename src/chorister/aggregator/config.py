@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import Field, StringConstraints, ValidationError, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from chorister.aggregator.secret_files import check_reference
-from chorister.canonical import Bool, Complaint, Hex32, Int, Model, b64url_decode, culprit, sha256
+from chorister.canonical import Bool, Complaint, Hex32, Int, Model, b64url_decode, sha256
 from chorister.errors import ChoristerError, DecodeError, InvalidInput, ServiceError
 from chorister.policy import Policy
 from chorister.policy.values import URL, Duration
+from chorister.settings_file import read_settings
 
 __all__ = ["AggregatorConfig", "CollectorConfig", "HelperConfig", "LeaderConfig", "load_config"]
 
@@ -244,24 +245,10 @@ def load_config(
     path: Path, environ: Mapping[str, str] | None = None
 ) -> LeaderConfig | HelperConfig:
     """Read a settings file and what the environment overrides; paths come back absolute."""
-    try:
-        with path.open("rb") as file:
-            values = tomllib.load(file)
+    with read_settings(path) as values:
         role = _role(values)
         values |= _overrides(role, os.environ if environ is None else environ)
-        config = _KINDS[role].model_validate(_absolute(values, path.resolve().parent))
-    except OSError as error:
-        raise ServiceError(f"can't read {path}: {error.strerror}") from error
-    except ValidationError as error:
-        field, message = culprit(error)
-        raise ServiceError(f"{path}: {field}: {message}") from error
-    except UnicodeDecodeError as error:
-        raise ServiceError(f"{path} is not UTF-8: {error}") from error
-    except (InvalidInput, ValueError) as error:
-        raise ServiceError(f"{path}: {error}") from error
-    except RecursionError:
-        raise ServiceError(f"{path} is nested too deeply") from None
-    return config
+        return _KINDS[role].model_validate(_absolute(values, path.resolve().parent))
 
 
 def _role(values: Mapping[str, Any]) -> str:

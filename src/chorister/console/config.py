@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Self, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import Field, StringConstraints, ValidationError, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
-from chorister.canonical import Bool, Complaint, Hex32, Int, Model, culprit
-from chorister.errors import ServiceError
+from chorister.canonical import Bool, Complaint, Hex32, Int, Model
+from chorister.settings_file import read_settings
 
 __all__ = ["AnalystConfig", "ConnectionConfig", "ConsoleConfig", "FleetConfig"]
 
@@ -135,20 +134,8 @@ class ConsoleConfig(Model):
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a settings file; its paths come back absolute."""
-        try:
-            with path.open("rb") as file:
-                config = cls.model_validate(tomllib.load(file))
-        except OSError as error:
-            raise ServiceError(f"can't read {path}: {error.strerror}") from error
-        except ValidationError as error:
-            field, message = culprit(error)
-            raise ServiceError(f"{path}: {field}: {message}") from error
-        except UnicodeDecodeError as error:
-            raise ServiceError(f"{path} is not UTF-8: {error}") from error
-        except ValueError as error:
-            raise ServiceError(f"{path}: {error}") from error
-        except RecursionError:
-            raise ServiceError(f"{path} is nested too deeply") from None
+        with read_settings(path) as values:
+            config = cls.model_validate(values)
         return config._at(path.resolve().parent)
 
     def _at(self, base: Path) -> Self:

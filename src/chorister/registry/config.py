@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 
-from chorister.canonical import Int, Model, culprit
-from chorister.errors import ChoristerError, InvalidInput, ServiceError
+from chorister.canonical import Int, Model
+from chorister.errors import ChoristerError, ServiceError
 from chorister.policy import Policy
+from chorister.settings_file import read_settings
 from chorister.transparency.note import check_key_name
 
 __all__ = ["RegistryConfig"]
@@ -38,22 +38,9 @@ class RegistryConfig(Model):
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a settings file; its paths come back absolute."""
-        try:
-            with path.open("rb") as file:
-                values = tomllib.load(file)
+        with read_settings(path) as values:
             config = cls.model_validate(values)
             check_key_name(config.origin)
-        except OSError as error:
-            raise ServiceError(f"can't read {path}: {error.strerror}") from error
-        except ValidationError as error:
-            field, message = culprit(error)
-            raise ServiceError(f"{path}: {field}: {message}") from error
-        except UnicodeDecodeError as error:
-            raise ServiceError(f"{path} is not UTF-8: {error}") from error
-        except (InvalidInput, ValueError) as error:
-            raise ServiceError(f"{path}: {error}") from error
-        except RecursionError:
-            raise ServiceError(f"{path} is nested too deeply") from None
         base = path.resolve().parent
         return config.model_copy(
             update={
