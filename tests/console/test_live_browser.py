@@ -98,6 +98,7 @@ def test_a_live_study_from_sign_in_to_the_chart_and_on_after_a_restart(
     page.screenshot(path=tmp_path / "recipes.png", full_page=True)
     page.goto(visitor.origin + "/devices/1")
     expect(page.locator("main")).to_contain_text("user.age")
+    expect(page.locator(".budget")).to_contain_text("The whole device")
     page.screenshot(path=tmp_path / "device.png", full_page=True)
     assert visitor.complaints == []
 
