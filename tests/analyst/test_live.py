@@ -20,8 +20,15 @@ from chorister.analyst.profile import Profile
 from chorister.analyst.rounds import State
 from chorister.canonical import b64url_encode
 from chorister.clock import SettableClock, SystemClock
+from chorister.dap.collector import Collector
 from chorister.dap.task import task_configurations
-from chorister.errors import CohortTooSmall, InvalidInput, QuestionWithdrawn, WindowOver
+from chorister.errors import (
+    CohortTooSmall,
+    InvalidInput,
+    ProblemError,
+    QuestionWithdrawn,
+    WindowOver,
+)
 from chorister.recipe import Recipe
 from tests.aggregator.inprocess_pair import InProcessPair, a_pair, wait_until
 from tests.aggregator.operators import TOKENS, Addresses, Operators
@@ -164,6 +171,21 @@ def test_a_leader_that_says_nothing(world: World) -> None:
     world.pair.stop(world.pair.leader)
     assert "leader says nothing yet" in study.status().explain()
     world.pair.leader = world.pair.start("leader")
+
+
+def test_a_leader_that_does_not_know_the_question_yet(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = world.study()
+    study.post(world.question(study))
+
+    def unknown(*_: object) -> None:
+        raise ProblemError(None, "no recipe of this collector", status=404)
+
+    monkeypatch.setattr(Collector, "status", unknown)
+    words = study.status().explain()
+    assert "the leader does not know the question yet" in words
+    assert "404" not in words
 
 
 def test_a_key_that_the_policy_does_not_list(world: World) -> None:

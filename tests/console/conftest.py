@@ -70,3 +70,12 @@ def watched(browser: Browser, origin: str, *, width: int = 1280, theme: str = "l
         color_scheme="dark" if theme == "dark" else "light",
     )
     return Watched(context.new_page(), origin)
+
+
+def drawn(page: Page, selector: str, *, wait: int = 60_000) -> None:
+    """Wait until a picture is there and not empty."""
+    for _ in range(wait // 100):
+        if page.locator(selector).first.evaluate("img => img.naturalWidth") > 200:
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError(f"{selector} was never drawn")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.console.conftest import Watched, watched
+from tests.console.conftest import Watched, drawn, watched
 from tests.console.world import NASTY, TOKENS, WORDS, running
 from tests.keyboard import ANALYSIS
 
@@ -31,15 +31,6 @@ def choose_ages(page: Page, edges: str = "10 to 80 by 10") -> None:
 
 def ask(page: Page) -> None:
     page.click(".ask-button", timeout=WAIT)
-
-
-def drawn(page: Page, selector: str) -> None:
-    """Wait until a picture is there and not empty."""
-    for _ in range(WAIT // 100):
-        if page.locator(selector).first.evaluate("img => img.naturalWidth") > 200:
-            return
-        page.wait_for_timeout(100)
-    raise AssertionError(f"{selector} was never drawn")
 
 
 def test_a_study_from_the_first_question_to_the_next(browser: Browser, tmp_path: Path) -> None:

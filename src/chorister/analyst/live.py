@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -148,9 +149,14 @@ class Connection:
         try:
             status = self._collector(round_.recipe).status(round_.recipe.digest)
         except (Unreachable, ProblemError) as error:
+            why = f"the leader says nothing yet: {error}"
+            if isinstance(error, ProblemError) and error.status == HTTPStatus.NOT_FOUND:
+                why = (
+                    "the leader does not know the question yet: it does once both aggregators "
+                    "cosigned the log"
+                )
             return Progress(
-                waiting_for=f"the leader says nothing yet ({error}); it knows a recipe once both "
-                "aggregators cosigned the log",
+                waiting_for=why,
                 closes=window.closes,
                 ends=window.ends,
             )

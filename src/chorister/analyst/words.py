@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chorister.canonical import decimal_text
+from chorister.policy.explain import number_text
 
 if TYPE_CHECKING:
     from chorister.analyst.result import Result
@@ -21,7 +22,7 @@ def explain(result: Result) -> str:
         f"{result.encoding.size:,} bins, in noise; a bin that nobody holds reads 0 ± "
         f"{result.noise_sigma:,.1f} devices.",
         f"Each of these devices was charged epsilon {decimal_text(privacy.epsilon)}, delta "
-        f"{decimal_text(privacy.delta)}; its report alone, to both aggregators together, is "
+        f"{number_text(privacy.delta)}; its report alone, to both aggregators together, is "
         f"{decimal_text(result.recipe.randomizer.replacement_epsilon)}-DP.",
         _crowd(result),
         _intervals(result),

@@ -14,14 +14,15 @@ from typing import Any, Final, Literal, TypeAlias
 
 from chorister.analyst.extras import needed
 
-__all__ = ["Charts", "Look", "Theme", "Width", "as_look"]
+__all__ = ["PIXELS", "Charts", "Look", "Theme", "Width", "as_look"]
 
 Theme: TypeAlias = Literal["light", "dark"]
 Width: TypeAlias = Literal["wide", "narrow"]
 Spec: TypeAlias = dict[str, Any]
 
 _KEPT: Final = 300  # drawings
-_PIXELS: Final[dict[Width, int]] = {"wide": 620, "narrow": 230}
+PIXELS: Final[dict[Width, int]] = {"wide": 620, "narrow": 230}
+_NARROW: Final = 280.0  # of a picture that says how wide it would be
 # Texts are measured here and drawn by the browser: fonts that are as wide as each other.
 _FONT: Final = "Arial, 'Liberation Sans', Helvetica, sans-serif"
 
@@ -59,13 +60,19 @@ _IN_THE_DARK: Final = {
     "black": _DARK.ink,
     "#000000": _DARK.ink,
     "#1c2430": _DARK.ink,
+    "#10151d": _DARK.ink,
+    "#f8fafc": _DARK.paper,
     "#c8ccd4": "#3a4555",
     "#cccccc": "#3a4555",
     "#ddd": _DARK.line,
     "#555555": _DARK.faint,
     "#9aa3b2": _DARK.faint,
     "#3b6fb6": _DARK.accent,
+    "#4c78a8": _DARK.accent,
+    "#b2302e": "#ff9d8c",
 }
+# Shades that are palest where nobody is: in the dark, darkest there.
+_SHADES_IN_THE_DARK: Final = {"blues": ["#1e2938", "#7fabff"]}
 _COLOUR_KEYS: Final = frozenset({"color", "stroke", "fill", "background", "symbolFillColor"})
 
 
@@ -109,19 +116,44 @@ def draw(spec: Spec, look: Look) -> str:
     dressed["config"] = _merged(_config(colours, look.width), dressed.get("config", {}))
     dressed["config"]["background"] = "transparent"
     if "width" not in dressed and ("layer" in dressed or "mark" in dressed):
-        dressed["width"] = _PIXELS[look.width]
-    elif look.width == "narrow" and isinstance(dressed.get("width"), int | float):
-        dressed["width"] = min(float(dressed["width"]), 330.0)
+        dressed["width"] = PIXELS[look.width]
+    elif look.width == "narrow":
+        dressed = _narrowed(dressed)
     dressed.setdefault("padding", {"left": 18, "right": 24, "top": 4, "bottom": 4})
     drawn: str = vega.vegalite_to_svg(dressed, allowed_base_urls=[])
     return drawn
 
 
+def _narrowed(spec: Spec) -> Spec:
+    """A picture, or several below each other, for a phone; what is drawn to scale stays so."""
+    found = dict(spec)
+    if "vconcat" in spec:
+        found["vconcat"] = [_narrowed(part) for part in spec["vconcat"]]
+    width, height = spec.get("width"), spec.get("height")
+    if isinstance(width, int | float) and width > _NARROW:
+        found["width"] = _NARROW
+        if isinstance(height, int | float) and _is_map(spec):
+            found["height"] = height * _NARROW / width
+    return found
+
+
+def _is_map(spec: Spec) -> bool:
+    """Whether rectangles in a plane are drawn."""
+    return any({"x2", "y2"} <= part.get("encoding", {}).keys() for part in spec.get("layer", ()))
+
+
 def _recoloured(node: Any, key: str = "") -> Any:  # noqa: ANN401 (JSON values)
     """The same specification with the colours that suit a dark page; data stay untouched."""
     if isinstance(node, dict):
+        shades = _SHADES_IN_THE_DARK.get(str(node.get("scheme")))
+        if shades is not None:
+            kept = {name: value for name, value in node.items() if name != "scheme"}
+            return {**kept, "range": shades}
         return {
-            name: value if name in ("datasets", "data") else _recoloured(value, name)
+            # A colour may be a value, or one of two under a condition.
+            name: value
+            if name in ("datasets", "data")
+            else _recoloured(value, key if name in ("value", "condition") else name)
             for name, value in node.items()
         }
     if isinstance(node, list):
@@ -159,7 +191,9 @@ def _config(colours: _Colours, width: Width) -> Spec:
         "axisY": {"titlePadding": 16},
         "axisXDiscrete": {"labelAngle": -35},
         "header": {"labelColor": colours.ink, "titleColor": colours.faint},
-        "legend": {"labelColor": colours.faint, "titleColor": colours.faint},
+        "legend": {
+            "labelColor": colours.faint, "titleColor": colours.faint, "titleFontWeight": "normal",
+        },
         "title": {
             "color": colours.ink, "subtitleColor": colours.faint, "anchor": "start",
             "fontSize": 14, "fontWeight": 600, "subtitleFontSize": 12, "offset": 10,

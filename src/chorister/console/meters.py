@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from chorister.analyst.planning import StudyBudget
 from chorister.device.budget import Standing
 
-__all__ = ["Meter", "meters"]
+__all__ = ["Meter", "device_meters", "meters"]
+
+_DEVICE: Final = "The whole device"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +34,21 @@ class Meter:
         return min(max(shares), 1.0)
 
 
+def device_meters(standings: Iterable[Standing]) -> list[Meter]:
+    """All limits of one device: its own, then each analysis with its fields."""
+    found = []
+    for standing in standings:
+        rest = standing.limit.removeprefix("analyses.")
+        if standing.limit == "device":
+            title, kind = _DEVICE, "device"
+        elif rest.endswith(".budget"):
+            title, kind = rest.removesuffix(".budget"), "analysis"
+        else:
+            title, kind = rest.partition(".fields.")[2], "field"
+        found.append(Meter(title=title, kind=kind, standing=standing))
+    return found
+
+
 def meters(budget: StudyBudget, analysis: str) -> list[Meter]:
     """All limits that bind an analysis, the widest first."""
     found = []
@@ -37,7 +56,7 @@ def meters(budget: StudyBudget, analysis: str) -> list[Meter]:
         prefix = f"analyses.{analysis}."
         rest = standing.limit.removeprefix(prefix)
         if standing.limit == "device":
-            title, kind = "The whole device", "device"
+            title, kind = _DEVICE, "device"
         elif rest == "budget":
             title, kind = "This analysis", "analysis"
         else:

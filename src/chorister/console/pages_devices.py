@@ -7,6 +7,7 @@ from typing import Final
 from starlette.responses import Response
 
 from chorister.console.errors import NotFound
+from chorister.console.meters import device_meters
 from chorister.console.simulated import SimulatedDevices
 from chorister.console.web import Visit
 
@@ -40,4 +41,10 @@ def show_device(visit: Visit) -> Response:
     """One device's audit log."""
     number = visit.number()
     state, entries = _devices(visit).audit(number)
-    return visit.page("device.html", number=number, state=state, entries=entries)
+    return visit.page(
+        "device.html",
+        number=number,
+        state=state,
+        entries=entries,
+        meters=device_meters(state.budgets),
+    )

@@ -139,7 +139,7 @@ def _spec(knobs: Knobs) -> dict[str, Any]:
     )  # fmt: skip
     colour = alt.Color(
         "method:N", title=None, scale=alt.Scale(domain=list(methods.values())),
-        legend=alt.Legend(orient="top"),
+        legend=alt.Legend(orient="top", direction="vertical", labelFontSize=12),
     )  # fmt: skip
     lines = (
         alt.Chart(alt.InlineData(values=rows))

@@ -61,7 +61,9 @@ def round_chart(visit: Visit) -> Response:
     result = _result(visit)
     view = find_study(visit)
     key = (view.connection.name, view.study.name, visit.number())
-    return visit.svg(visit.web.charts.svg(key, visit.look, lambda: picture(result)))
+    return visit.svg(
+        visit.web.charts.svg(key, visit.look, lambda: picture(result, look=visit.look))
+    )
 
 
 def result_csv(visit: Visit) -> Response:

@@ -6,19 +6,21 @@ from typing import Any, Final
 
 from chorister.analyst.extras import needed
 from chorister.analyst.result import Result
+from chorister.console.charts import PIXELS, Look
 from chorister.encoding import Grid
 
 __all__ = ["alternative_text", "picture"]
 
 _MOST_CELLS: Final = 40  # a side of a cross table
+_NUMBER_PIXELS: Final = 38  # of a cell that has a number in it
 
 
-def picture(result: Result, *, top: int = 25) -> dict[str, Any]:
+def picture(result: Result, *, look: Look, top: int = 25) -> dict[str, Any]:
     """The Vega-Lite specification of a result's picture."""
     if len(result.features) == 1 and isinstance(result.features[0], Grid) and _alone(result):
         return _map(result, result.features[0])
     if len(result.labels) == 2 and _crossed(result):
-        return _cross_table(result)
+        return _cross_table(result, PIXELS[look.width])
     found: dict[str, Any] = result.plot(top=top).to_dict()
     return found
 
@@ -62,8 +64,12 @@ def _map(result: Result, grid: Grid) -> dict[str, Any]:
         alt.Chart(alt.InlineData(values=rows), title=alt.TitleParams(**_title(result)))
         .mark_rect()
         .encode(
-            x=alt.X("x:Q", title=grid.columns[0], scale=alt.Scale(domain=[x0, x1], nice=False)),
-            y=alt.Y("y:Q", title=grid.columns[1], scale=alt.Scale(domain=[y0, y1], nice=False)),
+            x=alt.X(
+                "x:Q", title=grid.columns[0], scale=alt.Scale(domain=[x0, x1], nice=False)
+            ).axis(grid=False),
+            y=alt.Y(
+                "y:Q", title=grid.columns[1], scale=alt.Scale(domain=[y0, y1], nice=False)
+            ).axis(grid=False),
             x2="x2:Q",
             y2="y2:Q",
             color=alt.Color("devices:Q", scale=alt.Scale(scheme="blues"), title="devices"),
@@ -74,8 +80,8 @@ def _map(result: Result, grid: Grid) -> dict[str, Any]:
     return found
 
 
-def _cross_table(result: Result) -> dict[str, Any]:
-    """A coloured cell for every pair of labels."""
+def _cross_table(result: Result, pixels: int) -> dict[str, Any]:
+    """A coloured cell for every pair of labels, with its number if that fits."""
     alt = needed("altair")
     (across, columns), (down, lines) = reversed(list(result.labels.items()))
     rows = [
@@ -90,7 +96,7 @@ def _cross_table(result: Result) -> dict[str, Any]:
         color=alt.Color("devices:Q", scale=alt.Scale(scheme="blues"), title="devices")
     )
     found: dict[str, Any] = cells.to_dict()
-    if len(rows) <= 120:
+    if len(rows) <= 120 and len(set(columns)) * _NUMBER_PIXELS <= pixels:
         most = max(row["devices"] for row in rows)
         numbers = base.mark_text(fontSize=11).encode(
             text="shown:N",

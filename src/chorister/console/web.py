@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any, Final
 
 import anyio
@@ -19,12 +17,11 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from chorister.clock import Clock
 from chorister.console.charts import Charts, Look, as_look
 from chorister.console.errors import Forbidden, NotFound, SignInNeeded, TooLarge
+from chorister.console.filters import FILTERS
 from chorister.console.forms import Form, read_form
 from chorister.console.sessions import Session, Sessions
 from chorister.console.workspace import Workspace
 from chorister.errors import ChoristerError
-from chorister.policy.explain import number_text
-from chorister.policy.values import duration_text
 
 __all__ = ["Handler", "Visit", "Web"]
 
@@ -104,10 +101,7 @@ class Web:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self.templates.filters.update(
-            count=_count, decimal=_decimal, time=_time, duration=duration_text, share=_share,
-            rounded=_rounded,
-        )  # fmt: skip
+        self.templates.filters.update(FILTERS)
 
     # --- Pages ----------------------------------------------------------------------------------
 
@@ -210,30 +204,3 @@ class Web:
 
 _NOT_FOUND: Final = "Perhaps it moved, or somebody no longer shares it with you."
 _BUG: Final = "The server's log has the details. Nothing more was asked of any device."
-
-
-def _count(value: float) -> str:
-    """A number of things, in thousands."""
-    return f"{value:,.0f}"
-
-
-def _rounded(value: float) -> str:
-    """An estimate: whole above ten, one digit below, with a minus that is one."""
-    text = f"{value:,.0f}" if abs(value) >= 10 else f"{value:,.1f}"
-    return text.replace("-", "−")
-
-
-def _decimal(value: Decimal) -> str:
-    return number_text(value) if value > 0 else "0"
-
-
-def _share(value: float) -> str:
-    percent = 100.0 * value
-    return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
-
-
-def _time(posix: int) -> str:
-    try:
-        return dt.datetime.fromtimestamp(posix, dt.UTC).strftime("%d %b %Y, %H:%M UTC")
-    except (OverflowError, ValueError, OSError):
-        return f"{posix} s after 1970"

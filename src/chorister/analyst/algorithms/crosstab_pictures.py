@@ -44,8 +44,11 @@ def _title(found: Crosstab) -> dict[str, Any]:
     both = found.results[2]
     return {
         "text": " by ".join(column_names(both.recipe)),
-        "subtitle": f"{found.devices:,} devices in three rounds, the last at epsilon "
-        f"{both.epsilon:.3g}; fitted shares in percent",
+        "subtitle": [
+            f"{found.devices:,} devices in three rounds",
+            f"the last at epsilon {both.epsilon:.3g}",
+            "fitted shares in percent",
+        ],
         "anchor": "start",
     }
 

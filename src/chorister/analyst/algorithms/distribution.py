@@ -184,9 +184,10 @@ class Distribution(Kept):
         )
         asked = "every round" if self.cohorts == "everyone" else "one round each"
         return (
-            f"{self.devices:,} devices answered {asked}; {self.inside:.1%} have a {self.column} "
-            f"from {self.low} to {self.high}. Of those: {named}. Intervals are of 95 %, of the "
-            "noise and of what the fitted density may hide between the edges that were asked."
+            f"{self.devices:,} devices answered {asked}; {self.inside:.1%} have "
+            f"{self.column} from {self.low} to {self.high}. Of those: {named}. Intervals are of "
+            "95 %, of the noise and of what the fitted density may hide between the edges that "
+            "were asked."
         )
 
     def __repr__(self) -> str:

@@ -144,9 +144,9 @@ class HeatMap(Kept):
             f"The last of {len(self.results)} rounds had {len(sizes):,} cells, from level "
             f"{min(sizes)} to {max(sizes)}; an empty one reads 0 ± "
             f"{float(np.sqrt(self._last[2].base[0])):,.1f} devices. Estimates combine all rounds "
-            "and are smoothed where noise hides what is there. `measured` and the interval around "
-            "it (95 %) are of the last round alone, noise and sampling, and hold for each cell by "
-            "itself; a fitted estimate may lie outside of it."
+            "and are smoothed where noise hides what is there. What was measured and the interval "
+            "around it (95 %) are of the last round alone, noise and sampling, and hold for each "
+            "cell by itself; a fitted estimate may lie outside of it."
         )
 
     def __repr__(self) -> str:
