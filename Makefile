@@ -35,12 +35,14 @@ $(VENV)/.python: requirements.lock
 	  { echo "Chorister needs Python 3.11 or newer: install it, or name one with 'make PYTHON=/path/to/python3 ...'." >&2; exit 1; }
 ifdef UV
 	@test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV)
-	$(PIP) sync --quiet --compile-bytecode --require-hashes requirements.lock
+	@echo "installing Python packages into $(VENV)"
+	@$(PIP) sync --quiet --compile-bytecode --require-hashes requirements.lock
 else
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo "Python's venv module is missing: install it (Debian: apt-get install python3-venv), or install uv." >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip --upgrade >/dev/null
-	$(PIP) install --quiet --require-hashes -r requirements.lock
+	@echo "installing Python packages into $(VENV)"
+	@$(PIP) install --quiet --require-hashes -r requirements.lock
 endif
 	@touch $@
 
@@ -51,7 +53,8 @@ $(VENV)/.native: $(VENV)/.python $(NATIVE) pyproject.toml
 	  { echo "Chorister's native module needs Rust 1.89 or newer: install it with rustup, then run make again." >&2; exit 1; }
 	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || \
 	  { echo "Rust needs a C compiler to link: install one (Debian: apt-get install gcc), then run make again." >&2; exit 1; }
-	$(PIP) install --quiet --no-deps --no-build-isolation $(if $(UV),--reinstall,) --editable .
+	@echo "building the native module; the first time this takes a minute or two"
+	@$(PIP) install --quiet --no-deps --no-build-isolation $(if $(UV),--reinstall,) --editable .
 	@$(BIN)/python -m compileall -q src/chorister
 	@touch $@
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from chorister.clock import Clock, SettableClock, SystemClock
+from chorister.clock import Clock, SettableClock, SystemClock, utc_text
 from chorister.errors import InvalidInput
 
 
@@ -25,3 +25,8 @@ def test_settable_clock() -> None:
     assert clock.now() == 7
     with pytest.raises(InvalidInput):
         clock.advance(-1)
+
+
+def test_a_time_for_people() -> None:
+    assert utc_text(1_794_818_530) == "2026-11-16 08:42:10 UTC"
+    assert utc_text(10**18) == "1000000000000000000 s after 1970"

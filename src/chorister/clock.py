@@ -5,12 +5,13 @@ Times are integer POSIX seconds everywhere in Chorister, as in DAP.
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 from typing import Protocol
 
 from chorister.errors import InvalidInput
 
-__all__ = ["Clock", "SettableClock", "SystemClock"]
+__all__ = ["Clock", "SettableClock", "SystemClock", "utc_text"]
 
 
 class Clock(Protocol):
@@ -48,3 +49,12 @@ class SettableClock:
         if seconds < 0:
             raise InvalidInput(f"advance() goes forward only, not by {seconds} s; use set()")
         self._now += seconds
+
+
+def utc_text(seconds: int) -> str:
+    """A time for people to read: "2026-11-16 08:42:10 UTC"."""
+    try:
+        moment = dt.datetime.fromtimestamp(seconds, dt.UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{seconds} s after 1970"
+    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -105,7 +105,10 @@ def test_a_round_survives_crashes_of_the_collector(
     round_ = study.post(world.question(study))
     assert "0% of the minimum cohort" in study.status().explain()
     world.upload(round_.recipe, [2, 2, 2, 1])
-    wait_until(lambda: "reports are verified" in study.status().explain(), "verified reports")
+    wait_until(
+        lambda: "the window's end; the minimum cohort is there" in study.status().explain(),
+        "verified reports",
+    )
 
     def crash(*_: object) -> None:
         raise KeyboardInterrupt

@@ -72,6 +72,11 @@ def test_what_can_not_be_is_said_in_one_line(folder: Path) -> None:
         run = RUNNER.invoke(app, [command, str(folder)])
         assert run.exit_code == 2
         assert "there is no deployment" in run.stderr
+    taken = folder.parent / "a-file"
+    taken.write_text("no folder")
+    run = RUNNER.invoke(app, ["up", str(taken)])
+    assert run.exit_code == 2
+    assert "choose another folder" in run.stderr
     run = RUNNER.invoke(app, ["doctor", str(folder), "--config", "x.toml"])
     assert run.exit_code == 2
     assert "not both" in run.stderr

@@ -131,6 +131,9 @@ def test_a_refused_question_says_why(browser: Browser, tmp_path: Path) -> None:
         assert page.locator(".ask-button").count() == 0
 
         page.fill("input[name='edges:user.age']", "10 to 80 by 10")
+        page.fill("#target", "3")
+        expect(page.locator("#cost")).to_contain_text("below the minimum cohort", timeout=WAIT)
+        page.fill("#target", "")
         ask(page)
         expect(page.locator("#round-1 img.chart")).to_be_visible(timeout=WAIT)
         page.goto(path + "/ask")

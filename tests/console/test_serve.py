@@ -98,5 +98,6 @@ def test_a_study_outlives_the_process(tmp_path: Path) -> None:
             again = client.post(path + "/ask", data={**asked, "csrf": csrf, "again": "on"})
             assert again.status_code == 422  # the policy allows one report
             assert "the budget allows" in again.text
+            assert "350ms, load" not in again.text  # a price would take the error's place
     finally:
         stop(process)

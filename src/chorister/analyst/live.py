@@ -165,9 +165,10 @@ class Connection:
     def _shown(self, round_: Round, status: RecipeStatus) -> Progress:
         window, now = round_.recipe.window, self.clock.now()
         waiting = status.waiting_for or status.state
-        if status.state == "collecting" and now < window.closes and status.filled is None:
+        reached = round_.target is not None and (status.reports or 0) >= round_.target
+        if status.state == "ready" and now < window.closes and not reached:
             until = f"{round_.target:,} reports" if round_.target else "the window's end"
-            waiting = f"the minimum cohort is reached; collecting at {until}"
+            waiting = f"{until}; the minimum cohort is there"
         return Progress(
             waiting_for=waiting,
             filled=1.0 if status.filled is None else status.filled,

@@ -233,7 +233,7 @@ body{font:1rem/1.55 system-ui,sans-serif;max-width:62rem;margin:2rem auto;paddin
 h1{line-height:1.2}h2{margin-top:2.2rem;border-bottom:1px solid var(--line)}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid var(--line)}
-th:first-child,td:first-child{text-align:left;overflow-wrap:anywhere}
+th:first-child,td:first-child{text-align:left;overflow-wrap:break-word}
 .missed{color:#c2410c;font-weight:600}
 figure{margin:1rem 0;background:#fff;border-radius:.5rem;padding:1rem;overflow-x:auto}
 figure svg{max-width:100%;height:auto;overflow:visible}

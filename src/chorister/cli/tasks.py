@@ -55,7 +55,7 @@ def list_command(
         table.add_column(title, overflow="fold")
     for each in found:
         rejected = sum(sum(reasons.values()) for reasons in each["rejected"].values())
-        names = (each["task"][:12], each["analysis"], each["group"], each["state"])
+        names = (each["task"][:12], each["analysis"], _whose(each["group"]), each["state"])
         table.add_row(*names, *map(str, (each["uploaded"], each["verified"], rejected)))
     console.print(table)
     for each in found:
@@ -87,6 +87,15 @@ def show_command(
         elif name == "waiting_for":
             value = "; ".join(value) or "nothing"
         console.print(f"{name:>15}  {value}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _whose(group: str) -> str:
+    """A task's group and arm in words, from its canonical JSON."""
+    named = json.loads(group)
+    words = [f"{field}: {value}" for field, value in named["groups"].items()]
+    if "arm" in named:
+        words.append(f"arm: {named['arm']}")
+    return ", ".join(words) or "everyone"
 
 
 @contextlib.contextmanager

@@ -136,7 +136,8 @@ class FleetConnection:
         return found
 
     def study(self, name: str, analysis: str) -> Study:
-        """Begin or resume a study."""
+        """Begin or resume a study, with what a notebook asked in it meanwhile."""
+        self.fleet.archive.refresh()
         return self.fleet.study(name, analysis=analysis)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.responses import Response
 
 from chorister.analyst.cost import QuestionCost
+from chorister.analyst.question import check_target
 from chorister.console.errors import Forbidden
 from chorister.console.forms import Form, asked_question, field_kinds, whole
 from chorister.console.pages_studies import find_study
@@ -55,7 +56,8 @@ def _priced(view: StudyView, form: Form) -> tuple[QuestionCost | None, str]:
     if not form.chosen("use:"):
         return None, ""
     try:
-        question, _ = asked_question(view.study, form)
+        question, target = asked_question(view.study, form)
+        check_target(question, target)
         return question.cost(reports=whole(form.get("expect"), "the number of reports")), ""
     except ChoristerError as error:
         return None, str(error)

@@ -6,7 +6,6 @@ a page their markup would run; both are shown, never obeyed.
 
 from __future__ import annotations
 
-import datetime as dt
 import html
 import json
 import unicodedata
@@ -14,10 +13,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from chorister.clock import utc_text
 from chorister.device.audit import AuditEntry, Event, Record
 from chorister.policy.explain import number_text
 
-__all__ = ["Shown", "as_html", "as_json", "as_text", "shown", "time_text"]
+__all__ = ["Shown", "as_html", "as_json", "as_text", "shown"]
 
 _WHAT: Final = {
     Event.REFUSED: "A question was refused",
@@ -62,7 +62,7 @@ def shown(record: Record) -> Shown:
     return Shown(
         sequence=record.sequence,
         heading=_WHAT[record.entry.event],
-        time=time_text(record.entry.time),
+        time=utc_text(record.entry.time),
         event=record.entry.event,
         lines=tuple((label, visible(text)) for label, text in _lines(record.entry)),
     )
@@ -81,7 +81,7 @@ def as_text(records: Iterable[Record]) -> str:
     """For a terminal: an entry is a heading and indented lines."""
     blocks = []
     for record in records:
-        heading = f"{record.sequence}. {time_text(record.entry.time)}  {_WHAT[record.entry.event]}"
+        heading = f"{record.sequence}. {utc_text(record.entry.time)}  {_WHAT[record.entry.event]}"
         lines = [f"   {label + ':':<12}{visible(text)}" for label, text in _lines(record.entry)]
         blocks.append("\n".join([heading, *lines]))
     return "\n\n".join(blocks) + "\n" if blocks else "Nothing was asked of this device yet.\n"
@@ -96,7 +96,7 @@ def as_html(records: Iterable[Record]) -> str:
             for label, text in _lines(record.entry)
         )
         heading = html.escape(f"{record.sequence}. {_WHAT[record.entry.event]}")
-        time = html.escape(time_text(record.entry.time))
+        time = html.escape(utc_text(record.entry.time))
         articles.append(
             f'<article id="entry-{record.sequence}"><h2>{heading}</h2>'
             f"<dl><dt>when</dt><dd>{time}</dd>{rows}</dl></article>"
@@ -123,15 +123,6 @@ def _visible(character: str) -> str:
     if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
         return f"\\u{{{ord(character):x}}}"
     return character
-
-
-def time_text(seconds: int) -> str:
-    """A time as the log's pages write it."""
-    try:
-        moment = dt.datetime.fromtimestamp(seconds, dt.UTC)
-    except (OverflowError, ValueError, OSError):
-        return f"{seconds} s after 1970"
-    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _lines(entry: AuditEntry) -> Iterator[tuple[str, str]]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from chorister.canonical import sha256
-from chorister.clock import Clock
+from chorister.clock import Clock, utc_text
 from chorister.device.attempts import Attempt
 from chorister.device.audit import AuditEntry, AuditLog, Event, Question, Sent, pack_bits
-from chorister.device.audit_pages import time_text
 from chorister.device.budget import Charge
 from chorister.device.entries import Charged, Created, Entry, PolicyTaken, Restarted, Resumed
 from chorister.device.report import Outcome, Report
@@ -53,8 +52,7 @@ class Journal:
 
     def charged(self, question: Question, charge: Charge, upload_at: int) -> None:
         """A recipe that will be answered."""
-        when = time_text(upload_at)
-        why = f"every check passed; the report will leave at {when} or later"
+        why = f"every check passed; the report will leave at {utc_text(upload_at)} or later"
         self._write(Event.CHARGED, why, question=question, charge=charge)
 
     def reported(self, recipe: Recipe, attempt: Attempt, report: Report, outcome: Outcome) -> None:

@@ -73,8 +73,13 @@ class Deployment:
         """
         if (folder / _MARKER).exists():
             raise InvalidInput(f"{folder} holds a deployment already: open it, or choose another")
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
+        except OSError as error:
+            raise InvalidInput(
+                f"{folder} can't be made: {error.strerror}; choose another folder"
+            ) from None
         # Left from a start that was interrupted: nothing was ever signed or sealed with it.
         for name in (*_ROLES, "analyst", "console", "run"):
             shutil.rmtree(folder / name, ignore_errors=True)
