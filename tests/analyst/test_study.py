@@ -180,6 +180,17 @@ def test_a_window_that_is_over_before_the_recipe_was_published(tmp_path: Path) -
         a_question(resumed).run()
 
 
+def test_a_question_that_was_taken_back_may_have_been_answered() -> None:
+    study = a_study(generous(2))
+    study.post(a_question(study))
+    spent = [each.reports for each in study.budget.limits]
+    assert max(spent) == 1
+    study.cancel()
+    budget = study.budget
+    assert [each.reports for each in budget.limits] == spent  # by whoever was quicker
+    assert budget.fresh_devices == 1.0  # or by nobody: it can be asked again
+
+
 def test_cancel_and_status() -> None:
     study = a_study(generous(1))  # a question that is taken back at once costs nobody anything
     assert "Nothing was asked" in study.status().explain()

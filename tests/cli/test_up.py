@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from chorister.cli import app
+from chorister.cli.up import _terms
 from chorister.fleet.deployment import Deployment
 from chorister.fleet.supervisor import running_pid
 
@@ -65,6 +67,19 @@ def test_it_goes_on_where_it_was(folder: Path) -> None:
     assert running_pid(Deployment.open(folder)) != pid
     assert entries(second) == logged
     assert call("down", where) == {"stopped": True}
+
+
+def test_a_port_that_another_program_took(folder: Path) -> None:
+    deployment = Deployment.create(folder, _terms())
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", deployment.ports["console"]))
+        other.listen()
+        run = RUNNER.invoke(app, ["up", str(folder)])
+    assert run.exit_code == 2
+    words = " ".join(run.stderr.split())
+    assert f"another program uses port {deployment.ports['console']}" in words
+    assert "stop that program" in words
+    deployment.check_ports()  # it has gone
 
 
 def test_what_can_not_be_is_said_in_one_line(folder: Path) -> None:

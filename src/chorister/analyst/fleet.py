@@ -80,13 +80,16 @@ class Fleet(Protocol):
         ...
 
 
-def foreseen(fleet: Fleet) -> Ledgers[float]:
-    """The ledgers to expect after all rounds asked so far, weighted by shares of the fleet."""
+def foreseen(fleet: Fleet, *, withdrawn: bool = False) -> Ledgers[float]:
+    """The ledgers to expect after all rounds asked so far, weighted by shares of the fleet.
+
+    Who answered a question before it was taken back is not known: nobody, or with `withdrawn`
+    everybody who could.
+    """
     ledgers: Ledgers[float] = Ledgers(policy=fleet.policy, fresh=1.0)
     now = fleet.clock.now()
     for round_ in fleet.archive.all_rounds():
-        # Who answered a question that was taken back is not known: devices decide by themselves.
-        counts = round_.published and round_.state is not State.WITHDRAWN
+        counts = round_.published and (withdrawn or round_.state is not State.WITHDRAWN)
         if counts and not _renewed(round_.recipe, fleet.policy, now):
             answered(ledgers, round_.recipe, most=_most(round_, fleet.devices))
     return ledgers

@@ -57,9 +57,10 @@ class StudyBudget:
 
 
 def study_budget(study: Study) -> StudyBudget:
-    """What devices have spent, as far as the rounds of this fleet tell."""
+    """What devices have spent at most, as far as the rounds of this fleet tell."""
+    most = foreseen(study.fleet, withdrawn=True)
+    fullest = max(most.ledgers, key=lambda ledger: len(ledger.charges))
     ledgers = foreseen(study.fleet)
-    fullest = max(ledgers.ledgers, key=lambda ledger: len(ledger.charges))
     fresh = sum(
         weight
         for ledger, weight in ledgers.classes.values()

@@ -54,6 +54,8 @@ def up(
     deployment = Deployment.create(folder, _terms()) if new else Deployment.open(folder)
     pid = running_pid(deployment)
     devices = _fleet_size(deployment, fleet, running=pid is not None)
+    if pid is None:
+        deployment.check_ports()
     if foreground:
         _tell(deployment, devices, new=new, json_=json_)
         Supervisor(deployment=deployment, fleet=devices).run()
@@ -61,7 +63,7 @@ def up(
     if pid is None:
         with console.status("starting") if not json_ else contextlib.nullcontext():
             _start(deployment, devices)
-    _tell(deployment, devices, new=new, json_=json_)
+    _tell(deployment, devices, new=new, json_=json_, running=pid is not None)
 
 
 @app.command(rich_help_panel=START)
@@ -158,7 +160,9 @@ def _start(deployment: Deployment, devices: int) -> None:
         time.sleep(0.1)
 
 
-def _tell(deployment: Deployment, devices: int, *, new: bool, json_: bool) -> None:
+def _tell(
+    deployment: Deployment, devices: int, *, new: bool, json_: bool, running: bool = False
+) -> None:
     token = deployment.folder / "console" / "token"
     if json_:
         found = {
@@ -182,6 +186,7 @@ def _tell(deployment: Deployment, devices: int, *, new: bool, json_: bool) -> No
         ("devices", f"{devices:,} simulated" if devices else "none; --fleet N adds simulated ones"),
         ("stop", f"chorister down {deployment.folder}"),
     ]
-    console.print("New keys, tokens and a sample policy." if new else "It goes on where it was.")
+    again = "It runs already." if running else "It goes on where it was."
+    console.print("New keys, tokens and a sample policy." if new else again)
     for name, value in lines:
         console.print(f"  {name:<13}{escape(value)}", highlight=False, soft_wrap=True)

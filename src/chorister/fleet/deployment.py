@@ -115,6 +115,15 @@ class Deployment:
         """Whether a folder holds one."""
         return (folder / _MARKER).exists()
 
+    def check_ports(self) -> None:
+        """Before a start: raise if another program listens where a server of ours has to."""
+        for name, port in self.ports.items():
+            if _is_taken(port):
+                raise ServiceError(
+                    f"another program uses port {port}, which is the {name}'s for good (devices "
+                    "and settings name it): stop that program, or begin anew in another folder"
+                )
+
     # --- Where everything is --------------------------------------------------------------------
 
     @property
@@ -283,7 +292,7 @@ class Server:
         with contextlib.suppress(OSError):
             lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             if lines:
-                return lines[-1][:500]
+                return lines[-1].removeprefix("error: ")[:500]
         return f"it said nothing; see {self.log}"
 
     def stop(self, patience: float = 40.0) -> None:
@@ -298,6 +307,17 @@ class Server:
                 self.process.kill()
         self.process.wait()
         self.process = None
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        # As servers do: what was closed a moment ago is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
 
 
 def _free_ports(count: int) -> list[int]:
