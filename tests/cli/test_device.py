@@ -100,6 +100,20 @@ def test_from_donation_to_the_audit_log(device: Command, log: Log) -> None:
     assert device.json("audit", "verify")["records"] == len(records)
 
 
+def test_the_audit_logs_commands_name_a_device(
+    device: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CHORISTER_DEVICE", raising=False)
+    for words in (["audit"], ["audit", "verify"]):
+        run = CliRunner().invoke(app, ["device", *words])
+        assert run.exit_code == 2
+        assert "--folder FOLDER" in run.stderr
+        assert CliRunner().invoke(app, ["device", *words, "--help"]).exit_code == 0
+    at = ["--folder", str(device.folder / "device")]
+    for words in (["audit", *at, "verify"], ["audit", "verify", *at]):
+        assert CliRunner().invoke(app, ["device", *words]).exit_code == 0
+
+
 def test_pausing_consent_and_purging(device: Command) -> None:
     device("pause")
     assert device.json("status")["paused"]

@@ -61,6 +61,8 @@ class Study:
         self.analysis = analysis
         self.terms: Analysis = found
         """What the policy says about this analysis."""
+        self.bar: bool | None = None
+        """Whether a bar shows how cohorts fill; None for where there is a terminal."""
         fleet.archive.register(
             name=name,
             analysis=analysis,
@@ -324,7 +326,7 @@ class Study:
         with waiting:
             done = self._stored(round_)  # perhaps another was quicker
             if done.state is State.ASKED:
-                with waiting_bar(self.name, round_, bar) as tell:
+                with waiting_bar(self.name, round_, self.bar if bar is None else bar) as tell:
                     done = self._gather(done, tell)
         return self._outcome(done)
 

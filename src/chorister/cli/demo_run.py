@@ -138,6 +138,7 @@ def run_demo(place: Path, story: Story, *, devices: int, seed: int, show: Show) 
         fleet.make(show.step("devices, each with a key, a store and a ledger of its own", devices))
         connection = _DemoConnection(deployment, fleet, show)
         study = connection.study("demo", analysis=story.analysis)
+        study.bar = False  # the demo shows its own
         run = story.run(study, devices)
         rounds = [
             Round(

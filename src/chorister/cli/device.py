@@ -42,6 +42,11 @@ Folder = Annotated[
     Path,
     typer.Option("--folder", "-f", envvar="CHORISTER_DEVICE", help="The device's folder."),
 ]
+# Of a group, whose commands show their help without one.
+AnyFolder = Annotated[
+    Path | None,
+    typer.Option("--folder", "-f", envvar="CHORISTER_DEVICE", help="The device's folder."),
+]
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
 
 
@@ -269,7 +274,7 @@ def explain(
 @audit_commands.callback()
 def audit(
     context: typer.Context,
-    folder: Folder,
+    folder: AnyFolder = None,
     json_: JSON = False,
     html: Annotated[bool, typer.Option("--html", help="Print one web page.")] = False,
     newest: Annotated[int | None, typer.Option(help="Only the newest so many.")] = None,
@@ -278,18 +283,24 @@ def audit(
     if context.invoked_subcommand is not None:
         context.obj = folder
         return
-    with open_device(folder) as device:
+    with open_device(_named(folder)) as device:
         records = list(device.audit.records(newest=newest))
     typer.echo(as_html(records) if html else as_json(records) if json_ else as_text(records))
 
 
 @audit_commands.command("verify")
-def audit_verify(context: typer.Context, json_: JSON = False) -> None:
+def audit_verify(context: typer.Context, folder: AnyFolder = None, json_: JSON = False) -> None:
     """Verify the chains of the audit log and the ledger; exit with 2 where one is broken."""
-    with open_device(context.obj) as device:
+    with open_device(_named(folder or context.obj)) as device:
         device.verify()
         count, head = device.audit.verify(), device.audit.head()
     if json_:
         typer.echo(json.dumps({"records": count, "head": head}))
     else:
         console.print(f"{count} records, in order, none changed; newest {head}", highlight=False)
+
+
+def _named(folder: Path | None) -> Path:
+    if folder is None:
+        raise InvalidInput("which device? Say --folder FOLDER, or set CHORISTER_DEVICE")
+    return folder
