@@ -106,8 +106,8 @@ def delta_before_bound(delta: Decimal, epsilon: Decimal, honest: int) -> Decimal
     """
     if not covers_bound(float(epsilon), honest):
         raise InvalidInput(
-            f"bounded reports need 1 <= honest reports x e^epsilon <= {_MOST_WEIGHTED:g}, "
-            f"not {honest:,} x e^{epsilon}"
+            f"bounded reports need 1 <= honest reports x e^epsilon <= {_MOST_WEIGHTED:g}: epsilon "
+            f"{epsilon:f} with {honest:,} is out of range"
         )
     if not BOUND_DELTA < delta < 1:
         raise InvalidInput(
