@@ -75,7 +75,7 @@ def credentials_travel_by_https(apps: Apps) -> None:
 
 def certificates_are_checked(apps: Apps) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        key, chain = a_certificate(Path(folder))
+        key, chain = a_certificate(Path(folder), "127.0.0.2")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(chain, key)
         with serve(lambda _: Reply(), tls=context) as server:

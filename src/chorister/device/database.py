@@ -12,7 +12,8 @@ with the same key. What was deleted stays in it (encrypted) until `forget` empti
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -26,6 +27,7 @@ __all__ = ["forget", "open_database", "transaction", "upgrade"]
 
 _CIPHER: Final = "chacha20"
 _BUSY_SECONDS: Final = 10.0
+_PAUSE_SECONDS: Final = 0.02
 
 
 def open_database(
@@ -52,8 +54,8 @@ def open_database(
         ) from None
     try:
         connection.set_busy_timeout(round(1000 * busy_seconds))
-        _unlock(connection, key)
-        _configure(connection)
+        _set_key(connection, key)
+        _patiently(lambda: _prepare(connection), busy_seconds)
     except apsw.Error as error:
         connection.close()
         raise StoreError(_why_not(path, error)) from None
@@ -131,7 +133,19 @@ def _create_file(path: Path) -> None:
     os.close(os.open(path, flags, 0o600))
 
 
-def _unlock(connection: apsw.Connection, key: SecretKey) -> None:
+def _patiently(step: Callable[[], None], seconds: float) -> None:
+    """SQLite waits for others by itself, but not where two want to switch to the log at once."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return step()
+        except apsw.BusyError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _set_key(connection: apsw.Connection, key: SecretKey) -> None:
     # "raw:" skips the derivation from a passphrase, which 32 random bytes do not need.
     material = f"raw:{key.reveal().hex()}".encode().hex()
     try:
@@ -142,11 +156,11 @@ def _unlock(connection: apsw.Connection, key: SecretKey) -> None:
         raise InternalError("the key was not taken by the database") from None
     if (cipher, answer) != (_CIPHER, "ok"):
         raise InternalError("this SQLite can't encrypt: apsw-sqlite3mc must be installed, not apsw")
+
+
+def _prepare(connection: apsw.Connection) -> None:
     # Reads the first page, which only the right key decrypts.
     connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
-
-
-def _configure(connection: apsw.Connection) -> None:
     wanted = {
         "journal_mode": "wal",
         "synchronous": 2,  # FULL
