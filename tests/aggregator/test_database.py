@@ -39,6 +39,18 @@ def test_the_migrations_make_the_tables_of_the_schema(make_pair: MakePair) -> No
         assert compare_metadata(context, metadata) == []
 
 
+def test_sealed_reports_are_not_compressed(make_pair: MakePair) -> None:
+    database = make_pair().databases[0]
+    if database.is_sqlite:
+        return  # it never compresses
+    asked = (
+        "SELECT attstorage::text FROM pg_attribute "
+        "WHERE attrelid = 'report_blobs'::regclass AND attname = 'reports'"
+    )
+    with database.read() as connection:
+        assert connection.exec_driver_sql(asked).scalar() == "e"
+
+
 def test_every_key_of_what_belongs_to_a_task_begins_with_its_id() -> None:
     for name, table in metadata.tables.items():
         if name not in ("properties", "hpke_keys"):
