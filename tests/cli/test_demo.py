@@ -109,9 +109,29 @@ def test_a_bug_ends_with_three_and_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     assert "a bug in Chorister, please report it: KeyError('oops')" in run.stderr
 
 
-def test_wrong_options_end_with_two() -> None:
-    assert RUNNER.invoke(app, ["demo", "--no-such-option"]).exit_code == 2
-    assert RUNNER.invoke(app, ["no-such-command"]).exit_code == 2
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("demo --devices many", "'--devices'"),
+        ("demo --no-such", "No such option: --no-such; see `chorister demo --help`"),
+        ("no-such", "No such command 'no-such'; see `chorister --help`"),
+        ("--no-such", "No such option: --no-such; see `chorister --help`"),
+        ("recipe explain", "Missing argument 'RECIPE'; see `chorister recipe explain --help`"),
+    ],
+)
+def test_wrong_options_end_with_two_and_one_line(words: str, message: str) -> None:
+    run = RUNNER.invoke(app, words.split(), prog_name="chorister")
+    assert run.exit_code == 2
+    assert run.stderr.count("\n") == 1
+    assert run.stderr.startswith("error: ")
+    assert message in run.stderr
+
+
+def test_a_group_alone_shows_its_help() -> None:
+    for words in ([], ["recipe"]):
+        run = RUNNER.invoke(app, words)
+        assert run.exit_code == 2
+        assert "Usage:" in run.output
 
 
 def test_help_lists_every_command() -> None:

@@ -40,7 +40,15 @@ class _Group(TyperGroup):
         places = {chapter: place for place, chapter in enumerate(_CHAPTERS)}
         return sorted(names, key=lambda name: places.get(str(panels[name]), len(places)))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (Click's)
+        """Options before the first command."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            _end(error)
+
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 (the signature is Click's)
+        """The command, with its own options."""
         try:
             return super().invoke(ctx)
         except ChoristerError as error:
@@ -48,10 +56,21 @@ class _Group(TyperGroup):
                 traceback.print_exc()
             _fail(str(error), 3 if isinstance(error, InternalError) else 2)
         except Exception as error:
-            if type(error).__module__.partition(".")[0] in {"click", "typer"}:
-                raise  # how a command ends, or says that its options are wrong
-            traceback.print_exc()
-            _fail(f"a bug in Chorister, please report it: {error!r}", 3)
+            _end(error)
+
+
+def _end(error: Exception) -> NoReturn:
+    """Of what is no error of ours: wrong options, the end of a command, or a bug."""
+    kind = type(error)
+    if kind.__module__.partition(".")[0] not in {"click", "typer"}:
+        traceback.print_exc()
+        _fail(f"a bug in Chorister, please report it: {error!r}", 3)
+    told: Any = error
+    context = getattr(told, "ctx", None)
+    if context is None or kind.__name__ == "NoArgsIsHelpError":
+        raise error
+    message = str(told.format_message()).rstrip(".")
+    _fail(f"{message}; see `{context.command_path} --help`", int(told.exit_code))
 
 
 def _fail(message: str, code: int) -> NoReturn:
