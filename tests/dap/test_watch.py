@@ -59,6 +59,7 @@ def test_a_connection_that_comes_too_late_is_ended_at_once(stack: ExitStack) -> 
     assert watch.left() <= 0
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # threads are the point
 def test_a_forked_process_is_watched_too(stack: ExitStack) -> None:
     watched(stack, 60)  # there is a thread in this process, and none in the next
     child = os.fork()
