@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from chorister.analyst.estimate import Estimates, check_weight, estimate, quanti
 from chorister.analyst.population import Answers, Population
 from chorister.analyst.rehearsal import draw_sums
 from chorister.errors import InvalidInput
-from chorister.privacy import OneHotRandomizer
+from chorister.privacy import Mechanism, OneHotRandomizer
 from chorister.recipe import Recipe
 from tests.analyst.fleets import AGES, DEVICES, fleet, generous
 from tests.keyboard import ANALYSIS
@@ -200,3 +201,32 @@ def test_a_strange_total_weight_is_marked_with_the_least_number_of_hostile_repor
     worse = check_weight(asked.randomizer, sums + np.uint64(10**9), devices, trials)
     assert worse.least_hostile is None
     assert "aggregator" in worse.explain()
+
+
+@pytest.mark.parametrize("mechanism", list(Mechanism))
+@pytest.mark.parametrize("local_epsilon", ["1", "4", "6.26", "8"])
+@pytest.mark.parametrize(("reports", "trials"), [(97, 19), (706, 533), (5000, 2000)])
+def test_far_out_the_law_of_rare_bits_is_no_normal_one(
+    mechanism: Mechanism, local_epsilon: str, reports: int, trials: int
+) -> None:
+    """By the exact law, each end over many candidates is missed as rarely as it says, nearly."""
+    randomizer = OneHotRandomizer(
+        length=100, local_epsilon=Decimal(local_epsilon), mechanism=mechanism
+    )
+    for held in (0, 5, 50):
+        others = reports + 2 * trials - held
+        reach = min(others, int(others * randomizer.q + 12 * (others * randomizer.q) ** 0.5) + 60)
+        law = np.convolve(
+            binom.pmf(np.arange(held + 1), held, randomizer.h),
+            binom.pmf(np.arange(reach + 1), others, randomizer.q),
+        )
+        found = estimate(randomizer, np.arange(len(law)), reports, trials)
+        for candidates in (44, 1681, 10_000):
+            ends = found.interval(candidates=candidates, step=randomizer.step)
+            nominal = 0.025 / candidates
+            assert law[ends.low > held].sum() < 1.5 * nominal
+            assert law[ends.high < held].sum() < 1.5 * nominal
+            # Without the step it would be many times as much where bits are rare.
+            plain = found.interval(candidates=candidates)
+            assert np.all(ends.low <= plain.low)
+            assert np.all(ends.high >= plain.high)

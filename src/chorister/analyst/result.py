@@ -208,7 +208,12 @@ class Result:
 
     def intervals(self, *, method: Method = "score") -> Interval:
         """Intervals of the noise at this result's confidence, over its candidates."""
-        found = self.rows.interval(self.confidence, candidates=self.candidates, method=method)
+        found = self.rows.interval(
+            self.confidence,
+            candidates=self.candidates,
+            step=self.recipe.randomizer.step,
+            method=method,
+        )
         bounds = self.view.bounds if self.view is not None else None
         if bounds is None:
             return found

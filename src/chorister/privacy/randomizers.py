@@ -299,10 +299,15 @@ class OneHotRandomizer:
             report_limit=self.max_weight if bounded else self.length,
         )
 
+    @property
+    def step(self) -> float:
+        """What one bit more in a sum adds to an estimate."""
+        return 1.0 / (self.h - self.q)
+
     def hostile_influence(self, *, bounded: bool = True) -> tuple[int, float]:
         """What one hostile report can do at most: how many bins, and by how much each."""
         bins = self.max_weight if bounded else self.length
-        return bins, 1.0 / (self.h - self.q)
+        return bins, self.step
 
     def _base_variance(self, n: int, noise_trials: int) -> float:
         scale = (self.h - self.q) ** 2

@@ -108,7 +108,9 @@ class Ngrams(Kept):
             mask = heard_in(result)
             order = np.flatnonzero(mask)
             rows = result.rows.take(first + order)
-            ends = rows.interval(result.confidence, candidates=len(names))
+            ends = rows.interval(
+                result.confidence, candidates=len(names), step=result.recipe.randomizer.step
+            )
             best = np.argsort(-rows.value, kind="stable")
             parts["n"].extend([n] * len(order))
             parts["ngram"].extend(names[int(i)] for i in order[best])
