@@ -156,7 +156,7 @@ def test_simultaneous_intervals_cover_all_at_once() -> None:
     all_hold = 0
     for _ in range(RUNS):
         found = estimates(asked, draw_sums(asked, counts, devices, rng), devices)
-        ends = found.interval(candidates=size)
+        ends = found.interval(candidates=size, step=asked.randomizer.step)
         all_hold += bool(((ends.low <= counts) & (counts <= ends.high)).all())
     # Bonferroni never falls short; a lattice adds or takes a little.
     assert all_hold / RUNS > 0.94
@@ -226,7 +226,9 @@ def test_far_out_the_law_of_rare_bits_is_no_normal_one(
             nominal = 0.025 / candidates
             assert law[ends.low > held].sum() < 1.5 * nominal
             assert law[ends.high < held].sum() < 1.5 * nominal
-            # Without the step it would be many times as much where bits are rare.
-            plain = found.interval(candidates=candidates)
-            assert np.all(ends.low <= plain.low)
-            assert np.all(ends.high >= plain.high)
+
+
+def test_many_candidates_need_the_step_of_one_bit() -> None:
+    found = estimate(OneHotRandomizer(mechanism="asymmetric", local_epsilon=2, length=5), [1], 9)
+    with pytest.raises(InvalidInput, match="step"):
+        found.interval(candidates=2)

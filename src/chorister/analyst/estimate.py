@@ -87,6 +87,8 @@ class Estimates:
             return Interval(low=self.value - half, high=self.value + half)
         if method != "score":
             raise InvalidInput(f"method must be score or normal, not {method!r}")
+        if candidates > 1 and step <= 0.0:
+            raise InvalidInput("score intervals over many candidates need the step of one bit")
         shift = z * z * self.slope / 2.0
         skew = max(0.0, step * (z * z - 1.0) / 6.0) if candidates > 1 else 0.0
         least = self.value - skew
