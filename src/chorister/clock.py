@@ -51,10 +51,10 @@ class SettableClock:
         self._now += seconds
 
 
-def utc_text(seconds: int) -> str:
+def utc_text(seconds: int, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
     """A time for people to read: "2026-11-16 08:42:10 UTC"."""
     try:
         moment = dt.datetime.fromtimestamp(seconds, dt.UTC)
     except (OverflowError, ValueError, OSError):
         return f"{seconds} s after 1970"
-    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
+    return moment.strftime(form)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Final
 
+from chorister.clock import utc_text
 from chorister.policy.explain import number_text
 from chorister.policy.values import duration_text
 
@@ -52,10 +52,7 @@ def share(value: float) -> str:
 
 def time(posix: int) -> str:
     """A moment, to the minute."""
-    try:
-        return dt.datetime.fromtimestamp(posix, dt.UTC).strftime("%d %b %Y, %H:%M UTC")
-    except (OverflowError, ValueError, OSError):
-        return f"{posix} s after 1970"
+    return utc_text(posix, "%d %b %Y, %H:%M UTC")
 
 
 FILTERS: Final[dict[str, Callable[..., str]]] = {
