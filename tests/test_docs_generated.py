@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,19 +14,14 @@ import chorister
 import chorister.device
 import chorister.errors
 from chorister.cli import app
+from tests.scripts import loaded
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 
 @pytest.fixture(scope="module")
 def generated() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generated", DOCS / "generated.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["generated"] = module
-    spec.loader.exec_module(module)
-    return module
+    return loaded(DOCS / "generated.py")
 
 
 def paths(command: Any, words: tuple[str, ...]) -> list[tuple[str, Any]]:

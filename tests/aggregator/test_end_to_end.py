@@ -12,7 +12,9 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scipy import stats
@@ -49,21 +51,20 @@ def servers(tmp_path: Path) -> Iterator[ServerProcesses]:
         yield processes
 
 
-def a_device(
-    servers: ServerProcesses, number: int, sandbox: Sandbox, credential: str = CREDENTIAL
-) -> Device:
-    folder = servers.operators.folder / f"device-{number}"
+def a_device(operators: Operators, number: int, sandbox: Sandbox, **options: Any) -> Device:
+    """Of somebody aged `AGE`; `options` are the device's."""
+    folder = operators.folder / f"device-{number}"
     folder.mkdir()
     device = Device(
         folder / "store",
-        servers.operators.policy,
+        operators.policy,
         GivenKey(number.to_bytes(32)),
-        registry=servers.operators.at.registry,
+        registry=operators.at.registry,
         head=HeadFile(folder / "head"),
         timing=Timing(query=1, slack=1, spread=1, poll=1),
         sandbox=sandbox,
-        upload_credential=lambda: credential,
         create=True,
+        **options,
     )
     device.opt_in()
     assert device.set_profile("user", {"age": AGE, "locale": "de_DE"})
@@ -90,10 +91,12 @@ def test_from_an_event_to_an_estimate(servers: ServerProcesses) -> None:
     )
     with ExitStack() as stack:
         sandbox = stack.enter_context(Sandbox())
-        devices = [
-            stack.enter_context(a_device(servers, number, sandbox)) for number in range(DEVICES)
+        *devices, stranger = [
+            stack.enter_context(
+                a_device(operators, number, sandbox, upload_credential=partial(str, credential))
+            )
+            for number, credential in enumerate([CREDENTIAL] * DEVICES + ["of another app"])
         ]
-        stranger = stack.enter_context(a_device(servers, DEVICES, sandbox, "of another app"))
         # Their ledgers begin with the first checkpoint that they see.
         wait_until(lambda: devices[0].run_once().problems == (), "a published checkpoint")
         for device in [*devices[1:], stranger]:

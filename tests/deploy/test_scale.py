@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -11,19 +10,15 @@ from types import ModuleType
 
 import pytest
 
+from tests.scripts import loaded
+
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "scale.json"
 
 
 @pytest.fixture(scope="module")
 def scale() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("scale", ROOT / "benchmarks" / "scale.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["scale"] = module
-    spec.loader.exec_module(module)
-    return module
+    return loaded(ROOT / "benchmarks" / "scale.py")
 
 
 @pytest.mark.parametrize(("options", "lines"), [([], 11), (["--parts"], 9), (["--growth"], 6)])

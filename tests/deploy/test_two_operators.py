@@ -25,14 +25,14 @@ from chorister.canonical import b64url_encode, sha256
 from chorister.cli import app
 from chorister.clock import SystemClock
 from chorister.dap.collector import Collected, Collector
-from chorister.device import Device, GivenKey, HeadFile, HTTPTransport, Sandbox, Timing
+from chorister.device import HTTPTransport, Sandbox
 from chorister.policy import Policy
 from chorister.recipe import Recipe
 from chorister.transparency.client import RegistryClient
 from tests.aggregator.inprocess_pair import wait_until
 from tests.aggregator.operators import TOKENS, Addresses, Operators, free_port
 from tests.aggregator.server_processes import COMMAND, environment, process
-from tests.aggregator.test_end_to_end import AGE, check_estimate
+from tests.aggregator.test_end_to_end import a_device, check_estimate
 from tests.certificates import a_certificate
 from tests.cli.toml import dumps
 from tests.deploy.test_deploy import blocks
@@ -187,31 +187,14 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         yield hosts
 
 
-def a_device(hosts: Hosts, number: int, sandbox: Sandbox) -> Device:
-    folder = hosts.world.folder / f"device-{number}"
-    folder.mkdir()
-    device = Device(
-        folder / "store",
-        hosts.world.policy,
-        GivenKey(number.to_bytes(32)),
-        registry=hosts.world.at.registry,
-        head=HeadFile(folder / "head"),
-        timing=Timing(query=1, slack=1, spread=1, poll=1),
-        sandbox=sandbox,
-        transport=HTTPTransport(tls=hosts.trusting),
-        create=True,
-    )
-    device.opt_in()
-    assert device.set_profile("user", {"age": AGE, "locale": "de_DE"})
-    return device
-
-
 def answer(hosts: Hosts, recipe: Recipe) -> None:
     """Devices see the log, answer the recipe, and upload when they said they would."""
     with ExitStack() as stack:
         sandbox = stack.enter_context(Sandbox())
+        transport = HTTPTransport(tls=hosts.trusting)
         devices = [
-            stack.enter_context(a_device(hosts, number, sandbox)) for number in range(DEVICES)
+            stack.enter_context(a_device(hosts.world, number, sandbox, transport=transport))
+            for number in range(DEVICES)
         ]
         for device in devices:  # a ledger begins with the first checkpoint that a device sees
             wait_until(lambda: device.run_once().problems == (), "a published checkpoint")  # noqa: B023

@@ -1,6 +1,6 @@
 """PostgreSQL no longer tries to compress sealed reports, which takes longer than storing them.
 
-What is stored before stays as it is: it is gone within a day.
+What is stored before stays as it is, until its task no longer needs it.
 """
 
 from __future__ import annotations
