@@ -15,45 +15,43 @@ pub enum Error {
     Internal(String),
 }
 
-/// `ReportError` of draft-ietf-ppm-dap-18, section 4.2: why one report was left out.
-///
-/// The code 0 is reserved there; in this module it stands for "no error".
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum ReportError {
-    BatchCollected = 1,
-    ReportReplayed = 2,
-    ReportDropped = 3,
-    HpkeUnknownConfigId = 4,
-    HpkeDecryptError = 5,
-    VdafVerifyError = 6,
-    TaskExpired = 7,
-    InvalidMessage = 8,
-    ReportTooEarly = 9,
-    TaskNotStarted = 10,
-    OutdatedConfig = 11,
+macro_rules! report_errors {
+    ($($variant:ident = $code:literal: $name:literal,)*) => {
+        /// `ReportError` of draft-ietf-ppm-dap-18, section 4.2: why one report was left out.
+        ///
+        /// Python's `ReportError` is made of `NAMED`. The draft reserves the code 0; here it means "no error".
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum ReportError {
+            $($variant = $code,)*
+        }
+
+        impl ReportError {
+            pub const NAMED: &[(&str, Self)] = &[$(($name, Self::$variant),)*];
+        }
+    };
+}
+
+report_errors! {
+    BatchCollected = 1: "BATCH_COLLECTED",
+    ReportReplayed = 2: "REPORT_REPLAYED",
+    ReportDropped = 3: "REPORT_DROPPED",
+    HpkeUnknownConfigId = 4: "HPKE_UNKNOWN_CONFIG_ID",
+    HpkeDecryptError = 5: "HPKE_DECRYPT_ERROR",
+    VdafVerifyError = 6: "VDAF_VERIFY_ERROR",
+    TaskExpired = 7: "TASK_EXPIRED",
+    InvalidMessage = 8: "INVALID_MESSAGE",
+    ReportTooEarly = 9: "REPORT_TOO_EARLY",
+    TaskNotStarted = 10: "TASK_NOT_STARTED",
+    OutdatedConfig = 11: "OUTDATED_CONFIG",
 }
 
 impl ReportError {
-    const ALL: [Self; 11] = [
-        Self::BatchCollected,
-        Self::ReportReplayed,
-        Self::ReportDropped,
-        Self::HpkeUnknownConfigId,
-        Self::HpkeDecryptError,
-        Self::VdafVerifyError,
-        Self::TaskExpired,
-        Self::InvalidMessage,
-        Self::ReportTooEarly,
-        Self::TaskNotStarted,
-        Self::OutdatedConfig,
-    ];
-
     pub fn code(self) -> u8 {
         self as u8
     }
 
     pub fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|error| error.code() == code)
+        Self::NAMED.iter().find(|(_, error)| error.code() == code).map(|(_, error)| *error)
     }
 }

@@ -1,9 +1,11 @@
-//! The native module of Chorister: Prio3 and HPKE for whole batches, and random bits.
+//! The native module of Chorister: Prio3 and HPKE for whole batches, random bits, and the certified privacy bound.
 //!
 //! Cryptography is done by the crates `prio` and `hpke-dispatch`; here are the batches around it. The modules
 //! follow a report: `sampling` makes its noisy bits, `prio3` and `hpke` its shares, `job` verifies and adds
-//! them up, `wire` is how they look in between. `python` is the only module that knows Python.
+//! them up, `wire` is how they look in between. `bound` is what devices enforce before any of it.
+//! `python` is the only module that knows Python.
 
+pub mod bound;
 pub mod error;
 pub mod hpke;
 pub mod job;

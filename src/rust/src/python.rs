@@ -7,14 +7,15 @@ use std::sync::Arc;
 
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::{IntoPyDict, PyBytes, PyTuple};
 
-use crate::error::Error;
+use crate::error::{Error, ReportError};
 use crate::hpke::{HpkeConfig, HpkeKeypair};
 use crate::job;
 use crate::prio3::{Engine, Kind, VerifyKey};
 use crate::wire::{Ciphertext, Reader};
 
+mod bound;
 mod columns;
 mod sampling;
 
@@ -426,8 +427,29 @@ fn hpke_seal<'py>(
     Ok(PyBytes::new(py, &ciphertext))
 }
 
+/// The draft's codes as an `enum.IntEnum`, so that Python states them no second time.
+fn report_error_enum<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyAny>> {
+    let py = module.py();
+    let members: Vec<(&str, u8)> =
+        ReportError::NAMED.iter().map(|(name, error)| (*name, error.code())).collect();
+    let place = [("module", module.name()?)].into_py_dict(py)?;
+    py.import("enum")?.getattr("IntEnum")?.call(("ReportError", members), Some(&place))
+}
+
 #[pymodule]
 mod _native {
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("ReportError", super::report_error_enum(module)?)
+    }
+
+    #[pymodule_export]
+    use super::bound::{
+        composition_delta, exact_delta, exact_envelope, exact_epsilon, renyi_divergence,
+        witness_delta,
+    };
     #[pymodule_export]
     use super::columns::{Headers, scan_reports, scan_verify_inits};
     #[pymodule_export]
