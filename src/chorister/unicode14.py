@@ -1,29 +1,26 @@
 """The characters of Unicode 14.0, the version of the oldest Python that Chorister runs on.
 
-What one party signs all others must accept, today and on the Python of ten years from now. Yet
-what is a letter, and what is normalised, depends on the Unicode tables of the running Python, for
-characters that are newer than they. So canonical forms have characters of Unicode 14.0 only, and
-tokenisation knows no others. For text of these characters all that Chorister computes is the same
-on every newer Python:
+What one party signs, all others must accept, today and on the Python of ten years from now. Yet for
+new characters, what is a letter and how it is normalised depends on the Unicode tables of the
+running Python. So canonical forms have characters of Unicode 14.0 only, and tokenisation knows no
+others. For text of these characters, everything that Chorister computes is the same on every newer
+Python:
 
 - normalisation, by Unicode's stability policy: NFC and NFKC of a string of assigned characters
   never change;
-- case folding, by the same: toCasefold(NFKC(s)) of such a string never changes, and tokenisation
-  folds nothing but NFKC;
-- categories: they may change, rarely, so the set of word characters is written down here.
+- case folding, by the same policy: toCasefold(NFKC(s)) of such a string never changes, and
+  tokenisation folds NFKC only;
+- categories: they may change, rarely, so the set of word characters is listed here.
 
-Both tables are lengths of runs, outside and inside the set by turns, from U+0000 on.
-`tests/test_unicode14.py` computes them anew.
+The tables have the lengths of runs that are alternately outside and inside the set, from U+0000.
+`tests/test_unicode14.py` recomputes them. Only the standard library is imported here.
 """
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from itertools import accumulate
 from typing import Final
-
-__all__ = ["VERSION", "find_unassigned", "is_word_character", "separate_unassigned"]
 
 VERSION: Final = "14.0.0"
 
@@ -110,35 +107,58 @@ _WORD: Final = """
 10 1030 42720 32 4153 7 222 2 5762 14 7473 3103 542 1506 4939 716213 240
 """
 
+# What normalisation may join to the character before it, or swap with it: characters whose NFKD
+# begins with a non-starter (combining class above 0) or with the second half of a composite.
+_JOINING: Final = """
+768 79 1 32 275 5 265 45 1 1 1 2 1 2 1 1 72 11 48 21 16 1 101 7 2 6 2 2 1 4 35 1 30 27 160 9 9 1
+24 4 1 9 1 3 1 5 43 3 60 8 42 24 1 29 60 1 16 1 3 4 103 1 1 1 14 1 9 1 38 1 61 1 16 1 110 1 16 1
+110 1 1 1 14 1 8 2 102 1 14 1 9 1 100 1 16 1 7 2 101 1 5 1 10 1 7 2 100 2 1 1 14 1 9 1 114 1 4 1
+15 1 88 3 13 4 108 3 13 4 76 2 27 1 1 1 1 1 55 5 4 4 2 5 1 2 62 1 103 1 8 1 1 2 82 1 211 21 50 27
+410 3 948 2 30 1 157 1 10 1 203 1 143 3 219 2 71 1 20 8 2 1 48 14 1 16 101 2 14 1 38 9 54 2 58 1
+11 2 67 1 152 3 1 13 1 7 4 1 6 1 3 2 198 64 720 13 4 1 3 12 3070 3 141 1 96 32 554 6 105 2 152 1 1
+2 3 6 15 21 29963 1 4 10 32 2 80 2 276 1 37 1 151 1 27 18 57 3 37 1 95 1 12 1 239 1 1 3 2 2 5 2 1
+1 52 1 246 1 20272 1 769 16 366 2 3 1 1 2 3 6 18 6 2 6 2 6 2 3 544 1 226 1 149 5 1682 1 1 1 40 3 4
+1 165 2 573 4 387 2 153 11 49 4 192 1 41 1 14 1 57 2 69 3 36 1 11 2 62 1 76 1 9 1 106 2 178 2 80 2
+1 1 14 1 9 1 14 7 3 5 205 1 3 1 23 1 81 1 9 1 2 1 4 2 235 1 15 2 126 1 118 2 115 1 269 2 245 1 12
+2 4 1 156 1 83 1 18 1 81 1 421 1 258 1 1 2 81 1 19800 5 59 7 1209 2 19628 1 5318 5 3 6 8 8 2 7 30
+4 148 3 3515 7 1 17 2 7 1 2 1 5 261 7 375 1 61 4 1504 7 109 7
+"""
+
 
 def _bounds(runs: str) -> list[int]:
-    """Where runs end: inside the set lies what has an odd number of bounds at or below it."""
+    """Return where runs end. A code is in the set if an odd number of ends are at or below it."""
     return list(accumulate(map(int, runs.split())))
 
 
-def _not_in(bounds: list[int]) -> re.Pattern[str]:
-    ranges = (
-        f"\\U{first:08x}-\\U{end - 1:08x}"
-        for first, end in zip(bounds[::2], bounds[1::2], strict=True)
-    )
-    return re.compile(f"[^{''.join(ranges)}]")
-
-
+_ASSIGNED_BOUNDS: Final = _bounds(_ASSIGNED)
 _WORD_BOUNDS: Final = _bounds(_WORD)
-_UNASSIGNED: Final = _not_in(_bounds(_ASSIGNED))
+_JOINING_BOUNDS: Final = _bounds(_JOINING)
+
+JOINING: Final = frozenset(
+    chr(code)
+    for first, end in zip(_JOINING_BOUNDS[::2], _JOINING_BOUNDS[1::2], strict=True)
+    for code in range(first, end)
+)
+"""The characters of the table above. Text without them is normalised character by character."""
+
+
+def _unassigned(text: str) -> set[str]:
+    # Texts repeat few different characters, so each is looked up once.
+    return {c for c in set(text) if bisect_right(_ASSIGNED_BOUNDS, ord(c)) % 2 == 0}
 
 
 def find_unassigned(text: str) -> str | None:
-    """The first character that Unicode 14.0 does not have."""
-    found = _UNASSIGNED.search(text)
-    return found[0] if found else None
+    """Return the first character that Unicode 14.0 does not have."""
+    unknown = _unassigned(text)
+    return next(character for character in text if character in unknown) if unknown else None
 
 
 def separate_unassigned(text: str) -> str:
-    """The text with a space in place of every character that Unicode 14.0 does not have."""
-    return _UNASSIGNED.sub(" ", text)
+    """Replace every character that Unicode 14.0 does not have with a space."""
+    unknown = _unassigned(text)
+    return "".join(" " if c in unknown else c for c in text) if unknown else text
 
 
 def is_word_character(code: int) -> bool:
-    """Whether Unicode 14.0 calls a code point a letter, a mark or a number."""
+    """Return whether a code point is a letter, a mark or a number in Unicode 14.0."""
     return bisect_right(_WORD_BOUNDS, code) % 2 == 1

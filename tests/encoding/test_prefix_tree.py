@@ -44,8 +44,8 @@ SALT = bytes(range(16))
 def test_trigrams(text: object, label: str) -> None:
     for tree in (TREE, TREE.hashed(SALT)):
         index = TREE.index(label)
-        assert tree.find([text]).tolist() == [index]
-        assert tree.find(["i got up", text, None]).tolist() == [TREE.index("i got up"), index, 0]
+        assert tree.find([text]) == [index]
+        assert tree.find(["i got up", text, None]) == [TREE.index("i got up"), index, 0]
     assert TREE.label(TREE.index(label)) == label
 
 
@@ -67,7 +67,7 @@ def test_the_order_is_the_papers() -> None:
 )
 def test_first_words(text: object, label: str) -> None:
     assert FIRST.label(int(FIRST.find([text])[0])) == label
-    assert FIRST.hashed(SALT).find([text]).tolist() == FIRST.find([text]).tolist()
+    assert FIRST.hashed(SALT).find([text]) == FIRST.find([text])
 
 
 def test_prefixes_of_several_lengths() -> None:
@@ -75,7 +75,7 @@ def test_prefixes_of_several_lengths() -> None:
     texts = ["a b d", "c d", "c", "a d", "a b", "c x"]
     labels = [tree.label(int(i)) for i in tree.find(texts)]
     assert labels == ["a b d", "c d", "c END", "OOV", "a b END", "c OOV"]
-    assert tree.hashed(SALT).find(texts).tolist() == tree.find(texts).tolist()
+    assert tree.hashed(SALT).find(texts) == tree.find(texts)
 
 
 WORDS = st.sampled_from(["hello", "world", "how", "are", "i", "got", "you", "up", "Zebra", "don't"])
@@ -94,8 +94,8 @@ def test_hashed_and_plain_agree_with_a_slow_reading(texts: list[str]) -> None:
         return "OOV"
 
     expected = [TREE.index(slowly(text)) for text in texts]
-    assert TREE.find(texts).tolist() == expected
-    assert TREE.hashed(SALT).find(texts).tolist() == expected
+    assert TREE.find(texts) == expected
+    assert TREE.hashed(SALT).find(texts) == expected
 
 
 def test_hashes_hide_the_words_and_depend_on_the_salt() -> None:
@@ -120,7 +120,7 @@ def test_a_hash_is_pinned() -> None:
         (("hello  world",), ("a",), "canonical"),
         (("a", "a"), ("b",), "twice"),
         (("a", "a b"), ("c",), "begins"),
-        (("", "a"), ("b",), "alone"),
+        (("", "a"), ("b",), "the only one"),
         (("a",), ("b", "b"), "twice"),
         (("a",), ("b c",), "one word"),
         (("a",), ("",), "one word"),
@@ -159,7 +159,7 @@ def test_deny_lists_match_whole_words() -> None:
         "",
         "so bad",
     ]
-    assert deny.denied(texts).tolist() == [True, False, True, False, False, False, False, True]
+    assert deny.denied(texts) == [True, False, True, False, False, False, False, True]
 
 
 @pytest.mark.parametrize("phrases", [(), ("Bad",), ("",), ("a", "a"), ("a  b",)])

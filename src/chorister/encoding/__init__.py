@@ -1,29 +1,37 @@
-"""Features -> one-hot index and back: intervals, categories, prefix trees, grids, their product."""
+"""From features to one-hot bins and back: intervals, categories, prefix trees, grids."""
 
 from __future__ import annotations
 
-from chorister.encoding.categories import Categories
-from chorister.encoding.deny import DenyList
-from chorister.encoding.feature import OOV, Feature, Indices
-from chorister.encoding.grid import Grid
-from chorister.encoding.intervals import Intervals
+from chorister.encoding.encoder import Encoder, Selection
+from chorister.encoding.features import OOV, Categories, Feature, Grid, Intervals
+from chorister.encoding.lookup import MAX_TEXT_CHARACTERS
 from chorister.encoding.prefix_tree import END, HashedPrefixTree, PrefixTree
-from chorister.encoding.product import MAX_BINS, AnyFeature, Encoding, Selection
-from chorister.encoding.words import TOKENISATION, canonical_text, canonical_texts, split_words
+from chorister.encoding.product import (
+    MAX_BINS,
+    MAX_DENIED_WORDS,
+    MAX_DENY_LISTS,
+    AnyFeature,
+    DenyList,
+    Encoding,
+)
+from chorister.encoding.tokenizer import TOKENISATION, canonical_text, canonical_texts, split_words
 
 __all__ = [
     "END",
     "MAX_BINS",
+    "MAX_DENIED_WORDS",
+    "MAX_DENY_LISTS",
+    "MAX_TEXT_CHARACTERS",
     "OOV",
     "TOKENISATION",
     "AnyFeature",
     "Categories",
     "DenyList",
+    "Encoder",
     "Encoding",
     "Feature",
     "Grid",
     "HashedPrefixTree",
-    "Indices",
     "Intervals",
     "PrefixTree",
     "Selection",

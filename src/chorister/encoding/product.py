@@ -1,42 +1,89 @@
-"""The product of features: one bin for every combination of their cells."""
+"""A recipe's encoding: one bin for every combination of its features' cells, without denied rows.
+
+A deny list has phrases that are already known (so that devices offer something else) or must not be
+collected. A row whose text contains a denied phrase, as whole words, is treated as if it did not
+exist; so is a row whose text is too long to search. A device without any row left reports OOV, as
+one without data does.
+"""
 
 from __future__ import annotations
 
 import math
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
-import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from chorister.encoding.categories import Categories
-from chorister.encoding.deny import DenyList
-from chorister.encoding.feature import Feature, Indices, Values
-from chorister.encoding.grid import Grid
-from chorister.encoding.intervals import Intervals
+from chorister.canonical import Model, dumps
+from chorister.encoding.encoder import Encoder, PhraseMatcher
+from chorister.encoding.features import (
+    Categories,
+    Column,
+    Feature,
+    Grid,
+    Intervals,
+    Phrase,
+    check_phrases,
+)
+from chorister.encoding.lookup import Values, canonical_column
 from chorister.encoding.prefix_tree import HashedPrefixTree, PrefixTree
 from chorister.errors import InvalidInput
 
-__all__ = ["MAX_BINS", "AnyFeature", "Encoding", "Selection"]
-
 MAX_BINS: Final = 2**31 - 1
-"""Above it a VDAF's length (uint32) ends; policies set far smaller limits."""
+"""What fits a VDAF's length (uint32); policies set far smaller limits."""
 
 AnyFeature: TypeAlias = Annotated[
     Intervals | Categories | PrefixTree | HashedPrefixTree | Grid, Field(discriminator="kind")
 ]
-Selection: TypeAlias = Literal["uniform", "first"]
+
+
+MAX_DENY_LISTS: Final = 8
+MAX_DENIED_WORDS: Final = 200_000
+"""In all of a recipe's deny lists together: each may be a state of an automaton."""
+MAX_PHRASE_WORDS: Final = 16
+"""No n-gram is longer."""
+
+
+def count_words(phrase: str) -> int:
+    """Count the words of a phrase in canonical form."""
+    return phrase.count(" ") + 1
+
+
+class DenyList(Model):
+    """Phrases in canonical form; rows whose text in `column` contains one are ignored."""
+
+    column: Column
+    phrases: Annotated[
+        tuple[Annotated[Phrase, Field(min_length=1)], ...],
+        Field(min_length=1, max_length=100_000),
+    ]
+
+    @field_validator("phrases")
+    @classmethod
+    def _canonical(cls, phrases: tuple[str, ...]) -> tuple[str, ...]:
+        return check_phrases(phrases, max_words=MAX_PHRASE_WORDS)
+
+    @cached_property
+    def words(self) -> int:
+        """The number of words in all phrases."""
+        return sum(map(count_words, self.phrases))
+
+    @cached_property
+    def _matcher(self) -> PhraseMatcher:
+        return PhraseMatcher(self.phrases)
+
+    def denied(self, values: Values) -> list[bool]:
+        """Return which rows contain a denied phrase. Values that are not text contain none."""
+        return self._matcher.contained(canonical_column(values))
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """Rows of a query's result -> bins of a histogram, and back.
+    """Turns rows of a query's result into bins of a histogram, and bins into labels.
 
-    Bins are numbered in row-major order: the last feature changes fastest. Bin 0 is OOV in every
-    feature.
+    It has the models and the names of the bins; `Encoder` does everything that touches data.
     """
 
     features: tuple[Feature, ...]
@@ -44,9 +91,9 @@ class Encoding:
 
     def __post_init__(self) -> None:
         if not self.features:
-            raise InvalidInput("an encoding has at least one feature")
+            raise InvalidInput("an encoding needs at least one feature")
         if self.size > MAX_BINS:
-            raise InvalidInput(f"{self.size} bins, where at most {MAX_BINS} can be encoded")
+            raise InvalidInput(f"{self.size} bins, but at most {MAX_BINS} can be encoded")
 
     @cached_property
     def size(self) -> int:
@@ -65,60 +112,43 @@ class Encoding:
         return tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
 
     def labels(self, bin_: int) -> tuple[str, ...]:
-        """The label of each feature's cell."""
+        """Return the label of each feature's cell."""
         cells = self.cells(bin_)
         return tuple(f.label(cell) for f, cell in zip(self.features, cells, strict=True))
 
     def index(self, labels: Sequence[str]) -> int:
-        """The bin with these labels, one for each feature."""
+        """Return the bin with these labels, one for each feature."""
         if len(labels) != len(self.features):
             raise InvalidInput(f"{len(labels)} labels for {len(self.features)} features")
         cells = (f.index(label) for f, label in zip(self.features, labels, strict=True))
         return sum(cell * stride for cell, stride in zip(cells, self._strides, strict=True))
 
     def cells(self, bin_: int) -> tuple[int, ...]:
-        """The index of each feature's cell."""
+        """Return the index of each feature's cell."""
         if not 0 <= bin_ < self.size:
-            raise InvalidInput(f"bin {bin_} is outside 0..{self.size - 1}")
+            raise InvalidInput(f"bin {bin_} is not in 0..{self.size - 1}")
         return tuple(
             bin_ // stride % feature.size
             for feature, stride in zip(self.features, self._strides, strict=True)
         )
 
-    def find(self, columns: Mapping[str, Values]) -> Indices:
-        """The bin of every row, given the columns of the query's result; -1 for a denied row."""
-        for column in self.columns:
-            if column not in columns:
-                raise InvalidInput(f"the query's result has no column {column!r}")
-        if len({len(columns[column]) for column in self.columns}) > 1:
-            raise InvalidInput("the columns differ in length")
-        bins = np.zeros(len(columns[self.columns[0]]), dtype=np.int64)
-        for feature, stride in zip(self.features, self._strides, strict=True):
-            bins += stride * feature.find(*(columns[column] for column in feature.columns_read))
-        for deny in self.deny:
-            bins[deny.denied(columns[deny.column])] = -1
-        return bins
+    @cached_property
+    def encoder(self) -> Encoder:
+        return Encoder(list(map(vars, self.features)), list(map(vars, self.deny)))
 
-    def select(
-        self,
-        bins: Indices,
-        selection: Selection,
-        *,
-        randbelow: Callable[[int], int] = secrets.randbelow,
-    ) -> int:
-        """The one bin that a device reports, among the bins of its rows.
+    @cached_property
+    def canonical(self) -> bytes:
+        """The features and deny lists as canonical JSON, which `Encoder.parse` can read."""
+        parts = {"features": self.features, "deny": self.deny}
+        data = dumps(
+            {
+                name: [model.model_dump(mode="json", exclude_none=True) for model in models]
+                for name, models in parts.items()
+            }
+        )
+        Encoder.parse(data)
+        return data
 
-        Candidates are the rows that fall best into a bucket: not denied, and OOV in as few
-        features as possible. `uniform` draws one of these rows, `first` takes the smallest bin.
-        Without any row, 0: OOV in every feature.
-        """
-        bins = bins[bins >= 0]
-        if not len(bins):
-            return 0
-        misses = np.zeros(len(bins), dtype=np.int64)
-        for feature, stride in zip(self.features, self._strides, strict=True):
-            misses += bins // stride % feature.size == 0
-        candidates = bins[misses == misses.min()]
-        if selection == "first":
-            return int(candidates.min())
-        return int(candidates[randbelow(len(candidates))])
+    def find(self, columns: Mapping[str, Values]) -> list[int]:
+        """Return the bin of every row of the query's result, given by columns; -1 if denied."""
+        return self.encoder.find(columns)
