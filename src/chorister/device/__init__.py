@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from chorister.device.keys import GivenKey, KeyFile, KeyringKey
     from chorister.device.run import Run
     from chorister.device.sandbox import Sandbox
+    from chorister.device.schedule import Timing
     from chorister.device.status import Status
-    from chorister.device.timing import Timing
     from chorister.device.transport import HTTPTransport, Transport
 
 __all__ = [
@@ -44,7 +44,7 @@ _MODULES: Final = {
     "Run": "run",
     "Sandbox": "sandbox",
     "Status": "status",
-    "Timing": "timing",
+    "Timing": "schedule",
     "Transport": "transport",
 }
 

@@ -1,48 +1,47 @@
 """The agent: from the public log to an uploaded report, one step after the other.
 
+    prepare   ledger, what a crash left; then wait for the drawn moment
     poll      fetch and verify what is open                                    network
     check     for each recipe: its rules, its query, its budgets; or refuse it
     upload    send what is due                                                 network
+    reserve   the time that data may take; nothing is sent before it is over   one transaction
     decide    for each that passed: decline it, or (1) charge it               one transaction each
     answer    for each charged one: (2) query, encode, randomize, shard, seal;
               (3) audit entry and sealed report                                one transaction
+    expire    delete events that are older than their retention
 
 The network comes first and data last, so that no request is ever sent later because a query took
 longer. For the same reason all recipes are charged, and their upload times drawn, before the first
-query runs; and nothing is sent, old reports and polls included, before the last query's deadline.
-What a crash leaves charged is finished at the next start as OOV, without a query.
+query runs; and nothing is sent, by whatever process, before the end of the reserved time
+(`chorister.device.schedule`). What a crash leaves charged is finished at the next start as OOV,
+without a query.
 """
 
 from __future__ import annotations
 
-import math
 import secrets
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
-import apsw
-
-from chorister.dap.client import check_hpke_config, new_report_id
+from chorister.clock import SECOND, uptime
 from chorister.dap.task import task_configuration
-from chorister.device.attempts import Attempt, Attempts, State
-from chorister.device.audit import AuditLog, Question
-from chorister.device.budget import Charge
-from chorister.device.courier import Courier
+from chorister.dap.upload_client import check_hpke_config, new_report_id
+from chorister.device.attempts import Attempt, State
+from chorister.device.audit import Question
 from chorister.device.database import transaction
-from chorister.device.device_clock import DeviceClock
-from chorister.device.entries import Charged, Entry
-from chorister.device.journal import Journal
-from chorister.device.ledger import Ledger
-from chorister.device.outbox import Outbox, Parcel, reason_key
+from chorister.device.databases import Databases
+from chorister.device.ledger.budget import Charge
+from chorister.device.ledger.entries import Entry
+from chorister.device.outbox import QueuedReport
 from chorister.device.poll import Listed, Poll, poll
-from chorister.device.report import OOV_BIN, Outcome, choose_bin, make_report, prepare
-from chorister.device.run import Run, Tally
+from chorister.device.records import LEDGER, pair_subject, upload_subject
+from chorister.device.report import OOV_BIN, Outcome, make_report, prepare
+from chorister.device.run import Hook, Run, Step, Tally, no_hook
 from chorister.device.sandbox import Sandbox
-from chorister.device.steps import Hook, Step, pass_by
-from chorister.device.store import EXPIRE_SECONDS, EventStore
-from chorister.device.timing import Timing, flip
+from chorister.device.schedule import Timing, flip
 from chorister.device.transport import LogSource, Transport
+from chorister.device.uploader import Uploader
 from chorister.device.verifier import permitted_functions, verify_query
 from chorister.errors import (
     BudgetExceeded,
@@ -51,15 +50,12 @@ from chorister.errors import (
     HPKEError,
     LedgerError,
     QueryRefused,
+    SandboxUnavailable,
 )
 from chorister.policy import Policy
 from chorister.recipe import Recipe, SignedRecipe, verify_recipe
 
 __all__ = ["Agent"]
-
-
-_LEDGER = b"ledger"
-"""Stands for the ledger where refusals are remembered by recipe."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +65,6 @@ class _Ready:
     listed: Listed
     charge: Charge
     question: Question
-    groups: dict[str, str]
     configs: tuple[bytes, bytes]  # the leader's and the helper's
 
 
@@ -84,48 +79,45 @@ class Agent:
         self,
         *,
         policy: Policy,
-        connection: apsw.Connection,
-        store: EventStore,
-        ledger: Ledger,
-        audit: AuditLog,
-        clock: DeviceClock,
-        attempts: Attempts,
-        outbox: Outbox,
-        sandbox: Sandbox,
+        databases: Databases,
+        sandbox: Callable[[], Sandbox],
         transport: Transport,
         registry: str,
-        timing: Timing | None = None,
-        hook: Hook = pass_by,
+        timing: Timing,
+        wait: Callable[[], None] = lambda: None,
+        hook: Hook = no_hook,
         credential: Callable[[], str] | None = None,
         stopping: Callable[[], bool] = lambda: False,
         randbelow: Callable[[int], int] = secrets.randbelow,
     ) -> None:
         self._policy = policy
-        self._connection = connection
-        self._store = store
-        self._ledger = ledger
-        self._clock = clock
+        self._connection = databases.connection
+        self._store = databases.store
+        self._ledger = databases.ledger
+        self._clock = databases.clock
+        self._schedule = databases.schedule
+        self._attempts = databases.attempts
+        self._refusals = databases.refusals
+        self._files = databases.files
+        self._settings = databases.settings
+        self._outbox = databases.outbox
+        self._writer = databases.writer
         self._sandbox = sandbox
         self._source = LogSource(transport, registry)
         # A size counts for the log of that name only: a policy update may name another.
         self._log_size = f"size of {policy.log.origin}"
-        self._timing = timing or Timing()
+        self._timing = timing
+        self._wait = wait  # for the moment of the first request
+        self._reserved = 0  # until when; 0 if this run has not reserved any time yet
         self._hook = hook
         self._stopping = stopping
         self._randbelow = randbelow
-        self.attempts = attempts
-        self.outbox = outbox
-        self._journal = Journal(audit, clock)
-        self._courier = Courier(
+        self._uploader = Uploader(
             policy=policy,
-            connection=connection,
-            attempts=self.attempts,
-            outbox=self.outbox,
-            journal=self._journal,
-            clock=clock,
+            db=databases,
             transport=transport,
             credential=credential,
-            consent=self._may_go_on,
+            consent=self._may_send,
             hook=hook,
             randbelow=randbelow,
         )
@@ -134,71 +126,123 @@ class Agent:
 
     def run_once(self) -> Run:
         """Everything that is to be done now."""
-        return self._run(self._poll)
+        tally = Tally.empty()
+        silent = self._go(self._poll, tally)
+        # Last, whether anything has expired or not, in time that is reserved whether it is needed
+        # or not: how long it takes depends on data.
+        self._reserve(0, tally)
+        self._expire(tally)
+        return tally.run(silent=silent)
 
     def upload_due(self) -> Run:
         """Only send what is due, without a poll."""
-        return self._run(lambda _: Poll.nothing())
-
-    def _run(self, look: Callable[[Tally], Poll]) -> Run:
-        run = self._go(look)
-        # Whether a query ran or not, and last: how long it takes depends on data. So nothing may be
-        # due meanwhile; the run that sends it comes back here.
-        upload_at = self.outbox.next_time()
-        if upload_at is None or upload_at > self._clock.now() + math.ceil(2 * EXPIRE_SECONDS):
-            self._store.expire()
-        return run
-
-    def _go(self, look: Callable[[Tally], Poll]) -> Run:
         tally = Tally.empty()
+        silent = self._go(lambda _: Poll.nothing(), tally)
+        return tally.run(silent=silent)
+
+    def rest(self, silent: str) -> Run:
+        """Send nothing. That is no reason to keep anything for longer."""
+        tally = Tally.empty()
+        self._reserve(0, tally)
+        self._expire(tally)
+        return tally.run(silent=silent)
+
+    def _go(self, look: Callable[[Tally], Poll], tally: Tally) -> str | None:
+        """The run; returns why nothing was done, if so."""
+        # Consent is read before the moment: how long a read of the events' database takes depends
+        # on what is in it. From then on the ledger's database and this process know of a change.
         if not self._store.consent.opted_in:
-            self._courier.withdraw(tally)
-            return tally.run(silent="the person has not opted in")
+            self._uploader.withdraw(tally)
+            return "the person has not opted in"
+        self._prepare(tally)
+        self._wait()
+        if not self._may_send():
+            return "the person said stop"
         found = look(tally)
         if not self._newest_checkpoint():
-            return tally.run(silent="no cosigned checkpoint was accepted yet")
+            return "no cosigned checkpoint was accepted yet"
         try:
             self._settle()
         except LedgerError as error:
             with transaction(self._connection):
-                if self.attempts.refuse(_LEDGER, type(error).__name__, str(error)):
-                    self._journal.silent(error)
-            return tally.run(silent=str(error))
-        self._finish_interrupted(tally)
+                if self._refusals.record(LEDGER, type(error).__name__, str(error)):
+                    self._writer.silent(error)
+            return str(error)
         ready = self._check_all(found, tally)
-        self._courier.send_due(
-            tally, busy_until=self._timing.busy_until(self._clock.now(), len(ready))
+        self._uploader.send_due(
+            tally,
+            busy_until=lambda: self._timing.busy_until(self._clock.microseconds(), len(ready)),
         )
-        for recipe, attempt in self._decide(ready, tally):
+        if not ready:
+            return None
+        until = self._reserve(len(ready), tally)
+        begun = uptime()
+        for number, (recipe, attempt) in enumerate(self._decide(ready, until, tally), start=1):
             if not self._may_go_on():
                 break  # the next run drops what was charged, or reports OOV after a pause
-            if self.attempts.state(attempt.recipe) is State.CHARGED:
-                self._answer(recipe, attempt, tally)
-        return tally.run()
+            if self._attempts.state(attempt.recipe) is State.CHARGED:
+                share = number * (self._timing.query + self._timing.slack)
+                self._answer(recipe, attempt, tally, until=begun + share - self._timing.slack / 2)
+        return None
+
+    def _prepare(self, tally: Tally) -> None:
+        """Before the drawn moment: what a crash left, which may have been the data's doing."""
+        with suppress(SandboxUnavailable):  # what is queued leaves without it
+            self._sandbox().revive()
+        if self._newest_checkpoint():
+            with suppress(LedgerError):  # a poll may still help; then it is raised again
+                self._settle()
+                self._finish_interrupted(tally)
+
+    def _reserve(self, queries: int, tally: Tally) -> int:
+        """Keep every process quiet for the time that data may take; the first call counts."""
+        if not self._reserved:
+            with transaction(self._connection):
+                self._reserved = self._schedule.reserve(queries)
+            self._uploader.make_way(self._reserved, self._timing.spread, tally)
+            tally.busy_until = -(-self._reserved // SECOND)
+        return self._reserved
+
+    def _expire(self, tally: Tally) -> None:
+        try:
+            self._store.expire(self._timing.housekeeping / 2)
+        except Exception as error:  # of whatever kind, the lack of memory included
+            # Whether there was something to delete must not decide whether the device goes on.
+            tally.problems.append(f"expired events could not be deleted: {error}")
+
+    def _may_send(self) -> bool:
+        """Asked before each request, for another process or thread may change it at any time.
+
+        Reads no events: whoever opts out drops what is queued before `opt_out` returns.
+        """
+        return not (self._stopping() or self._settings.paused)
 
     def _may_go_on(self) -> bool:
-        """Asked before each step, for another process or thread may change it at any time."""
-        if self._stopping() or self.attempts.paused:
-            return False
-        return self._store.consent.opted_in
+        """Asked before each step that touches data."""
+        return self._may_send() and self._store.consent.opted_in
 
     def _settle(self) -> None:
         """Bring the ledger into step with its head and the policy, or raise."""
 
         def tell(entry: Entry) -> None:
-            self._journal.settled(entry)
+            self._writer.settled(entry)
             self._hook(Step.SETTLE_WRITTEN)
 
         self._ledger.settle(self._clock.decision_time(), tell)
-        self.attempts.unrefuse(_LEDGER)
+        self._refusals.clear(LEDGER)
 
     def _finish_interrupted(self, tally: Tally) -> None:
         """What a crash left charged becomes OOV: the query may have run, so it never runs again."""
         now = self._clock.now()
-        for attempt in self.attempts.unfinished():
-            recipe = SignedRecipe.parse(attempt.jws).recipe
+        for attempt in self._attempts.unfinished():
+            try:
+                recipe = SignedRecipe.parse(attempt.jws).recipe
+            except ChoristerError as error:
+                why = f"it can't be read any more: {error}"
+                self._uploader.drop(attempt.recipe, State.CHARGED, why[:1000], tally)
+                continue
             if now >= recipe.window.closes:
-                self._courier.drop(
+                self._uploader.drop(
                     attempt.recipe, State.CHARGED, "its answer period is over", tally
                 )
                 continue
@@ -207,33 +251,37 @@ class Agent:
     # --- Poll ---
 
     def _poll(self, tally: Tally) -> Poll:
+        next_poll = self._schedule.draw_poll()
         found = poll(
             self._source,
             policy=self._policy,
             clock=self._clock,
             not_before=self._newest_checkpoint(),
-            not_smaller=self.attempts.recall(self._log_size),
-            kept=self.attempts.body,
+            not_smaller=self._settings.get(self._log_size),
+            kept=self._files.all,
+            forget=self._files.delete,
         )
         with transaction(self._connection):
+            self._schedule.plan_poll(next_poll)
             if found.checkpoint is not None:
                 self._clock.accept_checkpoint(found.checkpoint.time)
-                self.attempts.remember(self._log_size, found.checkpoint.size)
+                self._settings.set(self._log_size, found.checkpoint.size)
                 # By the cosigners' time: after a jump of the clock a coin would be flipped again.
-                self.attempts.forget(before=self._clock.decision_time())
+                self._attempts.forget(before=self._clock.decision_time())
+            if found.files is not None:
+                self._files.replace(found.files)
             if not found.problems:
-                self.attempts.keep_bodies(found.files)
                 digests = [listed.signed.digest for listed in found.listed]
                 addresses = [each.address for each in found.unreadable]
-                waiting = [reason_key(parcel.recipe) for parcel in self.outbox.all()]
-                self.attempts.keep_refusals([_LEDGER, *digests, *addresses, *waiting])
+                waiting = [upload_subject(queued.recipe) for queued in self._outbox.all()]
+                self._refusals.keep_only([LEDGER, *digests, *addresses, *waiting])
             for pair, error in found.problems:
                 tally.problems.append(f"{pair}: {error}")
-                if self.attempts.refuse(pair.encode(), type(error).__name__, str(error)):
-                    self._journal.silent(error, pair=pair)
+                if self._refusals.record(pair_subject(pair), type(error).__name__, str(error)):
+                    self._writer.silent(error, pair=pair)
             for each in found.unreadable:
-                if self.attempts.refuse(each.address, "unreadable", str(each.error)):
-                    self._journal.unreadable(each.address, each.error)
+                if self._refusals.record(each.address, "unreadable", str(each.error)):
+                    self._writer.unreadable(each.address, each.error)
             self._hook(Step.POLL_WRITTEN)
         return found
 
@@ -251,26 +299,30 @@ class Agent:
         ready: list[_Ready] = []
         for listed in found.listed:
             recipe = listed.signed.recipe
-            if self.attempts.state(listed.signed.digest) is not None:
+            if self._attempts.state(listed.signed.digest) is not None:
                 continue
             self._hook(Step.RECIPE_ARRIVED)
-            if not self._may_go_on():
+            if not self._may_send() or len(ready) == self._timing.max_queries:
                 break
             try:
                 ready.append(self._check(listed))
+            except SandboxUnavailable as error:
+                tally.problems.append(str(error))
+                break  # the next poll tries again
             except (QueryRefused, BudgetExceeded, LedgerError) as error:
                 self._refuse(listed.signed, error)
                 tally.refused.append(recipe.id)
         return ready
 
-    def _decide(self, ready: list[_Ready], tally: Tally) -> list[tuple[Recipe, Attempt]]:
-        """Charge, in a tight loop; every time counts from its beginning."""
+    def _decide(
+        self, ready: list[_Ready], busy_until: int, tally: Tally
+    ) -> list[tuple[Recipe, Attempt]]:
+        """Charge, in a tight loop; uploads are drawn after the time that all queries may take."""
         charged: list[tuple[Recipe, Attempt]] = []
-        now = self._clock.now()
         for each in ready:
             recipe = each.listed.signed.recipe
             try:
-                attempt = self._charge(each, now=now, queries=len(ready))
+                attempt = self._charge(each, busy_until)
             except _StoppedError:
                 break
             except (QueryRefused, BudgetExceeded, LedgerError) as error:
@@ -281,17 +333,13 @@ class Agent:
                     tally.declined.append(recipe.id)
                 else:
                     charged.append((recipe, attempt))
-        if charged:
-            # By the number that was checked, as for the times drawn, not by what coins said.
-            tally.busy_until = self._timing.busy_until(now, len(ready))
-            self._courier.make_way(tally.busy_until, self._timing.spread, tally)
         return charged
 
     def _check(self, listed: Listed) -> _Ready:
         """Everything that can be said without a decision; raises the reason to refuse."""
         recipe = listed.signed.recipe
         verify_recipe(listed.signed, self._policy, now=self._clock.now())
-        verify_query(self._policy, recipe, self._sandbox)
+        verify_query(self._policy, recipe, self._sandbox())
         if listed.leader_config is None or listed.helper_config is None:
             raise QueryRefused(check="keys", why="no accepted checkpoint lists this pair's keys")
         for config in (listed.leader_config, listed.helper_config):
@@ -302,35 +350,34 @@ class Agent:
         # delays nobody.
         self._check_study(recipe)
         self._ledger.check(charge, self._clock.decision_time())
-        groups = {
-            field: self._policy.group_value(field, self._store.profile(field))
-            for field in recipe.group_by
-        }
         return _Ready(
             listed=listed,
             charge=charge,
             question=Question.of(listed.signed, self._policy),
-            groups=groups,
             configs=(listed.leader_config, listed.helper_config),
         )
 
-    def _charge(self, ready: _Ready, *, now: int, queries: int) -> Attempt | None:
+    def _charge(self, ready: _Ready, busy_until: int) -> Attempt | None:
         """Step (1): check the budgets and commit the charge; None if the coin says no."""
         signed, charge, question = ready.listed.signed, ready.charge, ready.question
-        recipe, groups = signed.recipe, ready.groups
+        recipe = signed.recipe
+        groups = {
+            field: self._policy.group_value(field, self._store.profile(field))
+            for field in recipe.group_by
+        }
         with transaction(self._connection):
             if not self._may_go_on():
                 raise _StoppedError
-            decided = self._clock.decision_time()
+            now, decided = self._clock.now(), self._clock.decision_time()
             self._check_study(recipe)
             self._ledger.check(charge, decided)
             # Before the coin, for it may refuse: a coin is flipped once, and then it counts.
             upload_at = self._timing.draw_upload(
-                recipe, now=now, before=queries - 1, randbelow=self._randbelow
+                recipe, busy_until=busy_until, randbelow=self._randbelow
             )
             if not flip(recipe.participation.probability, randbelow=self._randbelow):
-                self.attempts.decline(recipe, question, now=now)
-                self._journal.declined(question, recipe)
+                self._attempts.decline(recipe, question, now=now)
+                self._writer.declined(question, recipe)
                 return None
             arm = recipe.draw_arm(randbelow=self._randbelow)
             task = task_configuration(self._policy, recipe, groups, arm)
@@ -347,8 +394,8 @@ class Agent:
                 helper_config=ready.configs[1],
                 signers=ready.listed.signers,
             )
-            self.attempts.begin(recipe, attempt, now=now)
-            self._journal.charged(question, charge, attempt.upload_at)
+            self._attempts.begin(recipe, attempt, now=now)
+            self._writer.charged(question, charge, attempt.upload_at)
             self._ledger.append(charge, decided)
             self._hook(Step.CHARGE_WRITTEN)
         self._hook(Step.CHARGED)
@@ -358,13 +405,9 @@ class Agent:
         """Inside the transaction: another process may have been quicker."""
         if not recipe.participation.once_per_study:
             return
-        for entry in self._ledger.entries():
-            if isinstance(entry, Charged) and (entry.charge.analysis, entry.charge.study) == (
-                recipe.analysis,
-                recipe.study,
-            ):
-                why = f"a recipe of study {recipe.study} was answered before"
-                raise QueryRefused(check="participation", why=why)
+        if self._ledger.charged_study(recipe.analysis, recipe.study):
+            why = f"a recipe of study {recipe.study} was answered before"
+            raise QueryRefused(check="participation", why=why)
 
     def _refuse(self, signed: SignedRecipe, error: ChoristerError) -> None:
         name = type(error).__name__
@@ -373,31 +416,30 @@ class Agent:
         elif isinstance(error, BudgetExceeded):
             name = error.field
         with transaction(self._connection):
-            if self.attempts.refuse(signed.digest, name, str(error)):
-                self._journal.refused(Question.of(signed, self._policy), error)
+            if self._refusals.record(signed.digest, name, str(error)):
+                self._writer.refused(Question.of(signed, self._policy), error)
 
     # --- Answer ---
 
-    def _answer(self, recipe: Recipe, attempt: Attempt, tally: Tally) -> None:
+    def _answer(self, recipe: Recipe, attempt: Attempt, tally: Tally, *, until: float) -> None:
         """Steps (2) and (3), once for every charge."""
-        bin_, outcome = self._query(recipe)
+        bin_, outcome = self._query(recipe, until)
         self._hook(Step.QUERIED)
         self._send_off(recipe, attempt, bin_, outcome, tally)
 
-    def _query(self, recipe: Recipe) -> tuple[int, Outcome]:
+    def _query(self, recipe: Recipe, until: float) -> tuple[int, Outcome]:
         """The bin to report. Whatever fails on the data is OOV, and nobody else learns of it."""
         analysis = self._policy.analyses[recipe.analysis]
         try:
-            snapshot = self._store.snapshot(recipe.reads)
-            until = time.monotonic() + self._timing.query
-            answer = self._sandbox.run(
+            snapshot = self._store.snapshot(recipe.reads, until)
+            bin_ = self._sandbox().choose(
                 recipe.query,
                 snapshot,
                 functions=permitted_functions(analysis),
-                deadline=self._timing.query,
-                columns=recipe.encoding.columns,
+                encoding=recipe.encoding,
+                selection=recipe.selection,
+                until=min(until, uptime() + self._timing.query),
             )
-            bin_ = choose_bin(recipe, answer.columns, until=until, randbelow=self._randbelow)
         except Exception:  # of whatever kind: that there is none to see is the point
             return OOV_BIN, Outcome.FAILED
         return bin_, Outcome.RAN
@@ -407,25 +449,33 @@ class Agent:
     ) -> None:
         try:
             report = make_report(recipe, attempt, bin_, self._hook)
+        except MemoryError:
+            return  # reading events may be why: the next run reports OOV instead
         except Exception as error:  # of whatever kind: the next start would meet it again
             # Nothing known leads here; but what failed once must not be tried for ever.
             why = f"no report can be made: {type(error).__name__}, {error}"
-            self._courier.drop(attempt.recipe, State.CHARGED, why[:1000], tally)
+            self._uploader.drop(attempt.recipe, State.CHARGED, why[:1000], tally)
             return
-        parcel = Parcel(
+        now, upload_at = self._clock.microseconds(), attempt.upload_at
+        if now >= upload_at and outcome is not Outcome.INTERRUPTED:
+            # The machine stood still. What it missed is not made up for when the query ends.
+            upload_at = self._timing.draw_late_upload(
+                now, recipe.window.closes, randbelow=self._randbelow
+            )
+        queued = QueuedReport(
             recipe=attempt.recipe,
             report_id=attempt.report_id,
             configuration=attempt.configuration,
             report=report.sealed,
             closes=recipe.window.closes,
-            next_try=attempt.upload_at,
+            next_try=upload_at,
         )
         with transaction(self._connection):
-            if self.attempts.state(attempt.recipe) is not State.CHARGED:
+            if self._attempts.state(attempt.recipe) is not State.CHARGED:
                 return  # consent was withdrawn meanwhile, and perhaps given again
-            self.attempts.move(attempt.recipe, State.CHARGED, State.QUEUED)
-            self.outbox.put(parcel)
-            self._journal.reported(recipe, attempt, report, outcome)
+            self._attempts.move(attempt.recipe, State.CHARGED, State.QUEUED)
+            self._outbox.put(queued)
+            self._writer.reported(recipe, attempt, report, outcome)
             self._hook(Step.QUEUE_WRITTEN)
         self._hook(Step.QUEUED)
         tally.answered.append(recipe.id)

@@ -14,7 +14,6 @@ asking anything of anybody. Its `state` only ever moves forward:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -27,9 +26,6 @@ from chorister.device.database import upgrade
 from chorister.errors import InternalError
 from chorister.recipe import Recipe
 
-__all__ = ["Attempt", "Attempts", "State"]
-
-_PAUSED: Final = "paused"
 _MAX_QUESTION: Final = 1_000_000
 
 _SCHEMA: Final = (
@@ -40,7 +36,7 @@ _SCHEMA: Final = (
         closes INTEGER NOT NULL,          -- when the answer period ends
         decided INTEGER NOT NULL,         -- when the coin was flipped
         state TEXT NOT NULL,
-        upload_at INTEGER,                -- drawn before the query
+        upload_at INTEGER,                -- drawn before the query; see the last step
         arm TEXT,
         groups TEXT,                      -- JSON, field -> value
         report_id BLOB,
@@ -54,12 +50,14 @@ _SCHEMA: Final = (
         name TEXT NOT NULL,
         why TEXT NOT NULL
     ) STRICT, WITHOUT ROWID;
-    -- Files of the log, by their digest: fetched once.
+    -- Files of the log, by their digest: those of the last complete poll.
     CREATE TABLE bodies (path TEXT PRIMARY KEY, body BLOB NOT NULL) STRICT, WITHOUT ROWID;
     CREATE TABLE memory (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
     """,
     # The cosigning keys that vouch for the keys to which the report is sealed.
     "ALTER TABLE attempts ADD COLUMN signers BLOB",
+    # In microseconds, like all times at which something is sent.
+    "UPDATE attempts SET upload_at = upload_at * 1000000",
 )
 
 
@@ -80,7 +78,7 @@ class Attempt:
     recipe: bytes  # digest
     question: Question
     jws: bytes
-    upload_at: int
+    upload_at: int  # microseconds
     arm: str | None
     groups: dict[str, str]
     report_id: bytes
@@ -158,6 +156,13 @@ class Attempts:
         )
         return [_attempt(row) for row in rows]
 
+    def next_upload(self) -> int | None:
+        """When the first of the unfinished ones is to be sent, in microseconds."""
+        found = self._connection.execute(
+            "SELECT min(upload_at) FROM attempts WHERE state = ?", (State.CHARGED,)
+        ).fetchone()
+        return None if found is None else found[0]
+
     def move(self, recipe: bytes, old: State, new: State) -> None:
         """Go on to the next state, or raise: then another process was there first."""
         # No state leads back to `charged`: what the report was made from is not needed any more.
@@ -174,79 +179,6 @@ class Attempts:
         self._connection.execute(
             "DELETE FROM attempts WHERE state = ? AND closes < ?", (State.DECLINED, before)
         )
-
-    # --- What was said about recipes that are not answered ---
-
-    def refuse(self, recipe: bytes, name: str, why: str) -> bool:
-        """Remember a refusal; whether it is a new one, to be written into the audit log."""
-        said = self._connection.execute(
-            "SELECT name FROM refusals WHERE recipe = ?", (recipe,)
-        ).fetchone()
-        if said == (name,):
-            return False
-        self._connection.execute(
-            "INSERT INTO refusals VALUES (?, ?, ?) ON CONFLICT (recipe)"
-            " DO UPDATE SET name = excluded.name, why = excluded.why",
-            (recipe, name, why),
-        )
-        return True
-
-    def unrefuse(self, recipe: bytes) -> None:
-        """It is over: said again if it comes back."""
-        self._connection.execute("DELETE FROM refusals WHERE recipe = ?", (recipe,))
-
-    def keep_refusals(self, recipes: Iterable[bytes]) -> None:
-        """Forget refusals of recipes that are no longer listed."""
-        kept = set(recipes)
-        known = [row[0] for row in self._connection.execute("SELECT recipe FROM refusals")]
-        for recipe in known:
-            if recipe not in kept:
-                self._connection.execute("DELETE FROM refusals WHERE recipe = ?", (recipe,))
-
-    # --- Files of the log, numbers to remember ---
-
-    def body(self, path: str) -> bytes | None:
-        """A file of the log that was fetched before."""
-        found = self._connection.execute(
-            "SELECT body FROM bodies WHERE path = ?", (path,)
-        ).fetchone()
-        return None if found is None else bytes(found[0])
-
-    def keep_bodies(self, files: dict[str, bytes]) -> None:
-        """Keep these files, and no others."""
-        known = {row[0] for row in self._connection.execute("SELECT path FROM bodies")}
-        for path in known - files.keys():
-            self._connection.execute("DELETE FROM bodies WHERE path = ?", (path,))
-        for path in files.keys() - known:
-            self._connection.execute("INSERT INTO bodies VALUES (?, ?)", (path, files[path]))
-
-    def recall(self, name: str) -> int:
-        """A remembered number; 0 if there is none."""
-        found = self._connection.execute(
-            "SELECT value FROM memory WHERE name = ?", (name,)
-        ).fetchone()
-        return 0 if found is None else int(found[0])
-
-    def remember(self, name: str, value: int) -> None:
-        """Remember a number."""
-        self._connection.execute(
-            "INSERT INTO memory VALUES (?, ?)"
-            " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-            (name, value),
-        )
-
-    def disremember(self, name: str) -> None:
-        """It is 0 again."""
-        self._connection.execute("DELETE FROM memory WHERE name = ?", (name,))
-
-    @property
-    def paused(self) -> bool:
-        """Whether the device is paused, by whichever process."""
-        return self.recall(_PAUSED) != 0
-
-    def pause(self, *, paused: bool) -> None:
-        """Remember it."""
-        self.remember(_PAUSED, int(paused))
 
     def counts(self) -> dict[State, int]:
         """How many recipes are in which state."""

@@ -27,19 +27,19 @@ from pydantic import (
 from chorister.canonical import (
     MAX_INT,
     WIRE,
-    Complaint,
+    FieldError,
     Hex32,
     Int,
     Model,
     b64url_decode,
     b64url_encode,
-    culprit,
+    first_error,
     loads,
     sha256,
 )
-from chorister.device.budget import Charge
 from chorister.device.database import upgrade
-from chorister.device.entries import FIRST
+from chorister.device.ledger.budget import Charge
+from chorister.device.ledger.entries import FIRST
 from chorister.errors import DecodeError, InvalidInput, LedgerTampered
 from chorister.policy import Policy
 from chorister.policy.values import URL, FieldRef, Identifier, Name
@@ -165,10 +165,10 @@ class Sent(Model):
         try:
             data = b64url_decode(self.bits)
         except DecodeError as error:
-            raise Complaint("bits", error.why) from None
+            raise FieldError("bits", error.why) from None
         padding = -self.length % 8
         if len(data) != (self.length + 7) // 8 or data[-1] & ((1 << padding) - 1):
-            raise Complaint("bits", f"these are not {self.length} bits")
+            raise FieldError("bits", f"these are not {self.length} bits")
         return self
 
 
@@ -305,7 +305,7 @@ def _decode(data: object) -> Record:
     try:
         record = Record.model_validate(value, context=WIRE)
     except ValidationError as error:
-        field, message = culprit(error)
+        field, message = first_error(error)
         raise DecodeError(message, field=field) from None
     if record.canonical() != data:
         raise DecodeError("not in its canonical form")

@@ -15,7 +15,7 @@ from typing import Final
 
 from chorister.clock import utc_text
 from chorister.device.audit import AuditEntry, Event, Record
-from chorister.policy.explain import number_text
+from chorister.policy.values import number_text
 
 __all__ = ["Shown", "as_html", "as_json", "as_text", "shown"]
 

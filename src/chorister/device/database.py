@@ -12,22 +12,25 @@ with the same key. What was deleted stays in it (encrypted) until `forget` empti
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import apsw
 
 from chorister.device.keys import SecretKey
 from chorister.errors import InternalError, StoreError
 
-__all__ = ["forget", "open_database", "transaction", "upgrade"]
+__all__ = ["forget", "no_checkpoint", "open_database", "transaction", "upgrade", "waiting"]
 
 _CIPHER: Final = "chacha20"
 _BUSY_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 0.02
+_PAGES_PER_CHECKPOINT: Final = 1_000  # as by default
+_DAMAGED: Final = (apsw.CorruptError, apsw.NotADBError)
 
 
 def open_database(
@@ -46,6 +49,12 @@ def open_database(
     try:
         if create:
             _create_file(path)
+        elif path.lstat().st_size == 0:
+            # SQLite would take it for a new database, in which nothing was ever spent.
+            raise StoreError(
+                f"the database {path} is empty: if another process is not just creating it, it was "
+                "cut off; restore it from a backup, or make a store with `chorister device init`"
+            )
         connection = apsw.Connection(os.fspath(path.parent.resolve() / path.name), flags=flags)
     except (apsw.Error, OSError) as error:
         raise StoreError(
@@ -62,7 +71,31 @@ def open_database(
     except BaseException:
         connection.close()
         raise
+    connection.cursor_factory = _Cursor
     return connection
+
+
+class _Cursor(apsw.Cursor):
+    """Says what to do where a page turns out to be damaged, whichever statement meets it."""
+
+    def execute(self, *args: Any, **options: Any) -> apsw.Cursor:  # noqa: ANN401 (whatever it takes)
+        """As `apsw.Cursor` does."""
+        try:
+            return super().execute(*args, **options)
+        except _DAMAGED as error:
+            raise self._damaged(error) from None
+
+    def __next__(self) -> Any:  # noqa: ANN401 (a row of any columns)
+        try:
+            return super().__next__()
+        except _DAMAGED as error:
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: apsw.Error) -> StoreError:
+        return StoreError(
+            f"the database {self.connection.filename} is damaged ({error}): restore it from a "
+            "backup, or make a new store with `chorister device init`"
+        )
 
 
 @contextmanager
@@ -114,17 +147,53 @@ def upgrade(connection: apsw.Connection, part: str, steps: Sequence[str]) -> Non
         )
 
 
-def forget(connection: apsw.Connection) -> bool:
+def forget(connection: apsw.Connection, seconds: float | None = None) -> bool:
     """After deletions: move the log into the database, where they were overwritten, and empty it.
 
-    False if a reader is in the way; what was deleted then stays in the log, encrypted, until the
-    next call.
+    Waits for nobody, and ends after so many seconds: a log is as long as what others wrote while
+    somebody read. False if that, a reader or a full disk is in the way: what was deleted then stays
+    in the log, encrypted, until the next call.
     """
     try:
-        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-    except apsw.BusyError:
+        with waiting(connection, 0.0), _interrupted_after(connection, seconds):
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    except (apsw.Error, StoreError):
         return False
     return True
+
+
+@contextmanager
+def _interrupted_after(connection: apsw.Connection, seconds: float | None) -> Iterator[None]:
+    if seconds is None:
+        yield
+        return
+    alarm = threading.Timer(seconds, connection.interrupt)
+    alarm.start()
+    try:
+        yield
+    finally:
+        alarm.cancel()
+        alarm.join()
+
+
+@contextmanager
+def no_checkpoint(connection: apsw.Connection) -> Iterator[None]:
+    """Let the transactions in the block leave the log alone, however long it is."""
+    connection.wal_autocheckpoint(0)
+    try:
+        yield
+    finally:
+        connection.wal_autocheckpoint(_PAGES_PER_CHECKPOINT)
+
+
+@contextmanager
+def waiting(connection: apsw.Connection, seconds: float) -> Iterator[None]:
+    """Let the statements in the block wait this long for other writers, and no longer."""
+    connection.set_busy_timeout(round(1000 * seconds))
+    try:
+        yield
+    finally:
+        connection.set_busy_timeout(round(1000 * _BUSY_SECONDS))
 
 
 def _create_file(path: Path) -> None:
@@ -190,7 +259,7 @@ def _version(connection: apsw.Connection, part: str) -> int:
 
 
 def _why_not(path: Path, error: apsw.Error) -> str:
-    if isinstance(error, apsw.NotADBError | apsw.CorruptError):
+    if isinstance(error, _DAMAGED):
         return (
             f"{path} does not open with this key: it belongs to another key, is damaged, or is no "
             "database of Chorister's; restore key and store together"

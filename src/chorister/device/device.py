@@ -4,48 +4,38 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import apsw
-
-from chorister.clock import Clock, SystemClock
+from chorister.clock import SECOND, Clock, SystemClock
 from chorister.closing import Closing
-from chorister.dap.urls import check_url
+from chorister.dap.http import check_url
 from chorister.device import lock
 from chorister.device.agent import Agent
-from chorister.device.attempts import Attempts
 from chorister.device.audit import AuditLog, Event
-from chorister.device.budget import Charge
-from chorister.device.courier import withdraw
-from chorister.device.database import open_database, transaction
-from chorister.device.deeds import tell_deeds
-from chorister.device.device_clock import DeviceClock
-from chorister.device.head_store import FileHeadStore, HeadStore, KeyringHeadStore
-from chorister.device.journal import Journal
+from chorister.device.consent import record_consent_events
+from chorister.device.database import transaction
+from chorister.device.databases import Databases, open_databases
 from chorister.device.keys import KeySource, SecretKey
-from chorister.device.ledger import Ledger
-from chorister.device.outbox import Outbox
-from chorister.device.run import Run
+from chorister.device.ledger.budget import Charge
+from chorister.device.ledger.head_store import FileHeadStore, HeadStore, KeyringHeadStore
+from chorister.device.run import Hook, Run, Step, no_hook
 from chorister.device.sandbox import Sandbox
+from chorister.device.schedule import Plan, Timing
 from chorister.device.status import Status, read_status
-from chorister.device.steps import Hook, Step, pass_by
-from chorister.device.store import EventStore
-from chorister.device.timing import Timing
 from chorister.device.transport import HTTPTransport, Transport
+from chorister.device.uploader import withdraw
 from chorister.device.verifier import verify_query
 from chorister.errors import BudgetExceeded, LedgerError, QueryRefused
 from chorister.policy import Policy
 from chorister.recipe import Check, Recipe, SignedRecipe, check
 
-__all__ = ["Device", "HeadFile", "HeadKeyring"]
-
-EVENTS: Final = "events.db"
-LEDGER: Final = "ledger.db"
 LOCK: Final = "lock"
+_LONGEST_WAIT: Final = 120 * SECOND
+"""For a drawn moment, with the device's lock held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +58,6 @@ class HeadKeyring:
     def open(self, key: SecretKey, folder: Path) -> HeadStore:  # noqa: ARG002 (as HeadFile's)
         """The head store."""
         return KeyringHeadStore(self.name, key=key)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Opened:
-    """Everything that is open while a device is."""
-
-    connection: apsw.Connection
-    store: EventStore
-    ledger: Ledger
-    audit: AuditLog
-    clock: DeviceClock
-    attempts: Attempts
-    outbox: Outbox
-    head: HeadStore | None
-    stack: ExitStack
 
 
 class Device(Closing):
@@ -108,7 +83,7 @@ class Device(Closing):
         sandbox: Sandbox | None = None,
         timing: Timing | None = None,
         upload_credential: Callable[[], str] | None = None,
-        hook: Hook = pass_by,
+        hook: Hook = no_hook,
     ) -> None:
         """`upload_credential` is asked before each upload for what the leader's host wants to see.
 
@@ -120,16 +95,18 @@ class Device(Closing):
         self.registry = registry
         self._keys = keys
         self._head = head
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         self._transport = transport or HTTPTransport()
         self._sandbox = sandbox
         self._own_sandbox: Sandbox | None = None
-        self._timing = timing or Timing()
+        self.timing = timing or Timing()
         self._credential = upload_credential
         self._hook = hook
         self._mutex = threading.RLock()
+        self._starting = threading.Lock()
         self._pausing = threading.Event()  # a run in another thread ends at its next step
-        self._open: _Opened | None = None
+        self._leaving = threading.Event()  # the same, for good: the person opted out
+        self._open: Databases | None = None
         if create:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._opened(create=True)
@@ -151,24 +128,24 @@ class Device(Closing):
 
     def opt_in(self) -> None:
         """The person takes part: donations are kept, and recipes may run."""
-        with self._mutex:
-            opened = self._opened()
-            journal = Journal(opened.audit, opened.clock)
+        with self._books() as opened:
             if not opened.store.consent.opted_in:
                 # What was made under an earlier consent never leaves under this one, even if the
                 # process ended in the middle of `opt_out`. Nothing is charged until the next line.
                 with transaction(opened.connection):
-                    withdraw(opened.attempts, opened.outbox, journal)
+                    withdraw(opened)
             opened.store.opt_in()
-            self._hook(Step.DEED_DONE)
-            self._tell_deeds(opened)
+            self._leaving.clear()
+            self._hook(Step.CONSENT_CHANGED)
+            self._record_consent_events(opened)
 
     def opt_out(self, *, purge: bool = True) -> None:
         """The person no longer takes part: nothing runs, nothing waiting is sent any more."""
-        opened = self._opened()
-        opened.store.opt_out(purge=purge)  # at once, even while another thread runs the device
-        self._hook(Step.DEED_DONE)
-        self._tell_deeds(opened)
+        self._leaving.set()
+        self._opened().store.opt_out(purge=purge)  # at once, though another thread runs the device
+        self._hook(Step.CONSENT_CHANGED)
+        with self._books() as opened:
+            self._record_consent_events(opened)
 
     def donate(self, stream: str, event: Mapping[str, object]) -> bool:
         """Keep one event; False if the person has not opted in."""
@@ -184,24 +161,51 @@ class Device(Closing):
 
     def purge(self) -> None:
         """Delete every event and profile. What was spent, and the audit log, stay."""
-        opened = self._opened()
-        opened.store.purge()
-        self._hook(Step.DEED_DONE)
-        self._tell_deeds(opened)
+        self._opened().store.purge()
+        self._hook(Step.CONSENT_CHANGED)
+        with self._books() as opened:
+            self._record_consent_events(opened)
 
     # --- At work ---
 
-    def run_once(self) -> Run:
-        """Poll, send what is due, answer what may be answered. Raises `DeviceBusy`."""
-        return self._run(Agent.run_once)
+    def run_once(self, *, at: int | None = None, hold: bool = True) -> Run:
+        """Poll, send what is due, answer what may be answered. Raises `DeviceBusy`.
 
-    def upload_due(self) -> Run:
+        The first request leaves at the time `at` in microseconds; if None, at a moment that is
+        drawn now and lies some seconds ahead (`Timing.settle`): whatever opens and reads
+        databases before it, and however long that takes, it leaves then. While data may be
+        touched (`Run.busy_until`) nothing is done, and `Run.waiting` is true.
+
+        Returns when the time that was reserved for data is over, so that whatever the app does
+        next does not show how long the data took. `hold=False` returns earlier, for callers whose
+        next steps have times of their own.
+        """
+        return self._run(Agent.run_once, at, hold=hold)
+
+    def upload_due(self, *, at: int | None = None) -> Run:
         """Only send what is due: a device that runs for long does so at the times it drew."""
-        return self._run(Agent.upload_due)
+        return self._run(Agent.upload_due, at, hold=True)
 
-    def next_upload(self) -> int | None:
-        """When the next report is to be sent."""
-        return self._opened().outbox.next_time()
+    def next_upload(self) -> float | None:
+        """When the next report is to be sent, in seconds."""
+        planned = self._opened().next_upload()
+        return None if planned is None else planned / SECOND
+
+    def plan(self) -> Plan:
+        """When to poll and when to send next."""
+        opened = self._opened()
+        upload_at, quiet_until = opened.next_upload(), opened.schedule.quiet_until
+        if quiet_until <= self.clock.microseconds():
+            quiet_until = 0
+        return Plan(
+            poll_at=max(opened.schedule.next_poll, quiet_until),
+            upload_at=None if upload_at is None else max(upload_at, quiet_until),
+        )
+
+    def quiet_seconds(self) -> float:
+        """For how long from now nothing may be sent, because data may be touched; 0 if it may."""
+        with self._books() as opened:
+            return max(0, opened.schedule.quiet_until - opened.clock.microseconds()) / SECOND
 
     def pause(self) -> None:
         """Nothing runs until `resume`: no poll, no query, no upload. Donations are kept."""
@@ -218,31 +222,23 @@ class Device(Closing):
     @property
     def paused(self) -> bool:
         """Whether the device is paused."""
-        return self._opened().attempts.paused
+        return self._opened().settings.paused
 
     # --- Looking ---
 
     def status(self) -> Status:
         """Consent, budgets, what waits, and what protects this device."""
-        with self._mutex:  # of the ledger's chain there is one: a run must not read it meanwhile
-            opened = self._opened()
+        with self._books() as opened:
             return read_status(
                 policy=self.policy,
                 registry=self.registry,
-                store=opened.store,
-                ledger=opened.ledger,
-                clock=opened.clock,
-                attempts=opened.attempts,
-                outbox=opened.outbox,
-                head=opened.head,
+                databases=opened,
                 weaknesses=self._started().weaknesses(),
-                paused=self.paused,
             )
 
     def explain(self, recipe: Recipe | SignedRecipe) -> list[Check]:
         """Every rule with its outcome, budgets included: would this device answer now, and why."""
-        with self._mutex:
-            opened = self._opened()
+        with self._books() as opened:
             body = recipe.recipe if isinstance(recipe, SignedRecipe) else recipe
             found = check(recipe, self.policy, now=opened.clock.now())
             if body.analysis in self.policy.analyses:
@@ -257,43 +253,77 @@ class Device(Closing):
 
     def verify(self) -> None:
         """Read ledger and audit log from their first entries; raises `LedgerTampered`."""
-        with self._mutex:
-            opened = self._opened()
+        with self._books() as opened:
             opened.ledger.verify()
             opened.audit.verify()
 
     # --- Inside ---
 
-    def _run(self, task: Callable[[Agent], Run]) -> Run:
-        with self._mutex:
-            opened = self._opened()
-            self._tell_deeds(opened)
-            if self.paused:
-                opened.store.expire()  # a pause is no reason to keep anything for longer
-                return Run(silent="paused")
-            with lock.held(self.folder / LOCK):
-                agent = Agent(
-                    policy=self.policy,
-                    connection=opened.connection,
-                    store=opened.store,
-                    ledger=opened.ledger,
-                    audit=opened.audit,
-                    clock=opened.clock,
-                    attempts=opened.attempts,
-                    outbox=opened.outbox,
-                    sandbox=self._started(),
-                    transport=self._transport,
-                    registry=self.registry,
-                    timing=self._timing,
-                    hook=self._hook,
-                    credential=self._credential,
-                    stopping=self._pausing.is_set,
-                )
-                return task(agent)
+    def _run(self, task: Callable[[Agent], Run], at: int | None, *, hold: bool) -> Run:
+        # Drawn before the databases are opened, which takes a time that depends on what is in them.
+        moment = self.timing.draw_start(self.clock.microseconds()) if at is None else at
+        # Asked before the mutex and the lock, which are held for as long as data is touched, and
+        # once more behind them: another thread or process may have been quicker.
+        with self._books() as opened:
+            if (waiting := _keep_quiet(opened)) is not None:
+                return waiting
+        try:
+            with self._mutex:
+                return self._run_alone(task, moment)
+        finally:
+            # Whether this run touched data, or waited for a thread whose run did.
+            if hold and self.timing.settle and (seconds := self.quiet_seconds()):
+                self.clock.sleep(seconds)
+
+    def _run_alone(self, task: Callable[[Agent], Run], moment: int) -> Run:
+        opened = self._opened()
+        if (waiting := _keep_quiet(opened)) is not None:
+            return waiting
+        self._record_consent_events(opened)
+        with lock.held(self.folder / LOCK):
+            if (waiting := _keep_quiet(opened)) is not None:
+                return waiting
+            agent = Agent(
+                policy=self.policy,
+                databases=opened,
+                sandbox=self._started,
+                transport=self._transport,
+                registry=self.registry,
+                timing=self.timing,
+                wait=lambda: self._wait_until(moment),
+                hook=self._hook,
+                credential=self._credential,
+                stopping=lambda: self._pausing.is_set() or self._leaving.is_set(),
+            )
+            return agent.rest("paused") if self.paused else task(agent)
+
+    def _wait_until(self, moment: int) -> None:
+        """Sleep until the drawn moment. One that has passed is drawn again, not made up for."""
+        now = self.clock.microseconds()
+        if not now <= moment <= now + _LONGEST_WAIT:  # or the clock was set back
+            moment = self.timing.draw_missed(min(moment, now), now)
+        if moment > now:
+            self.clock.sleep((moment - now) / SECOND)
+
+    @contextmanager
+    def _books(self) -> Iterator[Databases]:
+        """For a call of the app's: the open databases or, while a run uses them, others.
+
+        An app that waited for a run would show how long the run takes.
+        """
+        if self._mutex.acquire(blocking=False):
+            try:
+                yield self._opened()
+            finally:
+                self._mutex.release()
+            return
+        others = self._open_all(create=False)
+        with others.stack:
+            yield others
 
     def _started(self) -> Sandbox:
         """The sandbox: the host app's, or one of its own until it is closed."""
-        with self._mutex:
+        with self._starting:
             if self._sandbox is not None:
                 return self._sandbox
             if self._own_sandbox is None:
@@ -301,22 +331,12 @@ class Device(Closing):
             return self._own_sandbox
 
     def _set_paused(self, event: Event, why: str) -> None:
-        with self._mutex:
-            opened = self._opened()
-            with transaction(opened.connection):
-                opened.attempts.pause(paused=event is Event.PAUSED)
-                Journal(opened.audit, opened.clock).told(event, why)
+        with self._books() as opened, transaction(opened.connection):
+            opened.settings.set_paused(paused=event is Event.PAUSED)
+            opened.writer.record(event, why)
 
-    def _tell_deeds(self, opened: _Opened) -> None:
-        with self._mutex:
-            tell_deeds(
-                opened.store,
-                opened.connection,
-                opened.attempts,
-                opened.outbox,
-                Journal(opened.audit, opened.clock),
-                self._hook,
-            )
+    def _record_consent_events(self, opened: Databases) -> None:
+        record_consent_events(opened, self._hook)
 
     def _explain_query(self, recipe: Recipe) -> Check:
         try:
@@ -325,14 +345,14 @@ class Device(Closing):
             return Check(name="query-class", passed=False, why=error.why, field=error.field)
         return Check(name="query-class", passed=True, why="the query is of the permitted class")
 
-    def _explain_ledger(self, opened: _Opened, recipe: Recipe) -> Check:
+    def _explain_ledger(self, opened: Databases, recipe: Recipe) -> Check:
         try:
             opened.ledger.check(Charge.of(recipe), opened.clock.decision_time())
         except (BudgetExceeded, LedgerError, QueryRefused) as error:
             return Check(name="ledger", passed=False, why=str(error))
         return Check(name="ledger", passed=True, why="every budget has room for it")
 
-    def _opened(self, *, create: bool = False) -> _Opened:
+    def _opened(self, *, create: bool = False) -> Databases:
         opened = self._open
         if opened is not None:
             return opened  # without the mutex: apps donate, and people opt out, during a run
@@ -341,22 +361,18 @@ class Device(Closing):
                 self._open = self._open_all(create=create)
             return self._open
 
-    def _open_all(self, *, create: bool) -> _Opened:
+    def _open_all(self, *, create: bool) -> Databases:
         key = self._keys.obtain(create=create)
-        with ExitStack() as stack:
-            store = EventStore(self.folder / EVENTS, key, self.policy, self._clock, create=create)
-            stack.callback(store.close)
-            connection = open_database(self.folder / LEDGER, key.derive("ledger"), create=create)
-            stack.callback(connection.close)
-            head = None if self._head is None else self._head.open(key, self.folder)
-            return _Opened(
-                connection=connection,
-                store=store,
-                ledger=Ledger(connection, self.policy, head),
-                audit=AuditLog(connection),
-                clock=DeviceClock(connection, self._clock),
-                attempts=Attempts(connection),
-                outbox=Outbox(connection),
-                head=head,
-                stack=stack.pop_all(),
-            )
+        head = None if self._head is None else self._head.open(key, self.folder)
+        return open_databases(
+            self.folder, self.policy, key, self.clock, self.timing, head, create=create
+        )
+
+
+def _keep_quiet(opened: Databases) -> Run | None:
+    """What a run returns that may not send now; None if it may."""
+    until = opened.schedule.quiet_until
+    if (wait := until - opened.clock.microseconds()) <= 0:
+        return None
+    why = f"nothing is sent for another {-(-wait // SECOND)} s: data may be touched"
+    return Run(silent=why, waiting=True, busy_until=-(-until // SECOND))

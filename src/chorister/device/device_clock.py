@@ -44,9 +44,17 @@ class DeviceClock:
         upgrade(connection, "device_time", _SCHEMA)
 
     def now(self) -> int:
-        """The time now."""
+        """The time now, in whole seconds."""
         marks = self._marks()
         return self._clock.now() if marks is None else max(marks[0], self._clock.now())
+
+    def microseconds(self) -> int:
+        """The system's time, for the schedule: it may be set back, but it goes on from there."""
+        return self._clock.microseconds()
+
+    def sleep(self, seconds: float) -> None:
+        """Return when so much time has passed."""
+        self._clock.sleep(seconds)
 
     def accept_checkpoint(self, time: int) -> None:
         """Take over the time of a checkpoint, inside the caller's transaction.

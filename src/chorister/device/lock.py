@@ -24,6 +24,10 @@ def held(path: Path) -> Iterator[None]:
             raise DeviceBusy(
                 "another process runs this device at the moment: let it finish, or stop it"
             ) from None
-        yield
+        try:
+            yield
+        finally:
+            # Closing it is not enough: a process that the app forked meanwhile has it open, too.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)

@@ -2,58 +2,65 @@
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Final
 
-from chorister.clock import Clock, SystemClock
+from chorister.clock import SECOND
 from chorister.device.device import Device
 from chorister.device.run import Run
-from chorister.device.timing import Timing
-from chorister.errors import DeviceBusy
+from chorister.device.schedule import Plan
 
 __all__ = ["keep_running"]
 
-_LONGEST_SLEEP = 60
-"""Seconds between two looks at the clock, which may be set meanwhile."""
+_PAUSE_SECONDS: Final = 60.0
+"""Between two looks at the clock, which may be set meanwhile, and at a device that is paused."""
 
 
-def keep_running(
-    device: Device,
-    *,
-    timing: Timing | None = None,
-    clock: Clock | None = None,
-    sleep: Callable[[float], None] = time.sleep,
-    randbelow: Callable[[int], int] = secrets.randbelow,
-) -> Iterator[Run]:
-    """Run for ever; yields what each run did.
+def keep_running(device: Device) -> Iterator[Run]:
+    """Run without end; yields what each run did.
 
-    The next poll's time is drawn before the run, an upload's before its query, and neither lies
-    before the deadline of the run's last query: so neither shows how long a query took.
+    Every time is absolute and was drawn before data was touched (`chorister.device.schedule`):
+    when a run ends, however long it took, says nothing about when the next one sends.
+    A failure, of the disk for example, is reported as a silent run and never ends the loop.
     """
-    timing, clock = timing or Timing(), clock or SystemClock()
-    next_poll = clock.now()
+    clock, timing = device.clock, device.timing
+    # After a missed moment, and after a run that failed or changed nothing: a failing disk must not
+    # make a device poll more.
+    next_poll = next_upload = 0
     while True:
-        now = clock.now()
-        upload_at = device.next_upload()
-        if now >= next_poll:
-            next_poll = timing.next_poll(now, randbelow=randbelow)
-            run = _patiently(device.run_once)
-            if run.busy_until is not None and next_poll <= run.busy_until:
-                next_poll = timing.next_poll(run.busy_until, randbelow=randbelow)
-            yield run
-        elif upload_at is not None and now >= upload_at:
-            yield _patiently(device.upload_due)
-            if device.next_upload() == upload_at:
-                # Paused, or another process is at it: wait, do not spin.
-                sleep(_LONGEST_SLEEP)
+        begun = clock.microseconds()  # before the databases are opened, if they are not yet
+        try:
+            plan = device.plan()
+        except Exception as error:  # of whatever kind: a device does not stop over one
+            clock.sleep(_PAUSE_SECONDS)
+            yield Run(silent=str(error))
+            continue
+        poll_at = max(plan.poll_at, next_poll)
+        upload_at = poll_at if plan.upload_at is None else max(plan.upload_at, next_upload)
+        at, is_poll = min(poll_at, upload_at), poll_at <= upload_at
+        if at < begun and timing.settle:  # it never polled, or missed that while nothing ran
+            moment = timing.draw_missed(at, begun) if at else timing.draw_start(begun)
+            next_poll, next_upload = (moment, next_upload) if is_poll else (next_poll, moment)
+            continue
+        if (wait := (at - begun) / SECOND - timing.settle) > 0:
+            clock.sleep(min(wait, _PAUSE_SECONDS))
+            continue
+        try:
+            run = device.run_once(at=at, hold=False) if is_poll else device.upload_due(at=at)
+        except Exception as error:  # of whatever kind: a device does not stop over one
+            run = Run(silent=str(error))
+        # What was drawn before data was touched counts, even if the run then failed. Nothing is
+        # drawn from when it ended: that may depend on data.
+        changed, since = _has_changed(device, plan), max(at, begun)
+        if is_poll:
+            next_poll = 0 if changed else timing.draw_poll(since)
         else:
-            wake = next_poll if upload_at is None else min(next_poll, upload_at)
-            sleep(min(wake - now, _LONGEST_SLEEP))
+            next_upload = 0 if changed else timing.draw_missed(since, since)
+        yield run
 
 
-def _patiently(run: Callable[[], Run]) -> Run:
+def _has_changed(device: Device, plan: Plan) -> bool:
     try:
-        return run()
-    except DeviceBusy as error:
-        return Run(silent=str(error))
+        return device.plan() != plan
+    except Exception:  # of whatever kind: the next look at the plan says which
+        return False

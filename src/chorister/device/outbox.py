@@ -14,9 +14,8 @@ from typing import Final
 
 import apsw
 
+from chorister.clock import SECOND
 from chorister.device.database import upgrade
-
-__all__ = ["FIRST_WAIT", "LONGEST_WAIT", "Outbox", "Parcel", "reason_key", "wait_after"]
 
 FIRST_WAIT: Final = 60
 LONGEST_WAIT: Final = 6 * 3600
@@ -28,23 +27,25 @@ _SCHEMA: Final = (
         configuration BLOB NOT NULL,      -- the task's, as it is advertised
         report BLOB NOT NULL,             -- sealed; never changed
         closes INTEGER NOT NULL,          -- from then on no leader takes it
-        next_try INTEGER NOT NULL,
+        next_try INTEGER NOT NULL,        -- see the last step
         tries INTEGER NOT NULL DEFAULT 0
     ) STRICT, WITHOUT ROWID;
     """,
+    # In microseconds, like all times at which something is sent.
+    "UPDATE outbox SET next_try = next_try * 1000000",
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parcel:
+class QueuedReport:
     """One report in the outbox."""
 
     recipe: bytes  # digest
     report_id: bytes
     configuration: bytes
     report: bytes
-    closes: int
-    next_try: int  # at first the time that was drawn before the query
+    closes: int  # seconds
+    next_try: int  # microseconds; at first the time that was drawn before the query
     tries: int = 0
 
 
@@ -61,11 +62,6 @@ def wait_after(
     return wait if wait < left else 1 + randbelow(max(left, 1))
 
 
-def reason_key(recipe: bytes) -> bytes:
-    """Stands for a report where refusals are remembered by recipe."""
-    return b"upload " + recipe
-
-
 class Outbox:
     """The queue. Whatever writes belongs into the caller's transaction."""
 
@@ -73,29 +69,32 @@ class Outbox:
         self._connection = connection
         upgrade(connection, "outbox", _SCHEMA)
 
-    def put(self, parcel: Parcel) -> None:
+    def put(self, queued: QueuedReport) -> None:
         """Take in a report; a second one for the same recipe breaks the primary key."""
         self._connection.execute(
             "INSERT INTO outbox (recipe, report_id, configuration, report, closes, next_try)"
             " VALUES (?, ?, ?, ?, ?, ?)",
             (
-                *(parcel.recipe, parcel.report_id, parcel.configuration, parcel.report),
-                *(parcel.closes, parcel.next_try),
+                *(queued.recipe, queued.report_id, queued.configuration, queued.report),
+                *(queued.closes, queued.next_try),
             ),
         )
 
-    def due(self, now: int, *, closing: int = 0) -> list[Parcel]:
-        """What is to be sent now, in the order of its time; what closes by `closing` is."""
+    def due(self, now: int, *, closing: int = 0) -> list[QueuedReport]:
+        """What is to be sent now, in the order of its time, and what closes by `closing`.
+
+        All times given and returned are in microseconds, but `QueuedReport.closes`.
+        """
         return self._select(
             "WHERE (next_try <= ? OR closes <= ?) AND closes > ? ORDER BY next_try",
-            (now, closing, now),
+            (now, closing // SECOND, now // SECOND),
         )
 
-    def expired(self, now: int) -> list[Parcel]:
+    def expired(self, now: int) -> list[QueuedReport]:
         """What no leader takes any more."""
-        return self._select("WHERE closes <= ? ORDER BY closes", (now,))
+        return self._select("WHERE closes <= ? ORDER BY closes", (now // SECOND,))
 
-    def all(self) -> list[Parcel]:
+    def all(self) -> list[QueuedReport]:
         """Everything that waits."""
         return self._select("ORDER BY next_try", ())
 
@@ -104,31 +103,31 @@ class Outbox:
         found = self._connection.execute("SELECT min(next_try) FROM outbox").fetchone()
         return None if found is None else found[0]
 
-    def postpone(self, parcel: Parcel, *, until: int) -> None:
+    def postpone(self, queued: QueuedReport, *, until: int) -> None:
         """Try again later, with the same bytes."""
         self._connection.execute(
             "UPDATE outbox SET next_try = ?, tries = tries + 1 WHERE recipe = ?",
-            (until, parcel.recipe),
+            (until, queued.recipe),
         )
 
-    def delay(self, parcel: Parcel, *, until: int) -> None:
+    def delay(self, queued: QueuedReport, *, until: int) -> None:
         """Send it later; it was not tried."""
         self._connection.execute(
-            "UPDATE outbox SET next_try = ? WHERE recipe = ?", (until, parcel.recipe)
+            "UPDATE outbox SET next_try = ? WHERE recipe = ?", (until, queued.recipe)
         )
 
     def remove(self, recipe: bytes) -> None:
         """The leader has it, or it is dropped."""
         self._connection.execute("DELETE FROM outbox WHERE recipe = ?", (recipe,))
 
-    def _select(self, clause: str, values: tuple[int, ...]) -> list[Parcel]:
+    def _select(self, clause: str, values: tuple[int, ...]) -> list[QueuedReport]:
         rows = self._connection.execute(
             "SELECT recipe, report_id, configuration, report, closes, next_try, tries"  # noqa: S608
             f" FROM outbox {clause}",
             values,
         )
         return [
-            Parcel(
+            QueuedReport(
                 recipe=recipe,
                 report_id=report_id,
                 configuration=configuration,

@@ -1,15 +1,17 @@
 """One look at the public log: what is open now, and to which keys reports are sealed.
 
-The files are fetched before anything is decided, and all bodies of the policy's analyses are
-fetched, whether they will be answered or not: what a server sees of a poll depends on the policy,
-on what is listed and on what was fetched before, never on data, budget or decisions.
+Everything is fetched before anything is decided, all bodies of the policy's authors, whether they
+will be answered or not. What a server sees of a poll follows from the list that it shows and from
+the policy, but for one thing: whether these are the files of the device's last complete poll
+(`transparency.reader`). Data, budget, decisions, clock and earlier checkpoints do not show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 from chorister.clock import Clock
 from chorister.errors import ChoristerError, DecodeError, LogError
@@ -17,11 +19,13 @@ from chorister.policy import AggregatorPair, Policy
 from chorister.recipe import SignedRecipe
 from chorister.transparency.checkpoint import Checkpoint
 from chorister.transparency.entries import RecipeEntry, open_recipe
-from chorister.transparency.reader import Current, read_current
-from chorister.transparency.sources import CHECKPOINT, Source
+from chorister.transparency.reader import Current, read_log
+from chorister.transparency.sources import Source, entry_path
 from chorister.transparency.trust import Trust
 
 __all__ = ["Listed", "Poll", "Unreadable", "poll"]
+
+_KEPT_JWS_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,37 +51,19 @@ class Unreadable:
 class Poll:
     """What was found, for all pairs of the policy."""
 
-    checkpoint: Checkpoint | None  # the newest accepted; None if no pair's was
+    checkpoint: Checkpoint | None  # the accepted one; None if no pair accepts it
     listed: tuple[Listed, ...]
     unreadable: tuple[Unreadable, ...]
     problems: tuple[
         tuple[str, LogError | DecodeError], ...
     ]  # (pair, why nothing of it is believed)
-    files: dict[str, bytes]  # of the log, to be kept until the next poll
+    # The bodies by their paths, to be kept until the next poll; None if they stay as they are.
+    files: dict[str, bytes] | None
 
     @classmethod
     def nothing(cls) -> Poll:
         """As if the log had not been asked."""
-        return cls(checkpoint=None, listed=(), unreadable=(), problems=(), files={})
-
-
-class _KeptFiles:
-    """A log whose files are fetched once: the checkpoint once a poll, all others once ever."""
-
-    def __init__(self, source: Source, kept: Callable[[str], bytes | None]) -> None:
-        self._source = source
-        self._kept = kept
-        self.files: dict[str, bytes] = {}
-
-    def read(self, path: str, *, limit: int) -> bytes:
-        """The file; the caller compares it with the digest in its name, as ever."""
-        data = self.files.get(path)
-        if data is None and path != CHECKPOINT:
-            data = self._kept(path)
-        if data is None or len(data) > limit:
-            data = self._source.read(path, limit=limit)
-        self.files[path] = data
-        return data
+        return cls(checkpoint=None, listed=(), unreadable=(), problems=(), files=None)
 
 
 def poll(
@@ -87,29 +73,29 @@ def poll(
     clock: Clock,
     not_before: int,
     not_smaller: int,
-    kept: Callable[[str], bytes | None],
+    kept: Callable[[], Iterable[bytes]],
+    forget: Callable[[], None],
 ) -> Poll:
-    """Read and check everything that is open to this policy's analyses."""
-    files = _KeptFiles(source, kept)
-    currents: list[tuple[AggregatorPair, Current]] = []
-    problems: list[tuple[str, LogError | DecodeError]] = []
-    for pair in policy.aggregators:
-        analyses = {
-            name for name, analysis in policy.analyses.items() if pair in policy.pairs(analysis)
-        }
-        try:
-            current = read_current(
-                files,
-                trust=Trust.of(policy, pair),
-                clock=clock,
-                analyses=analyses,
-                not_before=not_before,
-                not_smaller=not_smaller,
-            )
-        except (LogError, DecodeError) as error:
-            problems.append((pair.name, error))
-        else:
-            currents.append((pair, current))
+    """Read and check everything that is open to this policy's analyses.
+
+    `kept` gives the bodies of the last complete poll; `forget` removes them from the store.
+    """
+    pairs = policy.aggregators
+    try:
+        reading = read_log(
+            source,
+            [Trust.of(policy, pair) for pair in pairs],
+            clock=clock,
+            not_before=not_before,
+            not_smaller=not_smaller,
+            kept=kept,
+            forget=forget,
+        )
+    except (LogError, DecodeError) as error:
+        problems = tuple((pair.name, error) for pair in pairs)
+        return Poll(checkpoint=None, listed=(), unreadable=(), problems=problems, files=None)
+    outcomes = list(zip(pairs, reading.outcomes, strict=True))
+    currents = [(pair, each) for pair, each in outcomes if isinstance(each, Current)]
     listed: dict[bytes, Listed] = {}
     unreadable: dict[bytes, Unreadable] = {}
     for entry in _entries(currents):
@@ -119,20 +105,29 @@ def poll(
             unreadable[entry.address] = Unreadable(address=entry.address, error=error)
         else:
             listed[signed.digest] = _with_keys(signed, currents)
-    accepted = [current.checkpoint for _, current in currents]
-    files.files.pop(CHECKPOINT, None)
+    files = None
+    if reading.bodies is not None:
+        files = {entry_path(address): body for address, body in reading.bodies.items()}
     return Poll(
-        checkpoint=max(accepted, key=lambda each: each.time, default=None),
+        checkpoint=currents[0][1].checkpoint if currents else None,
         listed=tuple(listed.values()),
         unreadable=tuple(unreadable.values()),
-        problems=tuple(problems),
-        files=files.files,
+        problems=tuple(
+            (pair.name, each) for pair, each in outcomes if not isinstance(each, Current)
+        ),
+        files=files,
     )
 
 
 # A recipe is listed for days, and a process may run many devices. One that is no recipe raises
-# each time: only what was verified is remembered.
-_open = lru_cache(maxsize=64)(open_recipe)
+# each time: only what was verified is remembered. The network is silent by now, so whether one was
+# opened before moves no request of this poll; and what is long is opened each time, or an author
+# could fill the app's memory with one list after the other.
+_open_short = lru_cache(maxsize=64)(open_recipe)
+
+
+def _open(entry: RecipeEntry) -> SignedRecipe:
+    return (_open_short if len(entry.jws) <= _KEPT_JWS_BYTES else open_recipe)(entry)
 
 
 def _entries(currents: list[tuple[AggregatorPair, Current]]) -> Iterator[RecipeEntry]:

@@ -1,10 +1,16 @@
-"""What one run of a device did."""
+"""What one run of a device did, and the named steps at which tests can end it.
+
+A device calls the hook that it was built with at each step. In production that hook does nothing,
+and nothing outside the process can set another. Tests end the process there, with SIGKILL, to show
+that whatever is on disk at that moment is enough to continue safely.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-
-__all__ = ["Run", "Tally"]
+from enum import StrEnum
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +25,8 @@ class Run:
     uploaded: int = 0
     postponed: int = 0
     dropped: int = 0
-    busy_until: int | None = None  # by their deadlines its queries are over then; none ran if None
+    waiting: bool = False  # nothing was done, for data may be touched until `busy_until`
+    busy_until: int | None = None  # nothing is sent before: by then all work on data is over
 
 
 @dataclass(slots=True)
@@ -53,3 +60,32 @@ class Tally:
             dropped=self.dropped,
             busy_until=self.busy_until,
         )
+
+
+class Step(StrEnum):
+    """In the order of one report's life; before it, what is rarer."""
+
+    CONSENT_CHANGED = "consent or data changed, not told"
+    CONSENT_WRITTEN = "what the person said written, not committed"
+    CONSENT_RECORDED = "what the person said in the audit log, not noted as told"
+    SETTLE_WRITTEN = "entry that brings the ledger into step written, not committed"
+    POLL_WRITTEN = "checkpoint and bodies written, not committed"
+    RECIPE_ARRIVED = "recipe arrived"
+    CHARGE_WRITTEN = "charge written, not committed"
+    CHARGED = "charge, coin, upload time and attempt committed"
+    QUERIED = "query answered"
+    RANDOMIZED = "noise drawn"
+    SEALED = "report sealed"
+    QUEUE_WRITTEN = "audit entry and report written, not committed"
+    QUEUED = "report in the outbox"
+    UPLOADING = "upload begins"
+    ANSWERED = "leader answered, not noted"
+    NOTED = "leader's answer noted"
+
+
+Hook: TypeAlias = Callable[[Step], None]
+
+
+def no_hook(step: Step) -> None:
+    """The hook of production: nothing happens."""
+    del step

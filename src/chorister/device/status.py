@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chorister.canonical import decimal_text
-from chorister.device.attempts import Attempts, State
-from chorister.device.budget import Standing
-from chorister.device.device_clock import DeviceClock
-from chorister.device.head_store import HeadStore
-from chorister.device.ledger import Ledger
-from chorister.device.outbox import Outbox
-from chorister.device.store import Consent, EventStore
+from chorister.clock import SECOND
+from chorister.device.attempts import State
+from chorister.device.databases import Databases
+from chorister.device.ledger.budget import Standing
+from chorister.device.store import Consent
 from chorister.errors import LedgerError
 from chorister.policy import Policy
-
-__all__ = ["Status", "Waiting", "read_status"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,21 +84,16 @@ def read_status(
     *,
     policy: Policy,
     registry: str,
-    store: EventStore,
-    ledger: Ledger,
-    clock: DeviceClock,
-    attempts: Attempts,
-    outbox: Outbox,
-    head: HeadStore | None,
+    databases: Databases,
     weaknesses: tuple[str, ...],
-    paused: bool,
 ) -> Status:
     """Read everything; writes nothing."""
+    ledger, attempts, head = databases.ledger, databases.attempts, databases.head
     silent: str | None = None
     checkpoint_time: int | None = None
     budgets: tuple[Standing, ...] = ()
     try:
-        checkpoint_time = clock.decision_time()
+        checkpoint_time = databases.clock.decision_time()
         if checkpoint_time < (until := ledger.silent_until()):
             silent = f"the ledger is new: nothing is answered until {until}"
         budgets = ledger.remaining(checkpoint_time)
@@ -115,20 +106,20 @@ def read_status(
         policy=policy.name,
         policy_digest=policy.digest.hex(),
         registry=registry,
-        consent=store.consent,
-        paused=paused,
+        consent=databases.store.consent,
+        paused=databases.settings.paused,
         silent=silent,
         checkpoint_time=checkpoint_time,
         budgets=budgets,
         recipes=attempts.counts(),
         outbox=tuple(
             Waiting(
-                recipe=attempts.question(parcel.recipe).id,
-                next_try=parcel.next_try,
-                closes=parcel.closes,
-                tries=parcel.tries,
+                recipe=attempts.question(queued.recipe).id,
+                next_try=-(-queued.next_try // SECOND),
+                closes=queued.closes,
+                tries=queued.tries,
             )
-            for parcel in outbox.all()
+            for queued in databases.outbox.all()
         ),
         head="none" if head is None else head.kind,
         weaknesses=(*notes, *weaknesses),

@@ -6,12 +6,12 @@ the person has opted in, nor after opting out.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -20,15 +20,23 @@ import apsw
 import numpy as np
 from numpy.typing import NDArray
 
-from chorister.clock import Clock
+from chorister.clock import Clock, uptime
 from chorister.closing import Closing
-from chorister.device.database import forget, open_database, transaction, upgrade
+from chorister.device.database import (
+    forget,
+    no_checkpoint,
+    open_database,
+    transaction,
+    upgrade,
+    waiting,
+)
 from chorister.device.keys import SecretKey
+from chorister.device.retention import Retention
 from chorister.device.schema import FieldType, Schema, TableSchema, Value, quoted
 from chorister.errors import InvalidInput, StoreError
 from chorister.policy import Policy
 
-__all__ = ["Consent", "Deed", "EventStore", "Snapshot"]
+__all__ = ["Consent", "ConsentEvent", "EventStore", "Snapshot"]
 
 _STEPS: Final = (
     "CREATE TABLE consent ("
@@ -43,16 +51,13 @@ MAX_SNAPSHOT_ROWS: Final = 1_000_000
 MAX_SNAPSHOT_BYTES: Final = 2**26
 """SQLite stops copying there: what a snapshot takes of the device's memory is about twice that."""
 SNAPSHOT_SECONDS: Final = 4.0
-"""Then reading stops: encoding, noise and sealing need the rest of what `Timing.slack` leaves."""
-EXPIRE_SECONDS: Final = 1.0
-"""Then deleting stops, and goes on at the next call."""
-_EXPIRE_ROWS: Final = 20_000
-_STEPS_PER_CHECK: Final = 10_000
+"""Then reading stops: noise and sealing need the rest of what `Timing.slack` leaves."""
+_STEPS_PER_CHECK: Final = 1_000
 _PAGE: Final = 4096
 _CACHE_KIB: Final = 65_536  # so that fetching rows in random order decrypts each page once
 
 
-class Deed(StrEnum):
+class ConsentEvent(StrEnum):
     """What the person said or did."""
 
     OPTED_IN = "opted in"
@@ -87,7 +92,11 @@ class Snapshot:
 
 
 class EventStore(Closing):
-    """The device's events and profiles. Threads may share one; processes may open the same file."""
+    """The device's events and profiles. Threads may share one; processes may open the same file.
+
+    Reads have a connection of their own: neither does a query's snapshot, nor the question for
+    consent, wait for an app that donates, nor an app for them.
+    """
 
     def __init__(
         self,
@@ -103,22 +112,26 @@ class EventStore(Closing):
         self._policy = policy
         self._clock = clock
         self._lock = threading.RLock()
-        self._connection = open_database(path, key.derive("events"), create=create)
-        try:
-            self._connection.pragma("cache_size", -_CACHE_KIB)
+        self._reader_lock = threading.RLock()
+        with ExitStack() as stack:
+            secret = key.derive("events")
+            self._connection = open_database(path, secret, create=create)
+            stack.callback(self._connection.close)
             upgrade(self._connection, "events", _STEPS)
             self._follow_policy()
-        except BaseException:
-            self._connection.close()
-            raise
+            self._reader = open_database(path, secret, create=False)
+            stack.callback(self._reader.close)
+            self._reader.pragma("cache_size", -_CACHE_KIB)
+            self._stack = stack.pop_all()
+        self._retention = Retention(self._connection, self._writing_soon, clock)
         self._inserts = {
             name: _insert_if_opted_in(table) for name, table in self.schema.tables.items()
         }
 
     def close(self) -> None:
         """Close the database; the store can't be used afterwards."""
-        with self._lock:
-            self._connection.close()
+        with self._lock, self._reader_lock:
+            self._stack.close()
 
     # --- donation ---------------------------------------------------------------------------------
 
@@ -150,7 +163,7 @@ class EventStore(Closing):
         if column not in table.fields:
             raise table.refuse(column[:64], "the profile has no such field")
         with self._reading():
-            rows = self._connection.execute(
+            rows = self._reader.execute(
                 f"SELECT {quoted(f'field_{column}')} FROM {quoted(table.table)} WHERE donated > ?",
                 (self._clock.now() - table.retention,),
             ).fetchall()
@@ -162,7 +175,7 @@ class EventStore(Closing):
     def consent(self) -> Consent:
         """Whether the person has opted in; a new store is opted out."""
         with self._reading():
-            row = self._connection.execute("SELECT opted_in, since FROM consent").fetchone()
+            row = self._reader.execute("SELECT opted_in, since FROM consent").fetchone()
         if row is None:
             raise StoreError("the store has lost its record of consent: purge it, and ask again")
         return Consent(opted_in=row[0] == 1, since=int(row[1] or 0))
@@ -171,13 +184,13 @@ class EventStore(Closing):
         """The person takes part: donations are kept, and recipes may run."""
         with self._writing():
             self._set_consent(opted_in=True)
-            self._note(Deed.OPTED_IN)
+            self._note(ConsentEvent.OPTED_IN)
 
     def opt_out(self, *, purge: bool) -> None:
         """The person no longer takes part: no recipe runs, nothing is kept, `purge` deletes all."""
         with self._writing():
             self._set_consent(opted_in=False)
-            self._note(Deed.OPTED_OUT_AND_PURGED if purge else Deed.OPTED_OUT)
+            self._note(ConsentEvent.OPTED_OUT_AND_PURGED if purge else ConsentEvent.OPTED_OUT)
             if purge:
                 self._delete_all()
         if purge:
@@ -186,71 +199,67 @@ class EventStore(Closing):
     def purge(self) -> None:
         """Delete every event and profile."""
         with self._writing():
-            self._note(Deed.PURGED)
+            self._note(ConsentEvent.PURGED)
             self._delete_all()
         self._forget()
 
-    def deeds(self) -> list[tuple[str, Deed]]:
+    def consent_events(self) -> list[tuple[str, ConsentEvent]]:
         """What the person said and the audit log does not tell yet, each under a name of its own.
 
         Noted in the transaction that does it.
         """
         with self._reading():
-            rows = self._connection.execute("SELECT name, deed FROM deeds ORDER BY id").fetchall()
-        return [(str(name), Deed(str(deed))) for name, deed in rows]
+            rows = self._reader.execute("SELECT name, deed FROM deeds ORDER BY id").fetchall()
+        return [(str(name), ConsentEvent(str(deed))) for name, deed in rows]
 
-    def forget_deed(self, name: str) -> None:
+    def delete_consent_event(self, name: str) -> None:
         """It was told."""
         with self._writing():
             self._connection.execute("DELETE FROM deeds WHERE name = ?", (name,))
 
-    def expire(self) -> int:
-        """Delete what is older than its retention; how many rows that were.
+    def expire(self, seconds: float) -> int:
+        """Delete what is older than its retention. Returns the number of rows deleted.
 
-        What a long absence left is deleted bit by bit, a second at a time: queries do not see it.
+        Stops after so many seconds; the next call goes on. Queries see none of it meanwhile.
         """
-        now, until = self._clock.now(), time.monotonic() + EXPIRE_SECONDS
-        # Looked for without the writer's lock: mostly there is nothing, and apps donate meanwhile.
-        with self._reading():
-            due = [table for table in self.schema.tables.values() if self._is_due(table, now)]
-        if not due:
-            return 0
-        deleted = 0
-        for table in due:
-            more = True
-            while more and time.monotonic() < until:
-                with self._writing():
-                    count, more = self._expire(table, now)
-                deleted += count
-        self._forget()
+        until = uptime() + seconds
+        deleted = self._retention.expire(iter(self.schema.tables.values()), seconds / 2)
+        if deleted and self._lock.acquire(timeout=max(0.0, until - uptime())):
+            try:
+                forget(self._connection, max(0.0, until - uptime()))
+            finally:
+                self._lock.release()
         return deleted
 
     # --- what a query sees ------------------------------------------------------------------------
 
-    def snapshot(self, fields: Mapping[str, Sequence[str]]) -> Snapshot:
+    def snapshot(self, fields: Mapping[str, Sequence[str]], until: float = math.inf) -> Snapshot:
         """The named fields of the named tables, as a database of their own.
 
         What is older than its retention is not in it, deleted or not: deleting takes a time of its
         own, which nothing that follows a charge may depend on.
         Rows are in a random order, drawn by the operating system. Nothing else is in the image.
-        Raises `StoreError` where the limits of memory and time are reached.
+        Raises `StoreError` where the limits of memory and time are reached, at the latest at the
+        time `until` of `uptime()`.
         """
         tables = {name: self._named(name, columns) for name, columns in fields.items()}
-        with self._lock:
+        with self._reader_lock:
             # Encrypted databases want a key for everything that they attach; this one has none.
-            self._connection.execute("ATTACH DATABASE ':memory:' AS snapshot KEY ''")
+            self._reader.execute("ATTACH DATABASE ':memory:' AS snapshot KEY ''")
             try:
-                self._connection.pragma("page_size", _PAGE, schema="snapshot")
+                self._reader.pragma("page_size", _PAGE, schema="snapshot")
                 pages = MAX_SNAPSHOT_BYTES // _PAGE
-                self._connection.pragma("max_page_count", pages, schema="snapshot")
-                with self._reading(), self._by(time.monotonic() + SNAPSHOT_SECONDS):
-                    _create_tables(self._connection, "snapshot", tables)
+                self._reader.pragma("max_page_count", pages, schema="snapshot")
+                with self._reading(), self._by(min(until, uptime() + SNAPSHOT_SECONDS)):
+                    _create_tables(self._reader, "snapshot", tables)
                     room = MAX_SNAPSHOT_ROWS
                     for name, columns in tables.items():
                         room = self._copy(self.schema.tables[name], columns, room)
-                image = self._connection.serialize("snapshot")
+                image = self._reader.serialize("snapshot")
             finally:
-                self._connection.execute("DETACH DATABASE snapshot")
+                self._reader.execute("DETACH DATABASE snapshot")
+                # What was read is not kept in memory: it would be freed when others wait for it.
+                self._reader.pragma("shrink_memory")
         return Snapshot(tables=tables, image=image)
 
     def _named(self, name: str, columns: Sequence[str]) -> dict[str, FieldType]:
@@ -275,7 +284,7 @@ class EventStore(Closing):
         if room < 0:
             raise StoreError(f"a query reads at most {MAX_SNAPSHOT_ROWS} events")
         # Rows are fetched in the order drawn; an id that has expired fetches nothing.
-        self._connection.execute(
+        self._reader.execute(
             f"INSERT INTO {target} SELECT {names} FROM carray(?) AS drawn"
             f" CROSS JOIN main.{source} AS event ON event.id = drawn.value AND donated > ?",
             (apsw.carray(_random_order(*found)), self._clock.now() - table.retention),
@@ -290,18 +299,34 @@ class EventStore(Closing):
             yield
 
     @contextmanager
+    def _writing_soon(self, seconds: float) -> Iterator[None]:
+        """The same, but others that write are waited for no longer than that."""
+        if not self._lock.acquire(timeout=max(seconds, 0.0)):
+            raise StoreError("the app is writing to this store: try again")
+        try:
+            # Without a checkpoint: what an app wrote while somebody read may be long.
+            with (
+                waiting(self._connection, max(seconds, 0.0)),
+                no_checkpoint(self._connection),
+                transaction(self._connection),
+            ):
+                yield
+        finally:
+            self._lock.release()
+
+    @contextmanager
     def _reading(self) -> Iterator[None]:
         """One consistent view of all tables."""
-        with self._lock:
+        with self._reader_lock:
             try:
-                self._connection.execute("BEGIN")
+                self._reader.execute("BEGIN")
                 try:
                     yield
-                    self._connection.execute("COMMIT")
+                    self._reader.execute("COMMIT")
                 finally:
                     # Not if SQLite has done so itself, as for a full database.
-                    if self._connection.in_transaction:
-                        self._connection.execute("ROLLBACK")
+                    if self._reader.in_transaction:
+                        self._reader.execute("ROLLBACK")
             except apsw.FullError:
                 raise StoreError(f"a query reads at most {MAX_SNAPSHOT_BYTES} bytes") from None
             except apsw.Error as error:
@@ -309,12 +334,12 @@ class EventStore(Closing):
 
     @contextmanager
     def _by(self, until: float) -> Iterator[None]:
-        """Statements fail at the time `until` of the monotonic clock."""
-        self._connection.set_progress_handler(lambda: time.monotonic() > until, _STEPS_PER_CHECK)
+        """Statements fail at the time `until` of `uptime()`."""
+        self._reader.set_progress_handler(lambda: uptime() > until, _STEPS_PER_CHECK)
         try:
             yield
         finally:
-            self._connection.set_progress_handler(None)
+            self._reader.set_progress_handler(None)
 
     def _keep(self, insert: str, row: tuple[Value, ...]) -> bool:
         with self._lock:
@@ -337,7 +362,7 @@ class EventStore(Closing):
             (int(opted_in), self._clock.now()),
         )
 
-    def _note(self, deed: Deed) -> None:
+    def _note(self, deed: ConsentEvent) -> None:
         self._connection.execute(
             "INSERT INTO deeds (name, deed) VALUES (?, ?)", (secrets.token_hex(16), deed)
         )
@@ -350,24 +375,10 @@ class EventStore(Closing):
         with self._lock:
             forget(self._connection)
 
-    def _is_due(self, table: TableSchema, now: int) -> bool:
-        found = self._range("donated", quoted(table.table))
-        return found is not None and (found[0] <= now - table.retention or found[1] > now)
-
-    def _expire(self, table: TableSchema, now: int) -> tuple[int, bool]:
-        """Delete some rows: how many, and whether there may be more."""
-        name, changes = quoted(table.table), self._connection.changes
-        some = f"WHERE id IN (SELECT id FROM {name} WHERE donated {{}} ? LIMIT {_EXPIRE_ROWS})"
-        # The clock was wrong then or is wrong now; either way it is not kept for longer.
-        self._connection.execute(f"UPDATE {name} SET donated = ? {some.format('>')}", (now, now))
-        more = changes() == _EXPIRE_ROWS
-        oldest = now - table.retention
-        self._connection.execute(f"DELETE FROM {name} {some.format('<=')}", (oldest,))
-        return changes(), more or changes() == _EXPIRE_ROWS
-
     def _range(self, column: str, table: str) -> tuple[int, int] | None:
-        query = f"SELECT min({column}), max({column}) FROM {table}"
-        for low, high in self._connection.execute(query):
+        # Two questions, each of which SQLite answers without a scan.
+        query = f"SELECT (SELECT min({column}) FROM {table}), (SELECT max({column}) FROM {table})"
+        for low, high in self._reader.execute(query):
             if isinstance(low, int) and isinstance(high, int):
                 return low, high
         return None

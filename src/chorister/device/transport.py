@@ -6,8 +6,8 @@ anything of the environment (proxies, credentials). So there is no connection or
 poll could share with an upload, and nothing that comes back. All devices send the same header
 fields in the same order.
 `Retry-After` and validators (`ETag`, `Last-Modified`) are ignored: a server could choose a value
-for each device and know it by what comes back. Files of the log need no validator, for they are
-named by their digest and a device keeps them (`device.bodies`).
+for each device and know it by what comes back. Files of the log need no validator: they are named
+by their digest, and a poll fetches all that it needs of them or none (`transparency.reader`).
 
 What is left is the network address. A host app hides it with a `proxy`, or with a transport of its
 own.
@@ -24,9 +24,9 @@ from urllib.parse import unquote, urlsplit
 import httpcore2
 import httpx2
 
-from chorister.dap.urls import check_url
-from chorister.dap.watch import FAILURES, Watch, WatchedNetwork, timeouts
+from chorister.dap.http import check_url
 from chorister.errors import InvalidInput, LogWithheld, Unreachable
+from chorister.http_client import FAILURES, Watch, WatchedNetwork, timeouts
 
 __all__ = ["USER_AGENT", "Answer", "HTTPTransport", "LogSource", "Transport"]
 

@@ -1,4 +1,4 @@
-"""What a device allows: the policy's model, its TOML, its explanation and its differences."""
+"""What a device allows: the policy's model, its explanation, its costs and its differences."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from chorister.policy.model import (
     Composition,
     Crowd,
     DataField,
+    DataTable,
     DeviceBudget,
     FieldBudget,
     Policy,
     Renyi,
     ReportKind,
-    Table,
 )
 
 __all__ = [
@@ -28,10 +28,10 @@ __all__ = [
     "Composition",
     "Crowd",
     "DataField",
+    "DataTable",
     "DeviceBudget",
     "FieldBudget",
     "Policy",
     "Renyi",
     "ReportKind",
-    "Table",
 ]

@@ -1,8 +1,8 @@
 """Where a policy contradicts itself: budgets that can never be spent, limits that exclude all.
 
 A *contradiction* makes part of a policy meaningless, and `chorister policy check` fails. A *remark*
-is legitimate, but not what its author may expect: in the paper's own Table 1 the n-gram field may
-cost 1 in an analysis that may cost 0.5.
+is about something valid that its author may not expect: in the paper's own Table 1 the n-gram field
+may cost 1 in an analysis that may cost 0.5.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from typing import Literal
 
 from chorister.canonical import decimal_text
 from chorister.errors import InvalidInput
-from chorister.policy.certify import Claim
+from chorister.policy.bounds import Claim
 from chorister.policy.model import Analysis, Budget, FieldBudget, Policy, Renyi
-from chorister.policy.values import duration_text
+from chorister.policy.values import duration_text, number_text
 from chorister.privacy.decimals import DOWN, UP
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON, MIN_LOCAL_EPSILON, Mechanism
 from chorister.privacy.renyi import renyi_to_epsilon
 from chorister.privacy.weights import BOUND_DELTA
-
-__all__ = ["Finding", "findings"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +41,7 @@ def _remark(field: str, why: str) -> Finding:
 
 
 def findings(policy: Policy) -> list[Finding]:
-    """All contradictions and remarks, the contradictions first."""
+    """Return all contradictions, then all remarks."""
     found = list(_device(policy))
     for name, analysis in policy.analyses.items():
         where = f"analyses.{name}"
@@ -63,8 +61,8 @@ def _device(policy: Policy) -> Iterator[Finding]:
         yield _remark("device.min_ledger_age", why)
     longest = max(analysis.window.longest for analysis in policy.analyses.values())
     if policy.device.min_ledger_age < longest + policy.checkpoint_max_age:
-        why = "a device whose ledger was deleted may answer a recipe again that is still open; "
-        why += f"{duration_text(longest + policy.checkpoint_max_age)} would exclude it"
+        why = "a device whose ledger was deleted may answer an open recipe again; "
+        why += f"{duration_text(longest + policy.checkpoint_max_age)} would prevent it"
         yield _remark("device.min_ledger_age", why)
     for pair in policy.aggregators:
         if pair.one_operator:
@@ -78,7 +76,7 @@ def _against_device(policy: Policy, where: str, analysis: Analysis) -> Iterator[
         return  # the device's budget renews beneath one that never does: any amount can be spent
     renewals = 1
     if device.period is not None and own.period is not None and device.period != own.period:
-        # So many of the device's periods can touch one of the analysis'.
+        # The most periods of the device that can overlap one of the analysis.
         renewals = -(-own.period // device.period) + 1
     for name in ("epsilon", "delta", "reports"):
         allowed, cap = getattr(own, name), getattr(device, name) * renewals
@@ -97,19 +95,19 @@ def _limits(policy: Policy, where: str, analysis: Analysis) -> Iterator[Finding]
         yield _contradiction(f"{where}.cohort", "the smallest cohort is larger than the largest")
     fraction = analysis.honest_fraction
     if fraction is not None and fraction.numerator * cohort.smallest < fraction.denominator:
-        why = f"{fraction} of the smallest cohort is not one honest device"
+        why = f"{fraction} of the smallest cohort is less than one honest device"
         yield _contradiction(f"{where}.honest_fraction", why)
     if window.longest < policy.checkpoint_max_age:
         age = duration_text(policy.checkpoint_max_age)
-        why = f"a device whose list is {age} old, as permitted, hears of no recipe in time"
+        why = f"a device whose list is {age} old, which is permitted, learns of recipes too late"
         yield _remark(f"{where}.window.longest", why)
     if analysis.budget.period is not None and analysis.budget.period < window.longest:
-        why = "the budget can renew while one and the same recipe is still being answered"
+        why = "the budget can renew while a recipe is still being answered"
         yield _remark(f"{where}.budget.period", why)
     for ref in analysis.group_by:
         parts = len(policy.group_values(ref))
         if parts > analysis.max_cells:
-            why = f"{ref} alone makes {parts} parts, and max_cells is {analysis.max_cells}"
+            why = f"{ref} alone makes {parts} parts, but max_cells is {analysis.max_cells}"
             yield _contradiction(f"{where}.group_by", why)
 
 
@@ -121,12 +119,12 @@ def _field(where: str, analysis: Analysis, field: FieldBudget) -> Iterator[Findi
         why = f"no permitted mechanism goes below {decimal_text(least)}: nothing can be asked"
         yield _contradiction(f"{where}.local_epsilon", why)
     if "plain" not in analysis.report_kinds and min(field.delta, own.delta) <= BOUND_DELTA:
-        why = "bounded reports use 1e-12 of delta: nothing can be asked"
+        why = f"bounded reports use {BOUND_DELTA} of delta: nothing can be asked"
         yield _contradiction(f"{where}.delta", why)
     for name in ("local_epsilon", "epsilon", "delta", "reports"):
         allowed, cap = getattr(field, name), getattr(own, name)
         if allowed > cap:
-            why = f"{_text(allowed)}, of which the analysis' {_text(cap)} is all that can be used"
+            why = f"{_text(allowed)}, but only the analysis' {_text(cap)} can be used"
             yield _remark(f"{where}.{name}", why)
 
 
@@ -145,7 +143,7 @@ def _renyi(where: str, budget: Budget) -> Iterator[Finding]:
 
 
 def _cohorts(policy: Policy, where: str, analysis: Analysis) -> Iterator[Finding]:
-    """Whether the largest cohort makes each field's local epsilon affordable."""
+    """Check that the largest cohort makes each field's local epsilon affordable."""
     short = []
     for ref, field in analysis.fields.items():
         local = min(field.local_epsilon, analysis.budget.local_epsilon)
@@ -157,7 +155,7 @@ def _cohorts(policy: Policy, where: str, analysis: Analysis) -> Iterator[Finding
             short.append((ref, local, epsilon))
     kind = _contradiction if len(short) == len(analysis.fields) else _remark
     for ref, local, epsilon in short:
-        most = f"{analysis.cohort.largest:,} devices, the most that may be asked for"
+        most = f"{analysis.cohort.largest:,} devices, the largest permitted cohort"
         why = (
             f"local epsilon {_text(local)} can never be used in full: with {most}, "
             f"it costs more than epsilon {_text(epsilon)}"
@@ -168,7 +166,7 @@ def _cohorts(policy: Policy, where: str, analysis: Analysis) -> Iterator[Finding
 def _affordable(
     analysis: Analysis, mechanism: Mechanism, local: Decimal, epsilon: Decimal, delta: Decimal
 ) -> bool:
-    """Whether the largest cohort, in any permitted way, brings the local epsilon down enough."""
+    """Return whether the largest cohort, in any permitted way, is enough for this epsilon."""
     doubled = 2 if mechanism is Mechanism.SYMMETRIC else 1
     parameter = min(DOWN.divide(local, Decimal(doubled)), MAX_LOCAL_EPSILON)
     for crowd in analysis.crowds:
@@ -179,18 +177,16 @@ def _affordable(
             delta=delta,
             crowd=crowd,
             honest_fraction=analysis.honest_fraction if crowd == "honest" else None,
-            # Plain reports have a little more delta; 1e-12 decides nothing here.
+            # Plain reports have a little more delta, too little to matter here.
             report=analysis.report_kinds[0],
         )
         try:
             if claim.holds(analysis.cohort.largest):
                 return True
         except InvalidInput:
-            continue  # not provable in this way; perhaps in another
+            continue  # not provable this way; maybe another
     return False
 
 
 def _text(value: Decimal | int) -> str:
-    if isinstance(value, int):
-        return f"{value:,}"
-    return decimal_text(value) if value >= Decimal("0.0001") else f"{value.normalize(UP):e}"
+    return f"{value:,}" if isinstance(value, int) else number_text(value)

@@ -1,4 +1,4 @@
-"""What changes from one policy to the next: what became askable, and what it can cost."""
+"""What changes from one policy to the next: what can now be asked, and what it can cost."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final, Literal, TypeAlias
 
-from chorister.policy.cost import Cost, analysis_cost, device_cost
+from chorister.policy.bounds import CostBound, analysis_cost, device_cost
 from chorister.policy.explain import cost_text
-from chorister.policy.model import Policy
+from chorister.policy.model import DURATION_FIELDS, Policy
 from chorister.policy.values import duration_text
-
-__all__ = ["Change", "diff"]
 
 _Path: TypeAlias = tuple[str, ...]
 _Rule: TypeAlias = Literal[
@@ -27,9 +25,8 @@ _BUDGET: Final[dict[str, _Rule]] = {
     "period": "period",
     "composition": "composition",
 }
-# Which way lets more be asked, or lets it cost more. By the whole path: a field of a stream may
-# have any name. `*` is one step of any name, and a list is of those whom a device obeys, or of what
-# it answers.
+# The direction in which more can be asked, or can cost more. Keys are whole paths, because a field
+# of a stream may have any name; `*` is any name. Lists name whom a device obeys or what it answers.
 _RULES: Final[dict[_Path, _Rule]] = {
     ("log", "keys"): "list",
     ("log", "checkpoint_max_age"): "up",
@@ -65,17 +62,12 @@ _RULES: Final[dict[_Path, _Rule]] = {
 }
 
 
-# Kept in seconds; people read days.
-_DURATIONS: Final = frozenset(
-    {"checkpoint_max_age", "min_ledger_age", "period", "retention"}
-    | {"shortest", "longest", "longest_grace"}
-)
 _NEVER: Final = 2**63  # seconds; stands for a budget that does not renew
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """One difference. `kind` says in which direction."""
+    """One difference: `kind` is its direction."""
 
     kind: Literal["more", "less", "other"]
     field: str
@@ -83,7 +75,7 @@ class Change:
 
 
 def diff(old: Policy, new: Policy) -> list[Change]:
-    """All differences: first what became possible, then what no longer is, then the rest."""
+    """Return all differences: first what became possible, then what no longer is, then the rest."""
     before, after = _tree(old), _tree(new)
     found = [*_costs(old, new), *_compare(before, after, ())]
     order = {"more": 0, "less": 1, "other": 2}
@@ -92,13 +84,13 @@ def diff(old: Policy, new: Policy) -> list[Change]:
 
 def _tree(policy: Policy) -> dict[str, Any]:
     tree: dict[str, Any] = policy.model_dump(exclude_none=True)
-    # By name, so that a pair is compared with itself.
+    # By name, so that each pair is compared with itself.
     tree["aggregators"] = {pair["name"]: pair for pair in tree["aggregators"]}
     return tree
 
 
 def _costs(old: Policy, new: Policy) -> Iterator[Change]:
-    """The bounds in words, wherever they moved."""
+    """Yield the bounds that changed, in words."""
     yield from _cost("device", device_cost(old), device_cost(new))
     for name in sorted(set(old.analyses) & set(new.analyses)):
         before = analysis_cost(old, old.analyses[name])
@@ -112,7 +104,7 @@ def _costs(old: Policy, new: Policy) -> Iterator[Change]:
         yield Change(kind="less", field=f"analyses.{name}", what="no longer answered at all")
 
 
-def _cost(field: str, before: Cost, after: Cost) -> Iterator[Change]:
+def _cost(field: str, before: CostBound, after: CostBound) -> Iterator[Change]:
     if before == after:
         return
     rises = (
@@ -141,14 +133,14 @@ def _compare(before: Any, after: Any, path: _Path) -> Iterator[Change]:  # noqa:
     if rule is None and isinstance(before, dict) and isinstance(after, dict):
         for key in sorted(before.keys() | after.keys()):
             if path == ("analyses",) and (key not in before or key not in after):
-                continue  # told with its cost
+                continue  # `_costs` has it
             yield from _compare(before.get(key), after.get(key), (*path, key))
     elif rule == "list" or (rule == "pairs" and None not in (before, after)):
         yield from _compare_lists(before or (), after or (), path)
     else:
         what = f"{_text(before, path[-1])} -> {_text(after, path[-1])}"
         if rule == "composition":
-            what += "; the bound stays, but what was refused may now fit in"
+            what += "; the bound stays the same, but a charge that was refused may now fit"
         yield Change(kind=_direction(rule, before, after), field=".".join(path), what=what)
 
 
@@ -166,17 +158,17 @@ def _compare_lists(
 def _direction(rule: _Rule | None, before: Any, after: Any) -> Literal["more", "less", "other"]:  # noqa: ANN401
     match rule:
         case "composition":
-            # None permits all that another does: each takes some charges that the other refuses.
+            # Each accepts some charges that another refuses.
             return "more"
-        case "period":  # no period never renews
+        case "period":  # without a period, a budget never renews
             more = (after or _NEVER) < (before or _NEVER)
         case "true":
             more = bool(after)
         case "query_class":
             more = after == "fields"
-        case "pairs":  # left out means all of the policy's pairs
+        case "pairs":  # None means all of the policy's pairs
             more = after is None
-        case "up":  # not given: nothing of it is permitted
+        case "up":  # None permits nothing
             more = _number(after or 0) > _number(before or 0)
         case "down":
             more = _number(after or 0) < _number(before or 0)
@@ -188,14 +180,14 @@ def _direction(rule: _Rule | None, before: Any, after: Any) -> Literal["more", "
 
 
 def _number(value: Any) -> Fraction:  # noqa: ANN401
-    """Decimals and fractions are dumped as strings, which both spellings of Fraction accept."""
+    """Parse decimals and fractions, which are dumped as strings."""
     return Fraction(value)
 
 
 def _text(value: Any, name: str = "") -> str:  # noqa: ANN401
     if value is None:
         return "not given"
-    if name in _DURATIONS and isinstance(value, int):
+    if name in DURATION_FIELDS and isinstance(value, int):
         return duration_text(value)
     if isinstance(value, dict):
         return ", ".join(f"{key} {_text(item, key)}" for key, item in value.items())

@@ -1,30 +1,25 @@
-"""A policy in words: what may be asked, what it can cost, and whom one has to believe."""
+"""A policy in words: what may be asked, what it can cost, and whom you have to trust."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import Decimal
 
-from chorister.canonical import decimal_text
-from chorister.policy.cost import Cost, analysis_cost, device_cost, field_cost
+from chorister.policy.bounds import CostBound, analysis_cost, device_cost, field_cost
 from chorister.policy.model import Analysis, Composition, Policy, Renyi
-from chorister.policy.values import duration_text
-from chorister.privacy.decimals import UP
-
-__all__ = ["Section", "composition_text", "cost_text", "explain", "number_text"]
+from chorister.policy.values import duration_text, legible, number_text, visible
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """A heading and what there is to say under it."""
+    """A heading and the lines below it."""
 
     title: str
     lines: tuple[str, ...]
 
 
 def explain(policy: Policy) -> list[Section]:
-    """The whole policy, from who takes part to each field."""
+    """Explain the whole policy, from the parties to each field."""
     return [
         Section(title=f"Policy {policy.name}", lines=tuple(_parties(policy))),
         Section(title="Data on the device", lines=tuple(_data(policy))),
@@ -37,25 +32,20 @@ def explain(policy: Policy) -> list[Section]:
     ]
 
 
-def number_text(value: Decimal) -> str:
-    """A decimal for people: tiny ones as powers of ten."""
-    return decimal_text(value) if value >= Decimal("0.0001") else f"{value.normalize(UP):e}"
-
-
-def cost_text(cost: Cost) -> str:
-    """The paper's bounds in one sentence."""
+def cost_text(cost: CostBound) -> str:
+    """Put the paper's bounds into one sentence."""
     count = f"{cost.reports:,} report{'' if cost.reports == 1 else 's'}"
-    every = f"every {duration_text(cost.period)}" if cost.period else "ever"
+    span = f"in each period of {duration_text(cost.period)}" if cost.period else "ever"
     local = f"{number_text(cost.local_epsilon)} x {cost.reports:,}"
     return (
-        f"at most {count} {every}: epsilon {number_text(cost.epsilon)}, delta "
-        f"{number_text(cost.delta)} to all who do not control both aggregators; to both together "
-        f"eps_local x k = {local} = {number_text(cost.local_total)}"
+        f"at most {count} {span}: epsilon {number_text(cost.epsilon)}, delta "
+        f"{number_text(cost.delta)} to anyone who does not control both aggregators; to both "
+        f"together eps_local x k = {local} = {number_text(cost.local_total)}"
     )
 
 
 def composition_text(composition: Composition) -> str:
-    """How charges add up."""
+    """Describe how charges add up."""
     if isinstance(composition, Renyi):
         orders = ", ".join(str(order) for order in composition.renyi)
         return f"charges add up as Renyi divergences of order {orders}"
@@ -86,16 +76,19 @@ def _device(policy: Policy) -> Iterator[str]:
     yield cost_text(device_cost(policy))
     yield composition_text(policy.device.composition)
     if policy.device.period is not None:
+        age = duration_text(policy.checkpoint_max_age)
         yield (
-            "the guarantee is per period; over n periods a device can lose n times as much. "
-            "Each device starts its period at a random time of its own"
+            "the guarantee is per period; over n periods a device can lose n times as much. In any "
+            "time as long as a period at most two budgets are charged, one before and one after "
+            f"the renewal; three, if the device's clock is slow, but not by more than {age}. "
+            "Each device starts its period at its own random time"
         )
     age = duration_text(policy.device.min_ledger_age)
     yield f"a new ledger is silent for {age}"
 
 
 def _analysis(policy: Policy, analysis: Analysis) -> Iterator[str]:
-    yield analysis.purpose
+    yield legible(analysis.purpose)
     yield cost_text(analysis_cost(policy, analysis))
     yield composition_text(analysis.budget.composition)
     for ref, field in analysis.fields.items():
@@ -106,8 +99,8 @@ def _analysis(policy: Policy, analysis: Analysis) -> Iterator[str]:
 
 def _questions(analysis: Analysis) -> Iterator[str]:
     if analysis.query_class == "exact":
-        yield f"asks one of {len(analysis.queries)} queries that are listed to the letter"
-        yield from (f"query: {query}" for query in analysis.queries)
+        yield f"asks one of {len(analysis.queries)} queries, listed verbatim"
+        yield from (f"query: {visible(query)}" for query in analysis.queries)
     else:
         functions = ", ".join(analysis.functions) or "no functions"
         yield f"asks any SELECT over these fields, with {functions}"
@@ -117,7 +110,7 @@ def _questions(analysis: Analysis) -> Iterator[str]:
     elif analysis.max_cells > 1:
         yield f"may split the fleet into at most {analysis.max_cells:,} arms of an experiment"
     if analysis.hashed_prefixes:
-        yield "prefix lists may be hashed: what exactly is asked can then not be read"
+        yield "prefix lists may be hashed: then nobody can read what exactly is asked"
 
 
 def _shape(analysis: Analysis) -> Iterator[str]:

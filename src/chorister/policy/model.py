@@ -1,38 +1,39 @@
-"""What a device allows: the model behind a policy document.
+"""What a device allows: the model behind a policy document, and how its TOML is read.
 
 Every class is frozen and refuses unknown keys. References between parts (an analysis that names a
-field, a pair of aggregators) are checked here; whether the budgets make sense together is the
-business of `chorister.policy.contradictions`.
+field, a pair of aggregators) are checked here; `chorister.policy.contradictions` checks whether the
+budgets make sense together.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import tomllib
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args, get_type_hints
 
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, model_validator
 
 from chorister.canonical import (
     FROZEN,
     Bool,
-    Complaint,
+    FieldError,
     FrozenDict,
     Hex32,
     Int,
     Model,
     PublicKey,
     b64url_decode,
-    culprit,
-    fault,
+    find_noncanonical,
+    first_error,
     key_id,
     sha256,
 )
 from chorister.errors import InvalidInput, PolicyError
-from chorister.policy.document import parse
 from chorister.policy.values import (
     URL,
     Delta,
@@ -44,30 +45,18 @@ from chorister.policy.values import (
     LocalEpsilon,
     LogName,
     Name,
+    Query,
     SQLName,
+    duration_text,
 )
 from chorister.privacy.filters import BasicFilter, Filter, RenyiFilter
 from chorister.privacy.randomizers import MAX_LENGTH, Mechanism
 from chorister.privacy.renyi import MAX_ORDER
 from chorister.privacy.settings import MAX_COHORT
 
-__all__ = [
-    "OTHER",
-    "Aggregator",
-    "AggregatorPair",
-    "Analysis",
-    "AnalysisBudget",
-    "Composition",
-    "Crowd",
-    "DataField",
-    "DeviceBudget",
-    "FieldBudget",
-    "Policy",
-    "Renyi",
-    "ReportKind",
-    "Table",
-]
-
+MAX_POLICY_BYTES: Final = 1_000_000
+# Keys like a.a.a.a take tomllib quadratic time; no policy is nested a hundredth as deep.
+_MAX_DOTS: Final = 200
 OTHER = "other"
 """The group of every value outside a closed list."""
 
@@ -84,7 +73,7 @@ def _one_or_many(value: object) -> object:
 
 def _integer(value: object) -> object:
     if type(value) is not int:  # True and 1.0 equal 1
-        raise ValueError("an integer")
+        raise ValueError("must be an integer")
     return value
 
 
@@ -100,7 +89,7 @@ class Renyi(Model):
     @model_validator(mode="after")
     def _increasing(self) -> Renyi:
         if list(self.renyi) != sorted(set(self.renyi)):
-            raise Complaint("renyi", "orders increase, each given once")
+            raise FieldError("renyi", "list the orders in increasing order, each once")
         return self
 
 
@@ -120,19 +109,19 @@ class DataField(Model):
     def _closed_list(self) -> DataField:
         values = self.group_values or ()
         if len(set(values)) != len(values):
-            raise Complaint("group_values", "a value occurs twice")
+            raise FieldError("group_values", "a value occurs twice")
         if OTHER in values:
-            raise Complaint("group_values", f"{OTHER!r} is always there and is not listed")
+            raise FieldError("group_values", f"remove {OTHER!r}: it always exists")
         if values and self.type != "text":
-            raise Complaint("group_values", "only text fields form groups")
+            raise FieldError("group_values", "only text fields can form groups")
         return self
 
 
-class Table(Model):
-    """A stream (many rows, one an event) or a profile (one row, replaced on donation)."""
+class DataTable(Model):
+    """A stream (one row per event) or a profile (one row, replaced on donation)."""
 
     retention: Duration
-    """How long an event, or a profile that is not renewed, is kept."""
+    """How long to keep an event, or a profile that is not replaced."""
     fields: Annotated[dict[SQLName, DataField], Field(min_length=1, max_length=200), FROZEN]
 
 
@@ -144,20 +133,20 @@ class Aggregator(Model):
 
 
 class AggregatorPair(Model):
-    """A leader and a helper. Privacy holds if one of them is honest."""
+    """A leader and a helper; privacy holds if one of them is honest."""
 
     name: Name
     leader: Aggregator
     helper: Aggregator
     one_operator: Bool = False
-    """Both are run by the same operator: there is no protection against that operator."""
+    """The same operator runs both: there is no protection against that operator."""
 
     @model_validator(mode="after")
     def _two(self) -> AggregatorPair:
         if self.leader.url == self.helper.url:
-            raise Complaint("helper.url", "leader and helper share one URL")
+            raise FieldError("helper.url", "leader and helper need different URLs")
         if set(self.leader.cosigning_keys) & set(self.helper.cosigning_keys):
-            raise Complaint("helper.cosigning_keys", "leader and helper share a key")
+            raise FieldError("helper.cosigning_keys", "leader and helper need different keys")
         return self
 
 
@@ -165,10 +154,10 @@ class Log(Model):
     """The public log."""
 
     origin: LogName
-    """Its name, as the first line of its checkpoints has it: one key may sign for several logs."""
+    """Its name, the first line of its checkpoints: one key may sign for several logs."""
     keys: Annotated[tuple[PublicKey, ...], Field(min_length=1, max_length=16)]
     checkpoint_max_age: Duration
-    """How old the newest checkpoint may be before a device stays silent."""
+    """A device is silent while its newest checkpoint is older."""
 
 
 class Budget(Model):
@@ -181,7 +170,7 @@ class Budget(Model):
     composition: Composition = "basic"
 
     def filter(self) -> Filter:
-        """The empty filter that a ledger starts a period with."""
+        """Return the empty filter with which a ledger starts a period."""
         if isinstance(self.composition, Renyi):
             orders = self.composition.renyi
             return RenyiFilter(epsilon=self.epsilon, delta=self.delta, orders=orders)
@@ -192,11 +181,11 @@ class DeviceBudget(Budget):
     """What all analyses together may cost one device."""
 
     min_ledger_age: Duration
-    """Silence after a ledger was created, so that deleting it does not renew the budget at once."""
+    """How long a new ledger is silent, so that deleting one does not renew the budget."""
 
 
 class AnalysisBudget(Budget):
-    """The paper's Table 1a, with delta, and with the local epsilon of any one query."""
+    """The paper's Table 1a, with delta and with the local epsilon of a single query."""
 
     local_epsilon: LocalEpsilon
 
@@ -211,7 +200,7 @@ class FieldBudget(Model):
 
 
 class WindowLimits(Model):
-    """How long a recipe may be answered, and how long afterwards collected."""
+    """How long devices may answer a recipe, and how long its result may then be collected."""
 
     shortest: Duration
     longest: Duration
@@ -219,29 +208,29 @@ class WindowLimits(Model):
 
 
 class CohortLimits(Model):
-    """Between what bounds a recipe's min_cohort lies."""
+    """The limits of a recipe's min_cohort."""
 
     smallest: Annotated[Int, Field(ge=2)]
     largest: Annotated[Int, Field(ge=2, le=MAX_COHORT)]
 
 
 class Analysis(Model):
-    """One purpose, with everything that may be asked for it."""
+    """One purpose, and everything that may be asked for it."""
 
     purpose: Text
     author_keys: Annotated[tuple[PublicKey, ...], Field(min_length=1, max_length=64)]
     collectors: Annotated[tuple[Hex32, ...], Field(min_length=1, max_length=64)]
     """SHA-256 of the collectors' HPKE configurations."""
     aggregators: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
-    """Names of the permitted pairs; all of the policy's if left out."""
+    """Names of the permitted pairs; by default all of the policy's."""
     query_class: Literal["exact", "fields"]
-    queries: tuple[Text, ...] = ()
-    """For `exact`: the permitted queries, to the letter."""
+    queries: tuple[Annotated[Query, Field(max_length=2000)], ...] = ()
+    """With `exact`: the permitted queries, verbatim."""
     functions: tuple[SQLName, ...] = ()
-    """For `fields`: the SQL functions that a query may call."""
+    """With `fields`: the SQL functions that a query may call."""
     budget: AnalysisBudget
     fields: Annotated[dict[FieldRef, FieldBudget], Field(min_length=1), FROZEN]
-    """What may be read, and each field's own budget."""
+    """The fields that may be read, each with its own budget."""
     max_bins: Annotated[Int, Field(ge=2, le=MAX_LENGTH)]
     window: WindowLimits
     cohort: CohortLimits
@@ -249,7 +238,7 @@ class Analysis(Model):
     report_kinds: Annotated[tuple[ReportKind, ...], Field(min_length=1)] = ("bounded",)
     crowds: Annotated[tuple[Crowd, ...], Field(min_length=1)] = ("noised",)
     honest_fraction: HonestFraction | None = None
-    """The share of a cohort that is assumed honest, where `honest` is among the crowds."""
+    """The share of a cohort that is assumed to be honest, if `crowds` has `honest`."""
     group_by: tuple[FieldRef, ...] = ()
     max_cells: Count = 1
     """The largest number of parts (groups times arms) that a recipe may split the fleet into."""
@@ -257,51 +246,51 @@ class Analysis(Model):
 
     @cached_property
     def author_key_ids(self) -> Mapping[str, str]:
-        """Key id -> public key."""
+        """Public keys by key id."""
         return FrozenDict({key_id(b64url_decode(key)): key for key in self.author_keys})
 
     @model_validator(mode="after")
     def _consistent(self) -> Analysis:
         exact = self.query_class == "exact"
         if exact != bool(self.queries):
-            raise Complaint("queries", "listed if, and only if, query_class is exact")
+            raise FieldError("queries", "list queries if, and only if, query_class is exact")
         if exact and self.functions:
-            raise Complaint("functions", "only where query_class is fields")
+            raise FieldError("functions", "allowed only if query_class is fields")
         if ("honest" in self.crowds) != (self.honest_fraction is not None):
-            raise Complaint("honest_fraction", "given if, and only if, crowds has honest")
+            raise FieldError("honest_fraction", "required if, and only if, crowds has honest")
         for field in ("author_keys", "collectors", "mechanisms", "report_kinds", "crowds",
                       "group_by", "queries", "functions"):  # fmt: skip
             values = getattr(self, field)
             if len(set(values)) != len(values):
-                raise Complaint(field, "an entry occurs twice")
+                raise FieldError(field, "an entry occurs twice")
         return self
 
 
 class Policy(Model):
-    """A policy document."""
+    """What a device allows."""
 
     version: Annotated[Literal[1], BeforeValidator(_integer)]
     name: Name
     log: Log
     aggregators: Annotated[tuple[AggregatorPair, ...], Field(min_length=1, max_length=64)]
     device: DeviceBudget
-    streams: Annotated[dict[SQLName, Table], FROZEN] = Field(default_factory=FrozenDict)
-    profiles: Annotated[dict[SQLName, Table], FROZEN] = Field(default_factory=FrozenDict)
+    streams: Annotated[dict[SQLName, DataTable], FROZEN] = Field(default_factory=FrozenDict)
+    profiles: Annotated[dict[SQLName, DataTable], FROZEN] = Field(default_factory=FrozenDict)
     analyses: Annotated[dict[Identifier, Analysis], Field(min_length=1), FROZEN]
 
     @classmethod
     def load(cls, source: bytes | str | os.PathLike[str]) -> Policy:
-        """Read a policy from a TOML document (bytes) or from the file at a path."""
+        """Read a policy from a TOML document (bytes) or from a file (a path)."""
         data = source if isinstance(source, bytes) else _read(Path(source))
         try:
-            return cls.model_validate(parse(data))
+            return cls.model_validate(_parse_toml(data))
         except ValidationError as error:
-            field, message = culprit(error)
+            field, message = first_error(error)
             raise PolicyError(message, field=field) from None
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of the canonical JSON of the model: comments and layout do not matter."""
+        """SHA-256 of the model's canonical JSON: comments and layout don't matter."""
         return sha256(self.canonical())
 
     @property
@@ -327,62 +316,74 @@ class Policy(Model):
         )
 
     def pairs(self, analysis: Analysis) -> Iterator[AggregatorPair]:
-        """The pairs of aggregators that an analysis may use."""
+        """Iterate over the pairs of aggregators that an analysis may use."""
         for pair in self.aggregators:
             if analysis.aggregators is None or pair.name in analysis.aggregators:
                 yield pair
 
     def group_values(self, field: str) -> tuple[str, ...]:
-        """The closed list of a group field, `other` last."""
+        """Return the closed list of a group field, with `other` at the end."""
         known = self.fields.get(field)
         if known is None or known.group_values is None:
             raise InvalidInput(f"{field}: not a non-sensitive field of policy {self.name}")
         return (*known.group_values, OTHER)
 
     def group_value(self, field: str, value: object) -> str:
-        """The group that a device's value belongs to: itself if listed, else `other`."""
+        """Return the group of a device's value: the value itself if listed, else `other`."""
         values = self.group_values(field)
         return value if isinstance(value, str) and value in values else OTHER
 
     def cells(self, group_by: tuple[str, ...], arms: int) -> int:
-        """How many parts a recipe splits the fleet into."""
+        """Return the number of parts into which a recipe splits the fleet."""
         return max(arms, 1) * math.prod(len(self.group_values(field)) for field in group_by)
 
     @model_validator(mode="after")
     def _references(self) -> Policy:
         if both := set(self.streams) & set(self.profiles):
-            raise Complaint(f"profiles.{min(both)}", "a stream has this name already")
+            raise FieldError(f"profiles.{min(both)}", "a stream already has this name")
         for name, table in self.streams.items():
             for field, model in table.fields.items():
                 if model.group_values is not None:
                     where = f"streams.{name}.fields.{field}.group_values"
-                    raise Complaint(where, "only profile fields form groups")
+                    raise FieldError(where, "only profile fields can form groups")
         pairs = [pair.name for pair in self.aggregators]
         if len(set(pairs)) != len(pairs):
-            raise Complaint("aggregators", "two pairs share a name")
+            raise FieldError("aggregators", "two pairs have the same name")
         for name, analysis in self.analyses.items():
             self._check_analysis(f"analyses.{name}", analysis, set(pairs))
         return self
 
     @model_validator(mode="after")
+    def _periods(self) -> Policy:
+        budgets: dict[str, Budget] = {"device": self.device}
+        budgets |= {f"analyses.{name}.budget": each.budget for name, each in self.analyses.items()}
+        for where, budget in budgets.items():
+            if budget.period is not None and budget.period < self.checkpoint_max_age:
+                # A clock may be off by this much: several periods could then renew at once.
+                age = duration_text(self.checkpoint_max_age)
+                why = f"must be at least log.checkpoint_max_age, {age}"
+                raise FieldError(f"{where}.period", why)
+        return self
+
+    @model_validator(mode="after")
     def _has_a_digest(self) -> Policy:
-        if found := fault(self.model_dump(mode="json", exclude_none=True)):
-            raise Complaint(*found)
+        if found := find_noncanonical(self.model_dump(mode="json", exclude_none=True)):
+            raise FieldError(*found)
         return self
 
     def _check_analysis(self, where: str, analysis: Analysis, pairs: set[str]) -> None:
         for pair in analysis.aggregators or ():
             if pair not in pairs:
-                raise Complaint(f"{where}.aggregators", f"there is no pair {pair!r}")
+                raise FieldError(f"{where}.aggregators", f"the policy has no pair {pair!r}")
         for ref in analysis.fields:
             if ref not in self.fields:
-                raise Complaint(f"{where}.fields.{ref}", "no stream or profile has this field")
+                raise FieldError(f"{where}.fields.{ref}", "no stream or profile has this field")
         for ref in analysis.group_by:
             if ref not in self.fields:
-                raise Complaint(f"{where}.group_by", f"no profile has the field {ref!r}")
+                raise FieldError(f"{where}.group_by", f"no profile has the field {ref!r}")
             if self.fields[ref].group_values is None:
-                raise Complaint(
-                    f"{where}.group_by", f"{ref!r} has no group_values: it is sensitive"
+                raise FieldError(
+                    f"{where}.group_by", f"{ref!r} is sensitive: it has no group_values"
                 )
 
 
@@ -391,3 +392,37 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise PolicyError(f"can't read {path}: {error.strerror}") from None
+
+
+def _parse_toml(data: bytes) -> dict[str, Any]:
+    """Parse TOML, with floats as exact decimals."""
+    if len(data) > MAX_POLICY_BYTES:
+        raise PolicyError(f"{len(data)} bytes: a policy has at most {MAX_POLICY_BYTES}")
+    if any(line.count(b".") > _MAX_DOTS for line in data.splitlines()):
+        raise PolicyError(f"a line with more than {_MAX_DOTS} dots: break it, or nest less")
+    try:
+        return tomllib.loads(data.decode("utf-8"), parse_float=_decimal)
+    except (ValueError, RecursionError) as error:
+        raise PolicyError(f"not TOML: {error}") from None
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except ArithmeticError:
+        raise ValueError(f"{text} is not a decimal") from None
+
+
+def _duration_fields() -> frozenset[str]:
+    models = [Policy, *Model.__subclasses__(), *Budget.__subclasses__()]
+    return frozenset(
+        name
+        for model in models
+        if model.__module__ == __name__
+        for name, hint in get_type_hints(model, include_extras=True).items()
+        if Duration in (hint, *get_args(hint))
+    )
+
+
+DURATION_FIELDS: Final = _duration_fields()
+"""The keys of a policy whose values are durations: seconds in the model, "30d" in TOML."""

@@ -6,8 +6,8 @@ Pure functions and frozen values; the one module that touches a disk is
 - :mod:`randomizers`, :mod:`weights`: what a device sends; how an analyst reads the sum.
 - :mod:`settings`: what stays fixed while cohort, epsilon and delta vary.
 - :mod:`amplification`: epsilon, delta, minimum cohort, local epsilon, by :mod:`exact` (the default,
-  on :mod:`binomials` -> :mod:`coordinates` -> :mod:`envelopes` -> :mod:`blocks`), :mod:`clones`,
-  :mod:`closed_form` or :mod:`renyi`.
+  and what devices enforce) or :mod:`renyi`, both computed by the native module, by :mod:`clones` or
+  :mod:`closed_form`.
 - :mod:`filters`: the compositions that a ledger may enforce. :mod:`composition` (on :mod:`losses`):
   those for sequences fixed beforehand.
 - :mod:`planning`: what planned questions cost.
@@ -43,7 +43,13 @@ from chorister.privacy.planning import (
     cost,
     cost_of_accuracy,
 )
-from chorister.privacy.randomizers import Interval, LocalModel, Mechanism, OneHotRandomizer
+from chorister.privacy.randomizers import (
+    HostileInfluence,
+    Interval,
+    LocalModel,
+    Mechanism,
+    OneHotRandomizer,
+)
 from chorister.privacy.settings import Crowd, Setting
 from chorister.privacy.weights import TotalWeight, delta_before_bound, delta_with_bound
 
@@ -58,6 +64,7 @@ __all__ = [
     "ExactTotal",
     "Filter",
     "FixedSequence",
+    "HostileInfluence",
     "Interval",
     "LocalModel",
     "Mechanism",

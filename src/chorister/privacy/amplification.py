@@ -17,10 +17,8 @@ from enum import StrEnum
 from fractions import Fraction
 
 from chorister.errors import InvalidInput
-from chorister.privacy.clones import CloneBound, clones_delta, clones_epsilon
 from chorister.privacy.closed_form import closed_form_epsilon, smallest_valid_cohort
 from chorister.privacy.decimals import DOWN, Number
-from chorister.privacy.envelopes import certified_slack
 from chorister.privacy.exact import exact_delta, exact_epsilon, witness_delta
 from chorister.privacy.randomizers import (
     MAX_LOCAL_EPSILON,
@@ -80,7 +78,10 @@ def epsilon(
         )
         return Bound(upper=found.upper, lower=found.lower, method=chosen)
     if chosen is Method.CLONES:
-        upper = clones_epsilon(members, setting.replacement, wanted, CloneBound.ONE_HOT_SUM)
+        from chorister.privacy import clones  # for comparison only: a device never loads it
+
+        bound = clones.CloneBound.ONE_HOT_SUM
+        upper = clones.clones_epsilon(members, setting.replacement, wanted, bound)
     elif chosen is Method.CLOSED_FORM:
         upper = closed_form_epsilon(members, setting.replacement, wanted)
     else:
@@ -103,8 +104,9 @@ def delta(
         )
         return Bound(upper=found.upper, lower=found.lower, method=chosen)
     if chosen is Method.CLONES:
-        value = clones_delta(members, setting.replacement, wanted, CloneBound.ONE_HOT_SUM, 1e-30)
-        upper = min(1.0, value + certified_slack(value))
+        from chorister.privacy import clones
+
+        upper = clones.certified_delta(members, setting.replacement, wanted)
     elif chosen is Method.CLOSED_FORM:
         upper = _closed_form_delta(members, setting.replacement, wanted)
     else:
@@ -179,15 +181,15 @@ def _holds(setting: Setting, method: Method, members: int, target: float, wanted
     if target >= setting.replacement:
         return True
     if method is Method.EXACT:
-        found = exact_delta(
-            members, setting.mechanism, setting.parameter, target, noised=setting.noised
+        # The very number that a device compares: what is found here, no device refuses.
+        found = exact_epsilon(
+            members, setting.mechanism, setting.parameter, wanted, noised=setting.noised
         )
-        return found.upper + certified_slack(wanted) <= wanted
+        return found.upper <= target
     if method is Method.CLONES:
-        value = clones_delta(
-            members, setting.replacement, target, CloneBound.ONE_HOT_SUM, wanted * 1e-9
-        )
-        return value + certified_slack(wanted) <= wanted
+        from chorister.privacy import clones
+
+        return clones.holds(members, setting.replacement, target, wanted)
     if method is Method.CLOSED_FORM:
         return closed_form_epsilon(members, setting.replacement, wanted) <= target
     value, _ = renyi_delta([setting.renyi(members)], target)

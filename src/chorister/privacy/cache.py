@@ -27,7 +27,7 @@ import scipy
 
 __all__ = ["ACCOUNTANT_VERSION", "DISABLING_VARIABLE", "cache_folder", "remember"]
 
-ACCOUNTANT_VERSION: Final = 2  # raise it with every change that may change an answer
+ACCOUNTANT_VERSION: Final = 3  # raise it with every change that may change an answer
 DISABLING_VARIABLE: Final = "CHORISTER_NO_CACHE"
 
 

@@ -28,7 +28,14 @@ import numpy as np
 from chorister.privacy.binomials import Floats, binomial, upper_tail
 from chorister.privacy.envelopes import certified_slack, least_epsilon
 
-__all__ = ["CloneBound", "clones_delta", "clones_epsilon", "conditional_divergence"]
+__all__ = [
+    "CloneBound",
+    "certified_delta",
+    "clones_delta",
+    "clones_epsilon",
+    "conditional_divergence",
+    "holds",
+]
 
 _MOST_COUNTS = 4096  # beyond this many values of C neighbours share the smallest one's divergence
 
@@ -93,3 +100,16 @@ def clones_epsilon(
         delta,
         replacement_epsilon,
     )
+
+
+def certified_delta(cohort: int, replacement_epsilon: float, epsilon: float) -> float:
+    """Delta of a one-hot sum at epsilon, from above."""
+    value = clones_delta(cohort, replacement_epsilon, epsilon, CloneBound.ONE_HOT_SUM, 1e-30)
+    return min(1.0, value + certified_slack(value))
+
+
+def holds(cohort: int, replacement_epsilon: float, epsilon: float, delta: float) -> bool:
+    """Whether a one-hot sum is certified to be (epsilon, delta)-DP."""
+    cut = delta * 1e-9
+    value = clones_delta(cohort, replacement_epsilon, epsilon, CloneBound.ONE_HOT_SUM, cut)
+    return value + certified_slack(delta) <= delta

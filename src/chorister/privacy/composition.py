@@ -21,8 +21,12 @@ from itertools import groupby
 from chorister.errors import InvalidInput
 from chorister.privacy.amplification import epsilon
 from chorister.privacy.decimals import DOWN, UP, Number, as_decimal
-from chorister.privacy.envelopes import Envelope, certified_slack, least_epsilon
-from chorister.privacy.exact import exact_envelope
+from chorister.privacy.envelopes import (
+    Envelope,
+    certified_slack,
+    exact_envelope,
+    least_epsilon,
+)
 from chorister.privacy.filters import Release
 from chorister.privacy.losses import PrivacyLoss, loss_deviation, release_loss
 from chorister.privacy.renyi import renyi_epsilon

@@ -1,4 +1,7 @@
-"""A pair of laws known by an upper bound on all its hockey-stick divergences.
+"""A pair of laws known by an upper bound on all its hockey-stick divergences, for compositions.
+
+What bounds one release is computed by the native module; here its envelope is received, for
+planning tools that compose many (:mod:`losses`).
 
 For laws P, Q and g >= 0, `H_g(P||Q) = sum (P - gQ)+` is convex and nonincreasing in g, and
 H_0 = 1. Values on a grid, joined by chords, thus bound it from above at *every* g, and a convex
@@ -17,10 +20,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from chorister import _native
 from chorister.errors import InternalError
 from chorister.privacy.binomials import Floats
+from chorister.privacy.randomizers import Mechanism
 
-__all__ = ["Envelope", "certified_slack", "least_epsilon"]
+__all__ = ["Envelope", "certified_slack", "exact_envelope", "least_epsilon"]
 
 
 def certified_slack(delta: float) -> float:
@@ -56,13 +61,19 @@ class Envelope:
         below = np.where(g < first, self.excess[0] * g / first, inside)
         return below + np.maximum(1.0 - g, 0.0)
 
-    def delta(self, epsilon: float) -> float:
-        """Delta of the product with this pair's own reversal: both coordinates of a release.
 
-        With (P, Q) at coordinate d and (Q, P) at d', `delta = sum_j Q_j H_{e^eps g_j}(P||Q)`.
-        """
-        mass, at_zero = self.reference_mass
-        return float(np.dot(mass, self.divergence(math.exp(epsilon) * self.g))) + at_zero
+def exact_envelope(
+    cohort: int, mechanism: Mechanism, local_epsilon: float, delta: float, *, noised: bool
+) -> Envelope:
+    """The dominating pair of one coordinate of a release, tight around `delta`."""
+    knots, excess = _native.exact_envelope(
+        cohort,
+        symmetric=mechanism is Mechanism.SYMMETRIC,
+        local_epsilon=local_epsilon,
+        noised=noised,
+        delta=delta,
+    )
+    return Envelope(g=1.0 + np.frombuffer(knots), excess=np.frombuffer(excess))
 
 
 def least_epsilon(

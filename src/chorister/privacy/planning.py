@@ -98,9 +98,6 @@ def _price(question: PlannedQuestion, budget: Filter | None) -> tuple[Cost, Filt
     setting = question.setting
     delta = _left(question.delta, bounded=question.bounded)
     cohort = min_cohort(setting, epsilon=question.epsilon, delta=delta)
-    # The search certifies delta, a device epsilon: rounding can part them by a device or two.
-    while Decimal.from_float(epsilon(setting, cohort=cohort, delta=delta).upper) > question.epsilon:
-        cohort += 1 + cohort // 100_000
     reports = cohort if question.reports is None else question.reports
     if question.bounded:  # raises where so many reports would cost more than is set aside
         delta_before_bound(question.delta, question.epsilon, 1 if setting.noised else reports)

@@ -41,6 +41,7 @@ __all__ = [
     "MAX_LENGTH",
     "MAX_LOCAL_EPSILON",
     "MIN_LOCAL_EPSILON",
+    "HostileInfluence",
     "Interval",
     "LocalModel",
     "Mechanism",
@@ -77,6 +78,14 @@ class Interval(NamedTuple):
 
     low: Floats
     high: Floats
+
+
+class HostileInfluence(NamedTuple):
+    """How far one hostile report can move estimates, in devices."""
+
+    bins: int  # so many at most rise
+    up: float  # by so much each
+    down: float  # by so much all others fall
 
 
 def as_local_epsilon(value: Number) -> Decimal:
@@ -304,10 +313,17 @@ class OneHotRandomizer:
         """What one bit more in a sum adds to an estimate."""
         return 1.0 / (self.h - self.q)
 
-    def hostile_influence(self, *, bounded: bool = True) -> tuple[int, float]:
-        """What one hostile report can do at most: how many bins, and by how much each."""
-        bins = self.max_weight if bounded else self.length
-        return bins, self.step
+    def hostile_influence(self, *, bounded: bool = True) -> HostileInfluence:
+        """What one hostile report can do to the estimates, against its not being there.
+
+        A report adds `(bit - q) / (h - q)` to every bin: it counts among the n whose mean is taken
+        out, so bins that it leaves at 0 fall, all of them for a report without any 1.
+        """
+        return HostileInfluence(
+            bins=self.max_weight if bounded else self.length,
+            up=(1.0 - self.q) * self.step,
+            down=self.q * self.step,
+        )
 
     def _base_variance(self, n: int, noise_trials: int) -> float:
         scale = (self.h - self.q) ** 2

@@ -1,11 +1,10 @@
-"""One question: model, canonical form, signature, and the checks against a policy."""
+"""One question: its model, canonical form and signature, and the checks against a policy."""
 
 from __future__ import annotations
 
-from chorister.recipe.check import Check, check, verify_recipe, verify_size
-from chorister.recipe.model import Aggregators, Arm, Participation, Privacy, Recipe
+from chorister.recipe.check import Check, check, refusal, verify_recipe, verify_size
+from chorister.recipe.model import Aggregators, Arm, Bucket, Participation, Privacy, Recipe, Window
 from chorister.recipe.signature import SignedRecipe, sign, verify
-from chorister.recipe.window import Bucket, Window
 
 __all__ = [
     "Aggregators",
@@ -18,6 +17,7 @@ __all__ = [
     "SignedRecipe",
     "Window",
     "check",
+    "refusal",
     "sign",
     "verify",
     "verify_recipe",

@@ -8,6 +8,7 @@ answered); check 3, the certified epsilon of the aggregate, is complete.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -20,7 +21,7 @@ from chorister.privacy.decimals import UP
 from chorister.recipe.model import Recipe
 from chorister.recipe.signature import SignedRecipe, verify
 
-__all__ = ["Check", "check", "verify_recipe", "verify_size"]
+__all__ = ["Check", "check", "refusal", "verify_recipe", "verify_size"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,53 +39,56 @@ class _Case:
     recipe: Recipe
     analysis: Analysis
     policy: Policy
+    detailed: bool  # whether an explanation may cost time that the outcome does not need
 
 
 def check(recipe: Recipe | SignedRecipe, policy: Policy, *, now: int | None = None) -> list[Check]:
     """All checks. An unsigned recipe has no `author` check, and without `now` none is `open`."""
     body = recipe.recipe if isinstance(recipe, SignedRecipe) else recipe
     found = [_analysis(body, policy)]
-    analysis = policy.analyses.get(body.analysis)
-    if analysis is None:
-        return found
-    if isinstance(recipe, SignedRecipe):
-        found.append(_author(recipe, analysis))
-    case = _Case(recipe=body, analysis=analysis, policy=policy)
-    found.extend(
-        rule(case)
-        for rule in (
-            _collector,
-            _aggregators,
-            _query,
-            _fields,
-            _groups,
-            _cells,
-            _bins,
-            _prefixes,
-            _window,
-        )
-    )
-    if now is not None:
-        found.append(_open(case, now))
-    found.extend(
-        rule(case)
-        for rule in (
-            _cohort,
-            _mechanism,
-            _report,
-            _crowd,
-            _local_epsilon,
-            _budget,
-            _field_budgets,
-            _amplification,
-        )
-    )
+    if found[0].passed:
+        case = _case(body, policy, detailed=True)
+        found.extend(rule(case) for rule in _rules(recipe, now))
     return found
+
+
+def refusal(
+    recipe: Recipe | SignedRecipe, policy: Policy, *, now: int | None = None
+) -> Check | None:
+    """The first check that fails, or None. No rule is evaluated after it.
+
+    A recipe that is refused for a cheap reason costs nothing else: the certified epsilon, the one
+    rule that takes milliseconds, is the last.
+    """
+    body = recipe.recipe if isinstance(recipe, SignedRecipe) else recipe
+    known = _analysis(body, policy)
+    if not known.passed:
+        return known
+    case = _case(body, policy, detailed=False)
+    outcomes = (rule(case) for rule in _rules(recipe, now))
+    return next((outcome for outcome in outcomes if not outcome.passed), None)
 
 
 def verify_recipe(signed: SignedRecipe, policy: Policy, *, now: int) -> None:
     """Raise `QueryRefused` with the first check that fails."""
-    _insist(check(signed, policy, now=now))
+    _insist(refusal(signed, policy, now=now))
+
+
+def _case(recipe: Recipe, policy: Policy, *, detailed: bool) -> _Case:
+    analysis = policy.analyses[recipe.analysis]
+    return _Case(recipe=recipe, analysis=analysis, policy=policy, detailed=detailed)
+
+
+def _rules(recipe: Recipe | SignedRecipe, now: int | None) -> Iterator[Callable[[_Case], Check]]:
+    """The rules that apply, in the order of their display; amplification, the dearest, last."""
+    if isinstance(recipe, SignedRecipe):
+        yield lambda case: _author(recipe, case.analysis)
+    yield from (_collector, _aggregators, _query, _fields, _groups, _cells, _bins, _prefixes)
+    yield _window
+    if now is not None:
+        yield lambda case: _open(case, now)
+    yield from (_cohort, _mechanism, _report, _crowd, _local_epsilon, _budget, _field_budgets)
+    yield _amplification
 
 
 def verify_size(recipe: Recipe, policy: Policy) -> None:
@@ -92,15 +96,15 @@ def verify_size(recipe: Recipe, policy: Policy) -> None:
 
     For whoever is about to do work that grows with them, whether or not a device would answer.
     """
-    _insist([_analysis(recipe, policy)])
-    case = _Case(recipe=recipe, analysis=policy.analyses[recipe.analysis], policy=policy)
-    _insist([_groups(case), _cells(case), _bins(case)])
+    _insist(_analysis(recipe, policy))
+    case = _case(recipe, policy, detailed=False)
+    for rule in (_groups, _cells, _bins):
+        _insist(rule(case))
 
 
-def _insist(outcomes: list[Check]) -> None:
-    for outcome in outcomes:
-        if not outcome.passed:
-            raise QueryRefused(check=outcome.name, why=outcome.why, field=outcome.field)
+def _insist(outcome: Check | None) -> None:
+    if outcome is not None and not outcome.passed:
+        raise QueryRefused(check=outcome.name, why=outcome.why, field=outcome.field)
 
 
 def _outcome(*, name: str, passed: bool, why: str, field: str | None = None) -> Check:
@@ -252,7 +256,7 @@ def _report(case: _Case) -> Check:
     passed = asked in case.analysis.report_kinds
     why = f"{asked} reports are {'permitted' if passed else 'not permitted'}"
     # A sum over the bins, so not for more bins than are permitted.
-    if passed and asked == "bounded" and _bins(case).passed:
+    if case.detailed and passed and asked == "bounded" and _bins(case).passed:
         why += f": a hostile client sets at most {case.recipe.randomizer.max_weight:,} bits"
     return _outcome(name="report", passed=passed, why=why, field="privacy.report")
 

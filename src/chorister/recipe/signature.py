@@ -1,9 +1,9 @@
 """Signed recipes: a compact JWS (RFC 7515) with Ed25519 (RFC 8037, RFC 9864).
 
 There is exactly one JWS for a recipe and a key: the header is fixed to the byte, the payload is
-canonical JSON, base64url has no second spelling, and Ed25519 is deterministic with S < L. So a
-digest of the JWS and one of the recipe identify the same thing, and nobody can publish "another"
-recipe by re-spelling one.
+canonical JSON, base64url has one spelling, and Ed25519 is deterministic with S < L. So the digests
+of the JWS and of the recipe identify the same thing, and nobody can publish "another" recipe by
+spelling one differently.
 """
 
 from __future__ import annotations
@@ -21,58 +21,55 @@ from joserfc.jws import JWSRegistry
 
 from chorister.canonical import b64url_decode, b64url_encode, dumps, key_id
 from chorister.errors import DecodeError, InvalidInput, RecipeError, SignatureInvalid
-from chorister.recipe.model import MAX_BYTES, Recipe
-
-__all__ = ["SignedRecipe", "sign", "verify"]
+from chorister.recipe.model import MAX_RECIPE_BYTES, Recipe
 
 ALGORITHM: Final = "Ed25519"
 TYPE: Final = "chorister-recipe+jws"
-# The order of Ed25519's group: a signature whose S is not below it is a re-spelling of another.
+# The order of Ed25519's group. A signature with a larger S is another spelling of one below it.
 _ORDER: Final = 2**252 + 27742317777372353535851937790883648493
-_MAX_JWS: Final = MAX_BYTES * 4 // 3 + 1024
+_MAX_JWS_BYTES: Final = MAX_RECIPE_BYTES * 4 // 3 + 1024
 
 
 class _Registry(JWSRegistry):
-    """The library's own limit is 128,000 bytes, less than a list of prefixes needs."""
+    """Raises the library's limit of 128,000 bytes, which is too low for lists of prefixes."""
 
-    max_payload_length = _MAX_JWS
+    max_payload_length = _MAX_JWS_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignedRecipe:
-    """A recipe in its JWS. `parse` checks the form; `verify` checks the signature."""
+    """A recipe with its JWS. `parse` checks the form, `verify` the signature."""
 
     recipe: Recipe
     jws: bytes
-    key_id: str  # RFC 7638 thumbprint of the author's key, as the header claims
+    key_id: str  # RFC 7638 thumbprint of the author's key, from the header
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the canonical payload."""
         return self.recipe.digest
 
     @classmethod
     def parse(cls, data: bytes) -> SignedRecipe:
-        """Take apart a JWS from outside; anything but the one canonical form raises."""
-        author, payload = _take_apart(data)
+        """Parse a JWS from outside; raise `RecipeError` unless it is canonical."""
+        author, payload = _split(data)
         return cls(recipe=Recipe.parse(payload), jws=data, key_id=author)
 
     @classmethod
     def open(cls, data: bytes, public_keys: Iterable[str]) -> SignedRecipe:
-        """`parse` and `verify`, the signature first: what nobody signed reaches no JSON parser."""
-        author, payload = _take_apart(data)
+        """Verify, then parse: what no accepted key signed never reaches the JSON parser."""
+        author, payload = _split(data)
         _verify(data, author, public_keys)
         return cls(recipe=Recipe.parse(payload), jws=data, key_id=author)
 
 
-def _take_apart(data: bytes) -> tuple[str, bytes]:
-    """The author's key id and the payload of a JWS in canonical form."""
-    if len(data) > _MAX_JWS:
-        raise RecipeError(f"{len(data)} bytes, where a signed recipe has at most {_MAX_JWS}")
+def _split(data: bytes) -> tuple[str, bytes]:
+    """Split a canonical JWS into the author's key id and the payload."""
+    if len(data) > _MAX_JWS_BYTES:
+        raise RecipeError(f"{len(data)} bytes, but a signed recipe has at most {_MAX_JWS_BYTES}")
     try:
         header, payload, signature = data.decode("ascii").split(".", 3)
     except ValueError:
-        raise RecipeError("a signed recipe is three base64url parts, joined by dots") from None
+        raise RecipeError("a signed recipe has three base64url parts, joined by dots") from None
     try:
         author = _author(b64url_decode(header))
         raw = b64url_decode(signature)
@@ -87,7 +84,7 @@ def _take_apart(data: bytes) -> tuple[str, bytes]:
 
 
 def sign(recipe: Recipe, private_key: Ed25519PrivateKey) -> bytes:
-    """The recipe's JWS under the author's key."""
+    """Sign a recipe with the author's key; return the JWS."""
     raw = private_key.public_key().public_bytes_raw()
     key = OKPKey.import_key(
         {
@@ -98,8 +95,10 @@ def sign(recipe: Recipe, private_key: Ed25519PrivateKey) -> bytes:
         }
     )
     payload = recipe.canonical()
-    if len(payload) > MAX_BYTES:
-        raise InvalidInput(f"a recipe has at most {MAX_BYTES} bytes, this one {len(payload)}")
+    if len(payload) > MAX_RECIPE_BYTES:
+        raise InvalidInput(
+            f"a recipe has at most {MAX_RECIPE_BYTES} bytes, this one has {len(payload)}"
+        )
     registry = _Registry(algorithms=[ALGORITHM])
     return jws.serialize_compact(_header(key_id(raw)), payload, key, registry=registry).encode()
 
@@ -119,7 +118,7 @@ def _verify(data: bytes, author: str, public_keys: Iterable[str]) -> None:
     raise SignatureInvalid(why, field="signature")
 
 
-@lru_cache(maxsize=16)  # what verified is remembered; what did not raises each time
+@lru_cache(maxsize=16)  # remembers what verified; failures raise each time
 def _verify_under(data: bytes, public_key: str) -> None:
     key = OKPKey.import_key({"kty": "OKP", "crv": "Ed25519", "x": public_key})
     try:
@@ -133,7 +132,7 @@ def _header(author: str) -> dict[str, str]:
 
 
 def _author(header: bytes) -> str:
-    """The key id in a protected header, if the rest of it is what it must be."""
+    """Return the key id in a protected header; raise unless the rest is as expected."""
     start = dumps(_header("")).partition(b'"kid":"')
     author = header.removeprefix(start[0] + start[1]).removesuffix(start[2])
     try:

@@ -1,4 +1,4 @@
-"""A first recipe for a policy: small, allowed, and meant to be changed."""
+"""A first recipe for a policy: small, allowed, and meant to be edited."""
 
 from __future__ import annotations
 
@@ -11,26 +11,24 @@ from typing import Final, TypeAlias
 from chorister.encoding import AnyFeature, Categories, Intervals, PrefixTree
 from chorister.errors import InvalidInput
 from chorister.policy import Analysis, Policy
-from chorister.policy.certify import Claim
+from chorister.policy.bounds import Claim
 from chorister.privacy.decimals import DOWN
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON, Mechanism
-from chorister.recipe.model import Aggregators, Participation, Privacy, Recipe
-from chorister.recipe.window import Window
-
-__all__ = ["Columns", "template"]
+from chorister.recipe.model import Aggregators, Participation, Privacy, Recipe, Window
 
 Reads: TypeAlias = Mapping[str, tuple[str, ...]]
 Columns: TypeAlias = Callable[[Analysis, str, Reads], Sequence[str]]
-"""The columns that a query of an analysis returns: whoever has SQLite knows."""
+"""Returns the columns of a query's result; only callers with SQLite can find out."""
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def template(policy: Policy, analysis: str | None, *, now: int, columns: Columns) -> Recipe:
-    """A recipe over the analysis' first field or query, as strict as its limits, open at `now`."""
+    """Return a recipe for the analysis' first field or query, at its limits, open from `now`."""
     name = next(iter(policy.analyses)) if analysis is None else analysis
     allowed = policy.analyses.get(name)
     if allowed is None:
-        raise InvalidInput(f"policy {policy.name} has no analysis {name}")
+        known = ", ".join(policy.analyses)
+        raise InvalidInput(f"policy {policy.name} has no analysis {name}: choose one of {known}")
     query, reads, feature = _question(policy, allowed, columns)
     refs = [f"{table}.{field}" for table, names in reads.items() for field in names]
     pair = next(policy.pairs(allowed))
@@ -57,7 +55,7 @@ def template(policy: Policy, analysis: str | None, *, now: int, columns: Columns
 def _question(
     policy: Policy, analysis: Analysis, columns: Columns
 ) -> tuple[str, Reads, AnyFeature]:
-    """The query, what it reads, and one feature over what it returns."""
+    """Return a query, what it reads, and one feature of its result."""
     if analysis.queries:
         query = analysis.queries[0]
         named = {word.lower() for word in _WORD.findall(query)}
@@ -67,7 +65,7 @@ def _question(
             reads[table] = (*reads.get(table, ()), field)
         column = columns(analysis, query, reads)[0]
         known = {ref.split(".")[1]: policy.fields[ref].type for ref in refs}
-        # What is computed may be anything; a table-valued function cuts texts.
+        # Computed columns may be anything; table-valued functions return text.
         return query, reads, _feature(column, known.get(column, "text"))
     ref = next(iter(analysis.fields))
     table, field = ref.split(".")
@@ -89,7 +87,7 @@ def _privacy(policy: Policy, analysis: Analysis, refs: Sequence[str]) -> Privacy
     local = min(own.local_epsilon, *(field.local_epsilon for field in read))
     if mechanism is Mechanism.SYMMETRIC:
         local = DOWN.divide(local, Decimal(2))
-    # A parameter that people can read: three places, never rounded up.
+    # A readable parameter: three decimal places, never rounded up.
     local = min(local, MAX_LOCAL_EPSILON).quantize(Decimal("0.001"), context=DOWN)
     crowd = analysis.crowds[0]
     claim = Claim(

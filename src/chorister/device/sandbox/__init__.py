@@ -8,6 +8,6 @@ deadline.
 
 from __future__ import annotations
 
-from chorister.device.sandbox.sandbox import Answer, Sandbox
+from chorister.device.sandbox.sandbox import Sandbox
 
-__all__ = ["Answer", "Sandbox"]
+__all__ = ["Sandbox"]

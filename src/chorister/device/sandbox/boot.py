@@ -1,7 +1,7 @@
 """Starts a zygote, run as a script by a fresh interpreter that imports nothing by itself.
 
 The packages around the few modules that a sandbox needs are put in place empty: their own code
-would import numpy and more, with threads that do not survive a fork, and memory to look into.
+would import pydantic and more, with threads that do not survive a fork, and memory to look into.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def boot(descriptor: int, path: list[str]) -> None:
     """Import from `path`, then serve."""
     sys.path[:] = path
     root = Path(__file__).parents[2]
-    for name in ("", ".device", ".device.sandbox"):
+    for name in ("", ".device", ".device.sandbox", ".encoding"):
         package = ModuleType(f"chorister{name}")
         package.__path__ = [str(root.joinpath(*name.split(".")))]
         sys.modules[package.__name__] = package

@@ -16,7 +16,7 @@ import struct
 import sys
 from typing import Any, Final
 
-__all__ = ["confine", "die_with_parent", "leave_network"]
+__all__ = ["confine", "die_with_parent", "go_first", "leave_network"]
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
@@ -68,6 +68,10 @@ _NO_NAMESPACE: Final = (
     "no new descriptor"
 )
 _NO_MEMORY_LIMIT: Final = "no limit on memory but SQLite's own ({why})"
+_NOT_FIRST: Final = (
+    "not the first to go if memory runs out ({why}): the system may end the app instead of the "
+    "query, whose own limit on memory remains"
+)
 _PRIVILEGED: Final = (
     "no system call filter, and the device runs as root: a broken sandbox could lift its own limits"
 )
@@ -83,6 +87,19 @@ def leave_network() -> list[str]:
     return [_NO_NAMESPACE.format(why=os.strerror(ctypes.get_errno()))]
 
 
+def go_first() -> list[str]:
+    """In the zygote: be what the system ends first if memory runs out, as all that is forked."""
+    try:
+        descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, b"1000")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return [_NOT_FIRST.format(why=error.strerror)]
+    return []
+
+
 def die_with_parent(parent: int) -> None:
     """Be killed when the zygote ends; end now if it has ended already."""
     if sys.platform == "linux":
@@ -92,8 +109,14 @@ def die_with_parent(parent: int) -> None:
 
 
 def confine(*, seconds: float, memory: int) -> list[str]:
-    """Give up everything but the open socket, `memory` more bytes and some processor time."""
+    """Give up everything but the open socket, `memory` more bytes and some time.
+
+    The alarm ends the process by the clock, whatever it is doing and if nobody else does.
+    """
     weaknesses = []
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))  # 0 would be no alarm
     cpu = math.ceil(seconds) + 1
     limits = {
         resource.RLIMIT_CORE: 0,  # a core dump would hold the data

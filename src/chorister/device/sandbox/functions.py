@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 
 import apsw
 
-from chorister.device.sandbox.words import split_words
+from chorister.encoding.tokenizer import split_words
 
 __all__ = ["MAX_N", "PURE_FUNCTIONS", "TABLE_FUNCTIONS", "bar", "known_functions", "register"]
 

@@ -7,31 +7,22 @@ authorizer is not asked about, the compiled program shows.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator
 from itertools import islice
+from operator import itemgetter
 from typing import Any, Final
 
 import apsw
 import apsw.ext
 
 from chorister.device.sandbox.functions import TABLE_FUNCTIONS, bar, register
-from chorister.device.sandbox.wire import (
-    LAST,
-    MAX_ANSWER_BYTES,
-    MAX_CELLS,
-    ROWS_PER_BLOCK,
-    Job,
-    decode_job,
-    encode_block,
-    encode_job,
-    encode_names,
-)
+from chorister.device.sandbox.wire import Job, decode_job, encode_job
+from chorister.encoding.encoder import Encoder, WorkLimit
 
-__all__ = ["MAX_ROWS", "answer", "explain", "rehearse"]
+__all__ = ["MAX_ROWS", "ROWS_PER_BLOCK", "choose", "explain", "rehearse", "rows"]
 
 MAX_ROWS: Final = 1_000_000
-_STEPS_PER_CHECK: Final = 10_000
+ROWS_PER_BLOCK: Final = 1_000
 _OPEN_ITS_OWN: Final = frozenset({"OpenEphemeral", "OpenAutoindex", "OpenDup", "OpenPseudo"})
 _P2_IS_REGISTER: Final = 0x10
 _HEAP: Final = 64 * 2**20
@@ -71,8 +62,8 @@ def explain(job: Job, image: bytes | bytearray) -> str | tuple[str, ...]:
     return names or "not a SELECT"
 
 
-def answer(job: Job, image: bytes | bytearray) -> Iterator[tuple[bytes, bytes]]:
-    """The frames of the answer; whatever is wrong raises before the last one."""
+def rows(job: Job, image: bytes | bytearray) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
+    """The names of the result's columns, and its rows; whatever is wrong raises."""
     connection, pages = _open(job, image)
     if "\0" in job.query or _reads_others(connection, job.query, pages):
         raise ValueError("reads more than the declared tables")
@@ -86,28 +77,25 @@ def answer(job: Job, image: bytes | bytearray) -> Iterator[tuple[bytes, bytes]]:
         return bool(names)
 
     connection.exec_trace = before
-    rows = connection.execute(job.query)
-    wanted = names if job.columns is None else job.columns
-    columns = range(len(names)) if job.columns is None else [names.index(each) for each in wanted]
-    yield encode_names(wanted), b""
-    room = MAX_ANSWER_BYTES
-    for block in _blocks(rows, min(MAX_ROWS, MAX_CELLS // len(wanted))):
-        head, body = encode_block(block, columns)
-        room -= len(head) + len(body)
-        if room < 0:
-            raise MemoryError("too long an answer")
-        yield head, body
-    yield LAST, b""
+    found = connection.execute(job.query)
+    return names, found
 
 
-def _blocks(rows: Iterator[tuple[Any, ...]], most: int) -> Iterator[list[tuple[Any, ...]]]:
-    """Some rows at a time: their memory is used again for the next."""
-    count = 0
-    while block := list(islice(rows, ROWS_PER_BLOCK)):
-        count += len(block)
-        if count > most:
-            raise MemoryError("too many rows")
-        yield block
+def choose(job: Job, encoder: Encoder, image: bytes | bytearray) -> int:
+    """The one bin to report, of all rows that the query returns; whatever is wrong raises."""
+    if job.selection is None:
+        raise ValueError("a row is chosen")
+    names, found = rows(job, image)
+    # Of two columns with one name the first counts.
+    places = {name: itemgetter(names.index(name)) for name in encoder.columns}
+    bins, budget = list[int](), WorkLimit()
+    # Some rows at a time: their memory is used again for the next.
+    while block := list(islice(found, ROWS_PER_BLOCK)):
+        columns = {name: list(map(place, block)) for name, place in places.items()}
+        bins += encoder.find(columns, budget)
+        if len(bins) > MAX_ROWS:
+            raise ValueError("too many rows")
+    return encoder.select(bins, job.selection)
 
 
 def _reads_others(connection: apsw.Connection, query: str, pages: Collection[int]) -> bool:
@@ -131,14 +119,15 @@ def rehearse() -> None:
     connection = apsw.Connection(":memory:")
     connection.execute("CREATE TABLE t (a TEXT, b INTEGER); INSERT INTO t VALUES ('a', random())")
     job = Job(
-        query="SELECT a, b FROM t",
-        tables=("t",),
-        functions=(),
-        columns=None,
-        seconds=1.0,
-        compile_only=False,
+        query="SELECT a, b FROM t", tables=("t",), functions=(), seconds=1.0, selection="uniform"
     )
-    list(answer(decode_job(encode_job(job)), connection.serialize("main")))
+    choose(decode_job(encode_job(job)), Encoder.parse(_TRIAL), connection.serialize("main"))
+
+
+_TRIAL: Final = b"""{"features": [
+    {"kind": "prefix_tree", "column": "a", "prefixes": ["a"], "vocabulary": ["b"]},
+    {"kind": "intervals", "column": "b", "edges": ["0", "1"]}
+], "deny": []}"""
 
 
 def _open(job: Job, image: bytes | bytearray) -> tuple[apsw.Connection, frozenset[int]]:
@@ -167,8 +156,6 @@ def _open(job: Job, image: bytes | bytearray) -> tuple[apsw.Connection, frozense
             register(connection, name)
     for limit, value in _LIMITS.items():
         connection.limit(limit, value)
-    end = time.monotonic() + job.seconds
-    connection.set_progress_handler(lambda: time.monotonic() > end, _STEPS_PER_CHECK)
     connection.authorizer = _Authorizer(job)
     return connection, pages
 

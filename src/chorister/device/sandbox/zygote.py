@@ -1,6 +1,6 @@
 """A warm process that never holds data, and forks a sandbox for each query.
 
-It is told two things, in five bytes: `r` (run) is answered by the id of a new process and a socket
+It takes two commands, of five bytes: `r` (run) is answered by the id of a new process and a socket
 to it; `e` and an id (end) kills and reaps that process, without an answer. Queries, data and
 answers go over the socket, between the device and the sandbox. The next sandbox is forked ahead,
 so that nobody waits for it.
@@ -17,15 +17,23 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from chorister.device.sandbox.confinement import confine, die_with_parent, leave_network
-from chorister.device.sandbox.query import answer, explain, rehearse
+from chorister.device.sandbox.confinement import (
+    confine,
+    die_with_parent,
+    go_first,
+    leave_network,
+)
+from chorister.device.sandbox.query import choose, explain, rehearse
 from chorister.device.sandbox.wire import (
+    ANSWER,
     MAX_BODY_BYTES,
+    MAX_ENCODING_BYTES,
     decode_job,
     receive,
     receive_frame,
     send_frame,
 )
+from chorister.encoding.encoder import Encoder
 
 __all__ = ["COMMAND", "END", "RUN", "main"]
 
@@ -51,7 +59,7 @@ def main(descriptor: int) -> None:
     """Serve the device at the other end of `descriptor` until it closes it."""
     os.environ.clear()
     device = socket.socket(fileno=descriptor)
-    weaknesses = leave_network() + _try_confinement()
+    weaknesses = leave_network() + go_first() + _try_confinement()
     # Collecting garbage would copy pages that sandboxes could share.
     gc.disable()
     gc.freeze()
@@ -94,17 +102,20 @@ def _fork() -> _Spare:
 
 
 def _serve(device: socket.socket) -> None:
-    head, size = receive_frame(device, max_body=MAX_BODY_BYTES)
+    head, _ = receive_frame(device)
     job = decode_job(head)
+    encoding, size = receive_frame(device, max_head=MAX_ENCODING_BYTES, max_body=MAX_BODY_BYTES)
     confine(seconds=job.seconds, memory=_MEMORY + 4 * size)
-    image = receive(device, size)
-    if job.compile_only:
-        outcome = explain(job, image)
+    if job.selection is None:
+        outcome = explain(job, receive(device, size))
         tree = {"refused": outcome} if isinstance(outcome, str) else {"names": outcome}
         send_frame(device, json.dumps(tree).encode())
     else:
-        for head, body in answer(job, image):
-            send_frame(device, head, body)
+        # Before there is any data, so that it takes the same time whatever the data.
+        encoder = Encoder.parse(encoding)
+        device.sendall(ANSWER.pack(choose(job, encoder, receive(device, size))))
+    # At once: taking the process apart takes longer.
+    device.close()
     os._exit(0)
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Final
 
 from chorister.canonical import sha256
-from chorister.clock import Clock, utc_text
+from chorister.clock import SECOND, Clock, utc_text
 from chorister.device.attempts import Attempt
 from chorister.device.audit import AuditEntry, AuditLog, Event, Question, Sent, pack_bits
-from chorister.device.budget import Charge
-from chorister.device.entries import Charged, Created, Entry, PolicyTaken, Restarted, Resumed
+from chorister.device.ledger.budget import Charge
+from chorister.device.ledger.entries import Charged, Created, Entry, PolicyTaken, Restarted, Resumed
 from chorister.device.report import Outcome, Report
 from chorister.errors import BudgetExceeded, ChoristerError, InternalError, QueryRefused
 from chorister.recipe import Recipe
 
-__all__ = ["Journal"]
+__all__ = ["AuditWriter"]
 
 _REPORTED: Final = {
     Outcome.RAN: "the query ran; one row that it found, or OOV if none, was hidden in noise",
@@ -26,7 +26,7 @@ _REPORTED: Final = {
 }
 
 
-class Journal:
+class AuditWriter:
     """Writes entries, each inside the caller's transaction."""
 
     def __init__(self, audit: AuditLog, clock: Clock) -> None:
@@ -52,7 +52,8 @@ class Journal:
 
     def charged(self, question: Question, charge: Charge, upload_at: int) -> None:
         """A recipe that will be answered."""
-        why = f"every check passed; the report will leave at {utc_text(upload_at)} or later"
+        when = utc_text(upload_at // SECOND)
+        why = f"every check passed; the report will leave at {when} or later"
         self._write(Event.CHARGED, why, question=question, charge=charge)
 
     def reported(self, recipe: Recipe, attempt: Attempt, report: Report, outcome: Outcome) -> None:
@@ -112,7 +113,7 @@ class Journal:
             case _:
                 raise InternalError(f"the ledger added {entry.kind}, which has no words here")
 
-    def told(self, event: Event, why: str) -> None:
+    def record(self, event: Event, why: str) -> None:
         """What the person or the host app did."""
         self._write(event, why)
 

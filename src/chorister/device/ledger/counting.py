@@ -32,7 +32,7 @@ from typing import Annotated
 from pydantic import Field
 
 from chorister.canonical import Hex32, Model
-from chorister.device.budget import Charge, Limit
+from chorister.device.ledger.budget import Charge, Limit
 from chorister.errors import InvalidInput, QueryRefused
 from chorister.policy import AnalysisBudget, Composition, DeviceBudget, FieldBudget, Policy
 from chorister.policy.model import Budget

@@ -4,9 +4,9 @@ A device checks three kinds of limits before it answers (the paper's section 4.3
 own, shared by all analyses; the analysis'; and each field's within the analysis. All three bound
 epsilon and delta under a *filter* (:mod:`chorister.privacy.filters`) and the number of reports;
 analysis and fields also bound the local epsilon of any one report, in the replacement model.
-Which charges count against which limit, and for how long, is decided in
-:mod:`chorister.device.counting`. Check 3, that the cohort brings the local epsilon down to what the
-recipe states, needs no ledger: `chorister.recipe.check` makes it.
+`chorister.device.ledger.counting` decides which charges count against which limit, and for how
+long. Check 3, that the cohort brings the local epsilon down to what the recipe states, needs no
+ledger: `chorister.recipe.check` makes it.
 
 All arithmetic is decimal and exact: 0.1 + 0.2 fits into 0.3.
 """
@@ -20,7 +20,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, model_validator
 
-from chorister.canonical import Complaint, Hex32, Model
+from chorister.canonical import FieldError, Hex32, Model
 from chorister.errors import BudgetExceeded
 from chorister.policy import Composition, FieldBudget, Renyi
 from chorister.policy.model import Budget
@@ -83,7 +83,7 @@ class Charge(Model):
     @model_validator(mode="after")
     def _each_once(self) -> Charge:
         if len(set(self.fields)) != len(self.fields):
-            raise Complaint("fields", "a field occurs twice")
+            raise FieldError("fields", "a field occurs twice")
         return self
 
 

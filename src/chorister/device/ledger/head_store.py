@@ -21,8 +21,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from chorister.canonical import b64url_decode, b64url_encode
-from chorister.device.entries import MAX_BYTES
 from chorister.device.keys import SecretKey
+from chorister.device.ledger.entries import MAX_BYTES
 from chorister.errors import DecodeError, HeadUnavailable
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """The ledger: append-only, hash-chained, and noticed if it goes back in time.
 
-Nothing is stored but the entries; :mod:`chorister.device.counting` derives from them what is spent.
+Nothing is stored but the entries; `chorister.device.ledger.counting` derives from them what is
+spent.
 They live in the caller's encrypted database, so that a charge commits together with whatever else
 must not be lost with it.
 
@@ -24,23 +25,29 @@ unreadable           `HeadUnavailable`: silence
 
 One transaction appends at most one entry: with two, a crash would look like a restored backup.
 
-Times are decision times (:mod:`chorister.device.device_clock`); no entry is dated before the last.
+**Two times.** What has renewed, and how old the ledger is, is decided at `now`, the time of the
+newest accepted checkpoint. A registry may show one that is as old as the policy permits; so what
+is written is *dated* by the device's clock if that is later: a charge five minutes ahead of it, as
+a checkpoint may be. So unless the clock is slow, no budget renews before the date of a charge made
+by then, and no more is charged in any stretch of time than docs/concepts/budget.md proves. A clock
+that is fast only makes charges count for longer. No entry is dated before the last.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import apsw
 
-from chorister.device.budget import Charge, Standing
-from chorister.device.chain import Chain
-from chorister.device.counting import PolicyTerms, later
+from chorister.clock import Clock
 from chorister.device.database import transaction, upgrade
-from chorister.device.entries import (
+from chorister.device.ledger.budget import Charge, Standing
+from chorister.device.ledger.counting import PolicyTerms, later
+from chorister.device.ledger.entries import (
     MAX_OFFSET,
+    Chain,
     Charged,
     Created,
     Entry,
@@ -49,17 +56,19 @@ from chorister.device.entries import (
     Resumed,
     decode,
 )
-from chorister.device.head_store import HeadStore
+from chorister.device.ledger.head_store import HeadStore
 from chorister.errors import (
     DecodeError,
     HeadUnavailable,
     InvalidInput,
     LedgerBehind,
     LedgerError,
+    LedgerStale,
     LedgerYoung,
     QueryRefused,
 )
 from chorister.policy import Policy
+from chorister.transparency.cosigner import MAX_SKEW
 
 __all__ = ["Ledger"]
 
@@ -88,12 +97,15 @@ class Ledger:
         policy: Policy,
         head_store: HeadStore | None,
         *,
+        clock: Clock,
         randbelow: Callable[[int], int] = secrets.randbelow,
     ) -> None:
+        """`clock` is the device's; it dates entries, and renews nothing."""
         self._connection = connection
         self._policy = policy
         self._terms = PolicyTerms.of(policy)
         self._head_store = head_store
+        self._clock = clock
         self._randbelow = randbelow
         self._chain = Chain()
         self._appended = False  # in the transaction that is now open
@@ -108,7 +120,8 @@ class Ledger:
 
         `tell` is called inside it: what it writes is there if, and only if, the entry is.
         Returns the entries that were added. A `Charged` among them is a crash's: its recipe is
-        never to be answered. Raises `LedgerBehind`, `LedgerTampered` or `HeadUnavailable`.
+        never to be answered. Raises `LedgerBehind`, `LedgerTampered`, `HeadUnavailable`, or
+        `LedgerStale` where the ledger's age would begin at a time that nobody vouches for.
         """
         added: list[Entry] = []
         while True:
@@ -123,28 +136,32 @@ class Ledger:
     def _step(self, now: int) -> Entry | None:
         chain, head = self._read(), self._head()
         if self._head_store is not None and head is None and chain.entries:
-            return self._add(Restarted(**chain.place(now), why="head-missing"))
+            return self._add(Restarted(**self._beginning(now), why="head-missing"))
         if head is not None and not chain.ends_with(head):
             if chain.continues_with(head):
                 self._insert(head)
                 return head
             if chain.has(head):
-                return self._add(Restarted(**chain.place(now), why="head-behind"))
+                return self._add(Restarted(**self._beginning(now), why="head-behind"))
             self._refuse_until_clear(head, now)
             if chain.entries:
                 return self._add(Resumed(**chain.place(now), lost=head.sequence))
         if not chain.entries:
             offset = self._randbelow(MAX_OFFSET)
-            return self._add(Created(**chain.place(now), offset=offset))
+            return self._add(Created(**self._beginning(now), offset=offset))
         if chain.counts.terms != self._terms:
             return self._add(PolicyTaken(**chain.place(now), terms=self._terms))
         return None
 
+    def _beginning(self, now: int) -> dict[str, Any]:
+        """The place of an entry with which the ledger's age begins."""
+        return self._chain.place(max(now, self._device_time(now)))
+
     def _refuse_until_clear(self, head: Entry, now: int) -> None:
-        """What was lost was charged at the head's time at the latest.
+        """What was lost is dated at the head's time at the latest.
 
         It must have renewed, and its recipes, which could not be told from new ones, must have
-        closed: they were open at a time that is later than the head's by a checkpoint's age.
+        closed: they were open at a time that a slow clock may have dated a checkpoint's age early.
         """
         until = None if head.clear == "never" else head.clear
         analyses = self._policy.analyses.values()
@@ -161,11 +178,11 @@ class Ledger:
     def check(self, charge: Charge, now: int) -> None:
         """Raise if this charge is not allowed at `now`; changes nothing.
 
-        `LedgerYoung`; `QueryRefused` (`once`: charged before); or `BudgetExceeded`, which names
-        the limit: device-wide first, then the analysis', then each field's.
+        `LedgerStale`; `LedgerYoung`; `QueryRefused` (`once`: charged before); or `BudgetExceeded`,
+        which names the limit: device-wide first, then the analysis', then each field's.
         """
         chain = self._settled()
-        now = max(now, chain.time)
+        self._device_time(now)
         silent_until = chain.born + self._policy.device.min_ledger_age
         if now < silent_until:
             raise LedgerYoung(until=silent_until)
@@ -188,14 +205,24 @@ class Ledger:
             head = self._head()
             if head is None or not self._chain.ends_with(head):
                 raise LedgerError("ledger and head are not in step: call settle() first")
-        return self._add(Charged(**self._chain.place(now), charge=charge))
+        date = max(now, self._device_time(now) + MAX_SKEW)
+        return self._add(Charged(**self._chain.place(date), charge=charge))
+
+    def _device_time(self, now: int) -> int:
+        """What the device's clock says while the newest checkpoint, of `now`, is fresh by it.
+
+        One that ran far ahead would date an entry, and all that follow it, far in the future.
+        """
+        clock = self._clock.now()
+        if clock > now + self._policy.checkpoint_max_age:
+            raise LedgerStale(checkpoint=now, now=clock)
+        return clock
 
     # --- looking ---------------------------------------------------------------------------------
 
     def remaining(self, now: int) -> tuple[Standing, ...]:
         """What is spent and left of every limit of the policy at `now`, device-wide first."""
-        chain = self._settled()
-        limits = chain.counts.limits(self._policy, max(now, chain.time))
+        limits = self._settled().counts.limits(self._policy, now)
         return tuple(limit.standing() for limit in limits)
 
     def silent_until(self) -> int:

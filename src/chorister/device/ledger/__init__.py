@@ -1,0 +1,23 @@
+"""The budget of one device: charges in an append-only ledger, and what they leave of each limit."""
+
+from __future__ import annotations
+
+from chorister.device.ledger.budget import Charge, Standing
+from chorister.device.ledger.entries import Charged, Created, Entry, PolicyTaken, Restarted, Resumed
+from chorister.device.ledger.head_store import FileHeadStore, HeadStore, KeyringHeadStore
+from chorister.device.ledger.ledger import Ledger
+
+__all__ = [
+    "Charge",
+    "Charged",
+    "Created",
+    "Entry",
+    "FileHeadStore",
+    "HeadStore",
+    "KeyringHeadStore",
+    "Ledger",
+    "PolicyTaken",
+    "Restarted",
+    "Resumed",
+    "Standing",
+]

@@ -1,0 +1,211 @@
+"""When a device may send: absolute times, drawn before data is touched and kept on disk.
+
+**The principle.** Everything that others can observe happens at absolute times that were drawn from
+fresh randomness before any data was touched. No process of the device sends anything earlier or
+later because of work on data.
+
+So two times are kept in the ledger's database, where the loop, `--once`, a second process and a
+restarted one find them:
+
+- **quiet until**: before a run touches data it reserves the longest time that this may take, by
+  the number of queries alone. Until then nobody sends anything, whether the work is done or not.
+- **next poll**: drawn before the poll that it follows.
+
+The time of each upload is kept with its attempt and its report. All are in microseconds.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final
+
+import apsw
+
+from chorister.clock import SECOND, Clock
+from chorister.device.database import upgrade
+from chorister.errors import InternalError, InvalidInput, QueryRefused
+from chorister.recipe import Recipe
+
+MAX_QUERY_SECONDS: Final = 3600
+MAX_QUIET_SECONDS: Final = 24 * 3600
+"""No run reserves more."""
+_MISSED_SPREAD: Final = 60 * SECOND
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """Seconds. The host app may change them; recipes and servers can't.
+
+    Times that are drawn from them are in microseconds, each with a fresh fraction of a second.
+    """
+
+    query: int = 20
+    """What one query and the encoding of its rows may take; then it has failed."""
+    slack: int = 10
+    """What reading the events before it, noise and sealing after it may take."""
+    housekeeping: int = 5
+    """What deleting expired events after a poll may take, for which nothing is sent."""
+    settle: int = 2
+    """Opening databases, asking for consent and the like before a request; it leaves after that.
+
+    0 sends at once, for simulated fleets: how long such work takes can depend on data.
+    """
+    spread: int = 3600
+    """Uploads are spread over this much time, so that polls and uploads do not pair up."""
+    poll: int = 3600
+    """Between two polls, on average."""
+
+    def __post_init__(self) -> None:
+        if min(self.query, self.slack, self.housekeeping, self.spread, self.poll) < 1:
+            raise InvalidInput("every time but `settle` is at least one second")
+        if self.settle < 0:
+            raise InvalidInput("`settle` is not negative")
+        if self.query > MAX_QUERY_SECONDS or self.max_queries < 1:
+            raise InvalidInput(
+                f"a query may take at most {MAX_QUERY_SECONDS} s, and with slack and housekeeping "
+                f"not more than {MAX_QUIET_SECONDS} s"
+            )
+
+    @property
+    def max_queries(self) -> int:
+        """In one run; what is more waits for the next."""
+        return (MAX_QUIET_SECONDS - self.housekeeping) // (self.query + self.slack)
+
+    def busy_until(self, now: int, queries: int) -> int:
+        """When so many queries and the housekeeping, begun now, are over, whatever they find."""
+        return now + (queries * (self.query + self.slack) + self.housekeeping) * SECOND
+
+    def draw_upload(
+        self,
+        recipe: Recipe,
+        *,
+        busy_until: int,
+        randbelow: Callable[[int], int] = secrets.randbelow,
+    ) -> int:
+        """When a report will be uploaded, drawn before its query runs.
+
+        It lies after the deadlines of all queries of the same run: so the moment tells nothing of
+        how long any of them took.
+        """
+        latest = min(busy_until + self.spread * SECOND, recipe.window.closes * SECOND - 1)
+        if latest < busy_until:
+            raise QueryRefused(check="time", why="its answer period ends too soon for an upload")
+        return busy_until + randbelow(latest - busy_until + 1)
+
+    def draw_late_upload(
+        self, now: int, closes: int, *, randbelow: Callable[[int], int] = secrets.randbelow
+    ) -> int:
+        """For a report that was not ready at its time, because the machine stood still."""
+        return now + randbelow(max(1, min(self.spread * SECOND, closes * SECOND - now)))
+
+    def draw_poll(self, after: int, *, randbelow: Callable[[int], int] = secrets.randbelow) -> int:
+        """When to poll next: half to one and a half times the interval later."""
+        return after + self.poll * SECOND // 2 + 1 + randbelow(self.poll * SECOND)
+
+    def draw_start(self, now: int, *, randbelow: Callable[[int], int] = secrets.randbelow) -> int:
+        """When a run that somebody asked for now sends its first request."""
+        return now + self.settle * SECOND + randbelow(SECOND) if self.settle else now
+
+    def draw_missed(
+        self, missed: int, now: int, *, randbelow: Callable[[int], int] = secrets.randbelow
+    ) -> int:
+        """When a run sends that missed its moment, a minute or two after now.
+
+        What made it late may depend on data. So it counts in whole minutes only.
+        """
+        if not self.settle:
+            return now
+        minutes = max(0, now - missed) // _MISSED_SPREAD + 1
+        start = missed + minutes * _MISSED_SPREAD
+        return start + self.settle * SECOND + randbelow(_MISSED_SPREAD)
+
+
+def flip(probability: Decimal, *, randbelow: Callable[[int], int] = secrets.randbelow) -> bool:
+    """True with exactly this probability: a decimal is a fraction over a power of ten."""
+    numerator, denominator = probability.as_integer_ratio()
+    return randbelow(denominator) < numerator
+
+
+_SCHEMA: Final = (
+    """
+    CREATE TABLE schedule (
+        only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
+        quiet_until INTEGER NOT NULL,     -- microseconds, like all times of the schedule
+        next_poll INTEGER NOT NULL
+    ) STRICT;
+    INSERT INTO schedule VALUES (1, 0, 0);
+    """,
+)
+_MAX_QUIET: Final = MAX_QUIET_SECONDS * SECOND
+"""A time further ahead was written under a clock that was wrong."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """When a device sends next, in microseconds."""
+
+    poll_at: int  # 0 if it never polled
+    upload_at: int | None
+
+
+class Schedule:
+    """The two times. Whatever writes belongs into the caller's transaction."""
+
+    def __init__(
+        self,
+        connection: apsw.Connection,
+        clock: Clock,
+        timing: Timing,
+        *,
+        randbelow: Callable[[int], int] = secrets.randbelow,
+    ) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._timing = timing
+        self._randbelow = randbelow
+        upgrade(connection, "schedule", _SCHEMA)
+
+    @property
+    def quiet_until(self) -> int:
+        """Before this time nothing is sent; it may be over."""
+        quiet_until, _ = self._read()
+        return quiet_until if quiet_until <= self._clock.microseconds() + _MAX_QUIET else 0
+
+    @property
+    def next_poll(self) -> int:
+        """When to poll; 0 if this device never did."""
+        _, next_poll = self._read()
+        longest = 2 * self._timing.poll * SECOND + _MAX_QUIET
+        return next_poll if next_poll <= self._clock.microseconds() + longest else 0
+
+    def draw_poll(self) -> int:
+        """The time of the poll after the one that begins now, to be kept by `plan_poll`."""
+        now = self._clock.microseconds()
+        return self._timing.draw_poll(now, randbelow=self._randbelow)
+
+    def plan_poll(self, time: int) -> None:
+        """Keep a time that was drawn before."""
+        self._connection.execute("UPDATE schedule SET next_poll = ?", (time,))
+
+    def reserve(self, queries: int) -> int:
+        """Keep quiet for as long as so many queries and the housekeeping may take, from now on.
+
+        Returns the end. A poll that would fall before it is drawn again.
+        """
+        if queries > self._timing.max_queries:
+            raise InternalError(f"a run has at most {self._timing.max_queries} queries")
+        until = self._timing.busy_until(self._clock.microseconds(), queries)
+        self._connection.execute("UPDATE schedule SET quiet_until = ?", (until,))
+        if self.next_poll <= until:
+            self.plan_poll(self._timing.draw_poll(until, randbelow=self._randbelow))
+        return until
+
+    def _read(self) -> tuple[int, int]:
+        for quiet_until, next_poll in self._connection.execute(
+            "SELECT quiet_until, next_poll FROM schedule"
+        ):
+            return quiet_until, next_poll
+        return 0, 0
