@@ -1,26 +1,26 @@
 """An aggregator's part in the public log: it cosigns checkpoints and publishes its own HPKE keys.
 
-Each look does three things. A key that is due is made, written down, and only then submitted to
-the log under our cosigning key; it counts as published once a checkpoint that we cosigned covers
-it. The log's candidate is checked and cosigned (`transparency.Cosigner`), which first hands all new
-recipes to the task register. And keys that nothing can be sealed to any more are destroyed.
+Each run does three things. When a new key is due, it is generated, stored, and only then submitted
+to the log under our cosigning key; it counts as published once a checkpoint that we cosigned covers
+it. The log's newest tree is checked and cosigned (`transparency.Cosigner`), which first passes all
+new recipes to the task store. And keys that no report can be sealed to any more are destroyed.
 
-A cosigner that does not know what it signed last refuses to begin: whether the log is new to it
-(`begin`) or its memory is to be restored from a checkpoint (`adopt`) is the operator's decision.
+A cosigner that does not know what it signed last refuses to start: whether the log is new to it
+(`begin`) or its head is to be restored from a checkpoint (`adopt`) is the operator's decision.
 """
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import httpx2
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from chorister.aggregator.logs import get_logger
-from chorister.aggregator.metrics import Metrics
+from chorister.aggregator.operations.logs import get_logger
+from chorister.aggregator.operations.metrics import Metrics
+from chorister.aggregator.storage.hpke_keys import KeyRing
 from chorister.canonical import b64url_decode
 from chorister.clock import Clock
 from chorister.errors import ChoristerError, DecodeError, InvalidInput, ServiceError, StorageDamaged
@@ -45,59 +45,14 @@ from chorister.transparency.head import Head
 from chorister.transparency.note import MAX_NOTE
 from chorister.transparency.sources import HTTPSource
 
-__all__ = ["Cosigning", "Keys", "cosigner_identity", "network", "open_head"]
-
-_RESUBMIT: Final = 600
-_SECONDS: Final = 30.0
-
-
-class Keys(Protocol):
-    """An aggregator's HPKE keys, as far as publishing them goes (`hpke_keys.KeyRing`)."""
-
-    def generate(self) -> bytes:
-        """Make a key and write it down; its config."""
-        ...
-
-    def entry(self, config: bytes, sign: Callable[[], bytes]) -> bytes:
-        """Its log entry: signed once, the same bytes ever after."""
-        ...
-
-    def publish(self, config: bytes) -> None:
-        """The config is in the log."""
-        ...
-
-    def unpublished(self) -> list[bytes]:
-        """Made, but not known to be in the log."""
-        ...
-
-    def current_since(self) -> int | None:
-        """Since when the current key is in use."""
-        ...
-
-    def own_configs(self) -> Collection[bytes]:
-        """All that were ever made."""
-        ...
-
-    def destroy_due(self) -> int:
-        """Destroy what nothing can be sealed to any more."""
-        ...
-
-
-def network(ca_bundle: Path | None) -> httpx2.BaseTransport | None:
-    """How the registry is reached: None for the system's authorities."""
-    if ca_bundle is None:
-        return None
-    try:
-        context = ssl.create_default_context(cafile=str(ca_bundle))
-    except OSError as error:
-        raise ServiceError(f"{ca_bundle} holds no certificates of authorities: {error}") from error
-    return httpx2.HTTPTransport(verify=context, trust_env=False)
+_RESUBMIT_SECONDS: Final = 600
+_TIMEOUT_SECONDS: Final = 30.0
 
 
 def cosigner_identity(
     url: str, key: Ed25519PrivateKey, policies: Sequence[Policy]
 ) -> CosignerIdentity:
-    """Who cosigns which log, by the policies that are served; they have to agree about it."""
+    """Return who cosigns which log; the served policies must agree about it."""
     origins = sorted({policy.log.origin for policy in policies})
     if len(origins) != 1:
         raise ServiceError(f"the policies name different logs: {', '.join(origins)}")
@@ -108,7 +63,9 @@ def cosigner_identity(
         if not keys:
             raise ServiceError(f"policy {policy.name} has no aggregator at {url}")
         if own not in {b64url_decode(each) for each in keys}:
-            raise ServiceError(f"policy {policy.name} does not list our cosigning key for {url}")
+            raise ServiceError(
+                f"policy {policy.name} does not list this aggregator's cosigning key for {url}"
+            )
     log_keys = dict.fromkeys(each for policy in policies for each in policy.log_keys)
     return CosignerIdentity(
         name=url,
@@ -124,11 +81,12 @@ def open_head(
     clock: Clock,
     *,
     registry: str,
+    ca_bundle: Path | None = None,
     transport: httpx2.BaseTransport | None = None,
     begin: bool = False,
     adopt: Path | None = None,
 ) -> Head:
-    """What was cosigned last; `begin` and `adopt` are the operator's decisions."""
+    """Open what was cosigned last; `begin` and `adopt` are the operator's decisions."""
     if begin and adopt is not None:
         raise InvalidInput("begin a log or adopt a checkpoint, not both")
     if begin:
@@ -139,26 +97,27 @@ def open_head(
         except OSError as error:
             raise ServiceError(f"can't read {adopt}: {error.strerror}") from error
         except DecodeError as error:
-            raise ServiceError(f"{adopt} is no checkpoint: {error}") from error
-        with HTTPSource(registry, transport=transport) as source:
+            raise ServiceError(f"{adopt} is not a checkpoint: {error}") from error
+        with HTTPSource(registry, ca_bundle=ca_bundle, transport=transport) as source:
             return adopt_head(folder, identity, checkpoint=checkpoint, source=source)
     return Head.open(folder)
 
 
 class Cosigning:
-    """One aggregator at its log. `look` is called again and again, by one thread."""
+    """One aggregator's part in its log. One thread calls `run` again and again."""
 
     def __init__(
         self,
         *,
         identity: CosignerIdentity,
         head: Head,
-        keys: Keys,
+        keys: KeyRing,
         accept: Callable[[Sequence[SignedRecipe]], None],
         registry: str,
         clock: Clock,
         metrics: Metrics,
         hpke_lifetime: int,
+        ca_bundle: Path | None = None,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
         self._identity = identity
@@ -168,8 +127,12 @@ class Cosigning:
         self._clock = clock
         self._metrics = metrics
         self._lifetime = hpke_lifetime
-        self._source = HTTPSource(registry, timeout=_SECONDS, transport=transport)
-        self._registry = RegistryClient(registry, timeout=_SECONDS, transport=transport)
+        self._source = HTTPSource(
+            registry, timeout=_TIMEOUT_SECONDS, ca_bundle=ca_bundle, transport=transport
+        )
+        self._registry = RegistryClient(
+            registry, timeout=_TIMEOUT_SECONDS, ca_bundle=ca_bundle, transport=transport
+        )
         self._cosigner = Cosigner(
             identity=identity,
             head=head,
@@ -181,8 +144,8 @@ class Cosigning:
         self._submitted: dict[bytes, int] = {}
         self._log = get_logger()
 
-    def enumerate_open(self) -> None:
-        """Hand over the open recipes once more: a policy or the database may be newer than they."""
+    def accept_open_recipes(self) -> None:
+        """Pass on the open recipes again: a policy or the database may be newer than they are."""
         listed = self._head.state.open_recipes(self._clock.now())
         entries = (parse_entry(entry) for entry in self._head.entries())
         found = [
@@ -194,38 +157,41 @@ class Cosigning:
             self._accept(found)
 
     def close(self) -> None:
-        """Let another process have the head."""
+        """Release the head for another process."""
         self._source.close()
         self._registry.close()
         self._head.close()
 
-    def look(self) -> bool:
-        """One look at the log; False if something went wrong, which is logged."""
-        good = True
-        for step in (self._see_to_keys, self._cosign, self._note_published):
+    def run(self) -> bool:
+        """Run once. Returns False if something went wrong, which is logged."""
+        succeeded = True
+        for step in (self._submit_keys, self._cosign, self._record_published):
             try:
                 step()
             except ChoristerError as error:
-                good = False
+                succeeded = False
                 name = type(error).__name__
                 self._metrics.cosigning_failures.labels(name).inc()
                 self._log.warning("cosigning failed", kind=name, error=str(error))
-        return good
+        return succeeded
 
-    def _see_to_keys(self) -> None:
+    def _submit_keys(self) -> None:
         now = self._clock.now()
         self._keys.destroy_due()
-        # One that never came through while it was valid is given up, and another key made.
+        # A key that did not reach the log while its entry was valid is given up for a new one.
         entries = {config: self._entry(config, now) for config in self._keys.unpublished()}
         waiting = [config for config, entry in entries.items() if now < entry.not_after]
         since = self._keys.current_since()
         if not waiting and (since is None or now >= since + self._lifetime):
             waiting = [self._keys.generate()]
-            self._log.info("made an HPKE key", config_id=waiting[0][0])
+            self._log.info("generated an HPKE key", config_id=waiting[0][0])
         logged = {each.config for each in self._entries()}
         for config in waiting:
-            # A submission may be lost with the registry; an entry that came through is seen.
-            if config not in logged and now >= self._submitted.get(config, -_RESUBMIT) + _RESUBMIT:
+            # The registry may lose a submission; an entry that reached the log is visible.
+            if (
+                config not in logged
+                and now >= self._submitted.get(config, -_RESUBMIT_SECONDS) + _RESUBMIT_SECONDS
+            ):
                 self._submit(config, now)
 
     def _entry(self, config: bytes, now: int) -> HPKEConfigEntry:
@@ -233,7 +199,7 @@ class Cosigning:
             entry = HPKEConfigEntry(
                 aggregator=self._identity.name,
                 not_before=max(0, now - MAX_SKEW),
-                # Twice: if the log can't be reached when the next is due, devices still have this.
+                # Twice the lifetime: it lasts if the log can't be reached when the next is due.
                 not_after=now + 2 * self._lifetime,
                 config=config,
             )
@@ -241,7 +207,7 @@ class Cosigning:
 
         entry = parse_entry(self._keys.entry(config, sign))
         if not isinstance(entry, HPKEConfigEntry):
-            raise StorageDamaged("the stored entry of an HPKE key is of another kind")
+            raise StorageDamaged("the stored log entry of an HPKE key is an entry of another kind")
         return entry
 
     def _submit(self, config: bytes, now: int) -> None:
@@ -261,8 +227,8 @@ class Cosigning:
             "cosigned", checkpoint_size=checkpoint.size, waiting_for=", ".join(waiting_for)
         )
 
-    def _note_published(self) -> None:
-        """A key is in use once we have cosigned a checkpoint that covers it."""
+    def _record_published(self) -> None:
+        """Record which keys are in use: those that a checkpoint we cosigned covers."""
         entries = self._entries()
         logged = {each.config for each in entries}
         for config in self._keys.unpublished():

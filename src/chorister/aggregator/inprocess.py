@@ -1,8 +1,8 @@
 """The same applications without sockets: for tests, the demo and `chorister up`.
 
-`InProcessNetwork` runs ASGI applications on one event loop in a thread of its own and reaches them
-by URL. It is an httpx transport, so `dap.http`, `transparency.HTTPSource` and `RegistryClient` take
-it as it is; `fleet.network` makes a device's transport of it.
+`InProcessNetwork` runs ASGI applications on one event loop in its own thread and finds them by URL.
+It is an httpx transport, so `dap.http`, `transparency.HTTPSource` and `RegistryClient` use it
+directly.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from typing import Any, Final, Self
 
 import httpx2
 
-from chorister.aggregator.asgi import ASGIApp, Message
+from chorister.aggregator.http.app import ASGIApp, Message
 from chorister.errors import InvalidInput, ServiceError
 
-__all__ = ["InProcessNetwork"]
-
-_START_SECONDS: Final = 60.0
-_ANSWER_SECONDS: Final = 600.0
+_START_TIMEOUT_SECONDS: Final = 60.0
+_RESPONSE_TIMEOUT_SECONDS: Final = 600.0
 
 
 class _Lifespan:
-    """An application's own beginning and end."""
+    """Starts and stops one application."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -35,11 +33,11 @@ class _Lifespan:
 
     async def start(self) -> None:
         self._task = asyncio.ensure_future(self._run())
-        await self._say("startup")
+        await self._send("startup")
 
     async def stop(self) -> None:
         if self._task is not None and not self._task.done():
-            await self._say("shutdown")
+            await self._send("shutdown")
             await self._task
 
     async def _run(self) -> None:
@@ -49,7 +47,7 @@ class _Lifespan:
         except Exception as error:
             await self._outbox.put({"type": "lifespan.failed", "message": repr(error)})
 
-    async def _say(self, what: str) -> None:
+    async def _send(self, what: str) -> None:
         await self._inbox.put({"type": f"lifespan.{what}"})
         answer = await self._outbox.get()
         if not str(answer["type"]).endswith(".complete"):
@@ -57,7 +55,7 @@ class _Lifespan:
 
 
 class InProcessNetwork(httpx2.BaseTransport):
-    """Applications by the beginning of their URLs. Threads may share it."""
+    """Applications by the prefix of their URLs. Threads may share it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -79,20 +77,20 @@ class InProcessNetwork(httpx2.BaseTransport):
         self.shut_down()
 
     def serve(self, url: str, app: ASGIApp) -> None:
-        """Answer everything below `url` by `app`, once it has started."""
+        """Start an application and route everything below `url` to it."""
         if url in self._apps:
-            raise InvalidInput(f"{url} is served already")
+            raise InvalidInput(f"{url} is already served")
         lifespan = _Lifespan(app)
-        self._call(lifespan.start(), _START_SECONDS)
+        self._call(lifespan.start(), _START_TIMEOUT_SECONDS)
         self._apps[url] = (app, lifespan)
 
     def withdraw(self, url: str) -> None:
-        """End one application as a server would, its requests finished."""
+        """Stop one application as a server would, after its requests."""
         _, lifespan = self._apps.pop(url)
-        self._call(lifespan.stop(), _START_SECONDS)
+        self._call(lifespan.stop(), _START_TIMEOUT_SECONDS)
 
     def shut_down(self) -> None:
-        """End all applications and the loop."""
+        """Stop all applications and the loop."""
         try:
             for url in list(self._apps):
                 self.withdraw(url)
@@ -102,18 +100,20 @@ class InProcessNetwork(httpx2.BaseTransport):
             self._loop.close()
 
     def close(self) -> None:
-        """Clients call this when they end; the network goes on."""
+        """Do nothing: clients call this when they close, and the network goes on."""
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """One exchange, as httpx wants it."""
+        """Answer one request; the interface of an httpx transport."""
         url = str(request.url)
         matching = [prefix for prefix in self._apps if url.startswith(prefix)]
         if not matching:
-            raise httpx2.ConnectError("nobody listens there", request=request)
+            raise httpx2.ConnectError("no application is served there", request=request)
         app, _ = self._apps[max(matching, key=len)]
         body = request.read()
         try:
-            status, headers, data = self._call(_exchange(app, request, body), _ANSWER_SECONDS)
+            status, headers, data = self._call(
+                _exchange(app, request, body), _RESPONSE_TIMEOUT_SECONDS
+            )
         except TimeoutError as error:
             raise httpx2.ReadTimeout("no answer", request=request) from error
         stream = httpx2.ByteStream(data)  # to be read raw, as from a socket
@@ -169,7 +169,7 @@ async def _exchange(
             if not message.get("more_body", False):
                 answered.set()
 
-    with contextlib.suppress(Exception):  # as over a socket: a crash is an answer cut short
+    with contextlib.suppress(Exception):  # as over a socket: a crash is a response cut short
         await app(scope, receive, send)
     if not answered.is_set():
         return 500, [], b""

@@ -1,7 +1,7 @@
-"""An aggregator on the network: uvicorn, TLS, the operator's listener, an orderly end.
+"""An aggregator's processes: a server on the network, and workers for its jobs.
 
-SIGTERM and SIGINT stop it: requests under way are answered, uploads that wait are written, jobs
-under way finish their step, and what is left is gone on with at the next start.
+SIGTERM and SIGINT stop both: requests under way are answered, waiting uploads are written, jobs
+under way finish their step, and the next process continues with the rest.
 """
 
 from __future__ import annotations
@@ -9,30 +9,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+import anyio
 import uvicorn
 
 from chorister.aggregator.config import HelperConfig, LeaderConfig
-from chorister.aggregator.connections import Deadlines, guarded_protocol
-from chorister.aggregator.logs import configure_logs
-from chorister.aggregator.metrics import metrics_app
+from chorister.aggregator.operations.logs import configure_logs, get_logger
+from chorister.aggregator.operations.metrics import metrics_app
 from chorister.aggregator.service import Service
 from chorister.clock import Clock
 from chorister.errors import ServiceError
+from chorister.http_client import authorities
+from chorister.http_server import (
+    Deadlines,
+    guarded_protocol,
+    listen,
+    server_url,
+)
+from chorister.http_server_tls import limit_handshakes
 
-__all__ = ["listen", "operators_listener", "serve"]
+if TYPE_CHECKING:
+    from chorister.aggregator.jobs.worker import Worker
 
-_GRACE: Final = 30
+_SHUTDOWN_SECONDS: Final = 30
 _OTHER_FILES: Final = 512
-"""Open files beside the clients' connections: the database's, those to the helper, listeners."""
-_COLLECT: Final = (50_000, 20, 50)
+"""Open files in addition to client connections: database, helper, listeners."""
+_METRICS_CONNECTIONS: Final = 64
+_GC_THRESHOLDS: Final = (50_000, 20, 50)
 _SWITCH_SECONDS: Final = 0.0005
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -45,49 +56,55 @@ def serve(
     adopt: Path | None = None,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve until told to stop. `ready` is told the address, for the system may choose the port."""
+    """Serve until told to stop. `ready` gets the address: the system may choose the port."""
     configure_logs(level=config.log_level, form=config.log_format)
     check_tls(config)
     allow_connections(config.connections)
-    # A thread that comes back from the database waits this long for the event loop to let go of
-    # the interpreter, statement by statement; Python's own 5 ms would be most of a transaction.
+    # A thread that returns from the database waits this long for the event loop to release the
+    # interpreter, for every statement; Python's default of 5 ms would be most of a transaction.
     sys.setswitchinterval(_SWITCH_SECONDS)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(config.host, config.port))
-        operators = None
+        metrics = None
         if config.metrics_port is not None:
-            operators = stack.enter_context(listen(config.metrics_host, config.metrics_port))
+            metrics = stack.enter_context(listen(config.metrics_host, config.metrics_port))
         service = Service(config, clock, begin_log=begin_log, adopt=adopt)
         stack.callback(service.close)
         server = _Server(_settings(config, service))
-        _calm_collector()
+        _relax_garbage_collection()
         scheme = "https" if config.tls_certificate is not None else "http"
-        ready(f"{scheme}://{_address(config.host, listener)}")
+        ready(server_url(scheme, config.host, listener))
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(_serve(server, listener, service, operators))
+            runner.run(_serve(server, listener, service, metrics))
 
 
 async def _serve(
     server: uvicorn.Server,
     listener: socket.socket,
     service: Service,
-    operators: socket.socket | None,
+    metrics: socket.socket | None,
 ) -> None:
-    async with operators_listener(service, operators):
+    limit_handshakes(service.config.header_seconds)
+    async with metrics_listener(service, metrics):
         await server.serve(sockets=[listener])
 
 
 @contextlib.asynccontextmanager
-async def operators_listener(
-    service: Service, listener: socket.socket | None
-) -> AsyncIterator[None]:
-    """Metrics, on a listener that only the operator reaches."""
+async def metrics_listener(service: Service, listener: socket.socket | None) -> AsyncIterator[None]:
+    """Serve metrics on a listener that only the operator can reach."""
     if listener is None:
         yield
         return
-    server = _Quiet(
+    server = _SecondServer(
         uvicorn.Config(
-            metrics_app(service.metrics), access_log=False, log_config=None, lifespan="off"
+            metrics_app(service.metrics),
+            http=guarded_protocol(Deadlines()),
+            access_log=False,
+            log_config=None,
+            limit_concurrency=_METRICS_CONNECTIONS,
+            timeout_keep_alive=15,
+            ws="none",
+            lifespan="off",
         )
     )
     task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -99,11 +116,11 @@ async def operators_listener(
 
 
 class _Server(uvicorn.Server):
-    """Ends when it is told to, and then returns: what is open is closed before the process ends."""
+    """Returns when it is told to stop, so that everything is closed before the process ends."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Uvicorn's own raises the signal again, which would end the process at once."""
+        """Handle signals; uvicorn's own method raises them again, which ends the process."""
         before = {each: signal.signal(each, self.handle_exit) for each in _SIGNALS}
         try:
             yield
@@ -112,12 +129,11 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-class _Quiet(uvicorn.Server):
-    """A second server in one process: signals are the first one's."""
+class _SecondServer(uvicorn.Server):
+    """Another server in the same process, which leaves signals alone."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture nothing."""
         yield
 
 
@@ -128,7 +144,7 @@ def _settings(config: LeaderConfig | HelperConfig, service: Service) -> uvicorn.
     return uvicorn.Config(
         service.app,
         http=guarded_protocol(deadlines, service.uploads),
-        # No line per request: who asked for what, and when, is nobody's business.
+        # No line per request: who sent what, and when, is nobody's business.
         access_log=False,
         log_config=None,
         server_header=False,
@@ -136,7 +152,7 @@ def _settings(config: LeaderConfig | HelperConfig, service: Service) -> uvicorn.
         limit_concurrency=config.connections,
         backlog=2048,
         timeout_keep_alive=15,
-        timeout_graceful_shutdown=_GRACE,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         ws="none",
         lifespan="on",
         ssl_certfile=config.tls_certificate,
@@ -144,18 +160,18 @@ def _settings(config: LeaderConfig | HelperConfig, service: Service) -> uvicorn.
     )
 
 
-def _calm_collector() -> None:
-    """Requests leave hardly any cycles behind, and the collector would walk all modules for them.
+def _relax_garbage_collection() -> None:
+    """Make Python's garbage collector run less often: requests leave hardly any cycles behind.
 
-    What is there when the server starts stays for ever; after that it looks now and then.
+    What exists when the server starts stays for good, and need not be visited again.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*_COLLECT)
+    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 def allow_connections(connections: int) -> None:
-    """Raise the limit on open files to what so many connections need, or say that it can't be."""
+    """Raise the limit on open files to what so many connections need, if the system allows it."""
     if sys.platform == "win32":  # no such limit
         return
     import resource
@@ -174,7 +190,9 @@ def allow_connections(connections: int) -> None:
 
 
 def check_tls(config: LeaderConfig | HelperConfig) -> None:
-    """Say now what uvicorn would say with a traceback."""
+    """Report problems with certificates now, before uvicorn or a client runs into them."""
+    if config.ca_bundle is not None:
+        authorities(Path(config.ca_bundle))
     if config.tls_certificate is None or config.tls_key is None:
         return
     try:
@@ -183,20 +201,78 @@ def check_tls(config: LeaderConfig | HelperConfig) -> None:
         )
     except (OSError, ssl.SSLError) as error:
         raise ServiceError(
-            f"{config.tls_certificate} and {config.tls_key} are no certificate with its key: "
+            f"{config.tls_certificate} and {config.tls_key} are not a certificate and its key: "
             f"{error}"
         ) from error
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket."""
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
-        raise ServiceError(f"can't listen on {host}:{port}: {error}") from error
+# --- workers ------------------------------------------------------------------------------------
 
 
-def _address(host: str, listener: socket.socket) -> str:
-    name = f"[{host}]" if ":" in host else host
-    return f"{name}:{listener.getsockname()[1]}"
+def run_worker(
+    config: LeaderConfig | HelperConfig,
+    clock: Clock,
+    *,
+    jobs: int | None = None,
+    metrics_port: int | None = None,
+    ready: Callable[[], None],
+) -> None:
+    """Run an aggregator's jobs until SIGTERM or SIGINT."""
+    configure_logs(level=config.log_level, form=config.log_format)
+    # Its lines quote whatever failed, addresses too; we log what matters ourselves.
+    logging.getLogger("procrastinate").setLevel(logging.CRITICAL)
+    with contextlib.ExitStack() as stack:
+        metrics = None
+        if metrics_port is not None:  # the port in the settings is the server's
+            metrics = stack.enter_context(listen(config.metrics_host, metrics_port))
+        # Only servers cosign.
+        service = Service(config.model_copy(update={"cosign": False}), clock)
+        stack.callback(service.close)
+        worker = make_worker(service)
+        at_once = jobs or (config.jobs_in_flight if isinstance(config, LeaderConfig) else 1)
+        anyio.run(_work, service, worker, at_once, metrics, ready)
+
+
+def make_worker(service: Service) -> Worker:
+    """Return a worker for an aggregator whose settings say `workers = true`."""
+    # Imported here: servers need not load Procrastinate.
+    from chorister.aggregator.jobs.worker import Worker
+
+    config, core = service.config, service.core
+    if core.queue is None:
+        raise ServiceError("the settings do not say `workers = true`: the server runs the jobs")
+    leader, helper_seconds = None, 0
+    if isinstance(config, LeaderConfig):
+        leader = (service.leader.aggregation, service.leader.collection)
+        helper_seconds = config.helper_seconds
+    return Worker(
+        core.database.conninfo,
+        core.queue,
+        service.garbage_collector,
+        service.metrics,
+        delete_seconds=config.sweep_every,
+        leader=leader,
+        helper_seconds=helper_seconds,
+    )
+
+
+async def _work(
+    service: Service,
+    worker: Worker,
+    jobs: int,
+    metrics: socket.socket | None,
+    ready: Callable[[], None],
+) -> None:
+    stop = asyncio.Event()
+    for number in _SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with metrics_listener(service, metrics):
+        get_logger().info("started", aggregator=service.config.url, kind="worker")
+        ready()
+        updater = service.metrics_updater() if metrics is not None else None
+        if updater is not None:
+            updater.start()
+        await worker.run(stop, jobs=jobs)
+        if updater is not None:
+            await anyio.to_thread.run_sync(updater.stop)
+        get_logger().info("stopped", aggregator=service.config.url, kind="worker")

@@ -1,82 +1,110 @@
 """An aggregator put together from its settings: database, keys, tasks, log, jobs, application.
 
-`Service` is opened once, before any loop runs, so that whatever is wrong with the settings is said
-at once; its application's lifespan starts and stops what runs beside the requests. `server` puts it
+`Service` is opened once, before any loop runs, so that problems with the settings are reported
+immediately; its application's lifespan starts and stops the background threads. `server` puts it
 on the network, `inprocess` into another program.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+import functools
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import httpx2
+from starlette.routing import Route
 
-from chorister.aggregator.app import base_routes
-from chorister.aggregator.asgi import ASGIApp
-from chorister.aggregator.auth import Bearers, credential_of
-from chorister.aggregator.collected_file import CollectedFile
 from chorister.aggregator.config import AggregatorConfig, HelperConfig, LeaderConfig
-from chorister.aggregator.cosigning import Cosigning, cosigner_identity, network, open_head
-from chorister.aggregator.database import Database
-from chorister.aggregator.figures import Figures
-from chorister.aggregator.gate import Gate
-from chorister.aggregator.helper import Helper
-from chorister.aggregator.hpke_keys import KeyRing
-from chorister.aggregator.leader import Leader, UploadPlan
-from chorister.aggregator.logs import get_logger
-from chorister.aggregator.loop import JobLoop, Periodic
-from chorister.aggregator.metrics import Metrics
-from chorister.aggregator.queue import WorkersQueue
-from chorister.aggregator.routes_helper import HelperRoutes, helper_app
-from chorister.aggregator.routes_leader import LeaderApp, LeaderRoutes
-from chorister.aggregator.routes_upload import UploadRoute
-from chorister.aggregator.sealing import Sealer
-from chorister.aggregator.secret_files import read_secret, read_token
-from chorister.aggregator.tasks import TaskRegister
-from chorister.aggregator.upload_queue import UploadQueue
+from chorister.aggregator.cosigning import Cosigning, cosigner_identity, open_head
+from chorister.aggregator.http.app import ASGIApp, base_routes
+from chorister.aggregator.http.helper_routes import HelperRoutes, helper_app
+from chorister.aggregator.http.leader_routes import LeaderApp, LeaderRoutes
+from chorister.aggregator.http.report_writer import ReportWriter, UploadQueue
+from chorister.aggregator.http.request_checks import (
+    BearerTokens,
+    TaskLookup,
+    upload_credential_checks,
+)
+from chorister.aggregator.http.upload_route import UploadRoute
+from chorister.aggregator.jobs.aggregation_job_driver import AggregationJobDriver
+from chorister.aggregator.jobs.collection_job_driver import CollectionJobDriver
+from chorister.aggregator.jobs.garbage_collector import GarbageCollector
+from chorister.aggregator.jobs.helper import Helper
+from chorister.aggregator.jobs.job_loop import JobLoop, Periodic
+from chorister.aggregator.jobs.release import CollectedFile
+from chorister.aggregator.operations.logs import get_logger
+from chorister.aggregator.operations.metrics import DatabaseMetrics, Metrics
+from chorister.aggregator.peers import check_peers, helper_tokens, leader_tokens, verify_keys
+from chorister.aggregator.storage.database import Database, Sealer
+from chorister.aggregator.storage.hpke_keys import KeyRing
+from chorister.aggregator.storage.tasks import TaskStore
 from chorister.clock import Clock
 from chorister.dap.draft import Role
 from chorister.dap.helper_client import HelperClient
 from chorister.dap.http import HTTPClient
-from chorister.dap.messages import UploadErrors
-from chorister.transparency.key_file import load_key
+from chorister.key_files import read_secret, read_signing_key
 
-__all__ = ["Core", "Service", "open_core"]
+if TYPE_CHECKING:
+    from chorister.aggregator.jobs.job_queue import JobQueue
 
-_WATCH_EVERY: Final = 15
+METRICS_SECONDS: Final = 15
+"""How often the figures in the metrics are read from the database."""
 _ROLES: Final = {"leader": Role.LEADER, "helper": Role.HELPER}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Core:
-    """What the database holds, without a server around it: for `chorister tasks`."""
+    """What the database holds, without a server around it: for `chorister tasks` and the like."""
 
     database: Database
-    tasks: TaskRegister
+    tasks: TaskStore
     keys: KeyRing
+    queue: JobQueue | None  # if workers run the jobs
 
 
 def open_core(config: AggregatorConfig, clock: Clock, *, migrate: bool) -> Core:
-    """Open the database of an aggregator."""
+    """Open an aggregator's database."""
     policies = config.read_policies()
     role = _ROLES[config.role]
     sealer = Sealer(read_secret(config.at_rest_key))
     database = Database.open(config.database, role=role, sealer=sealer, migrate=migrate)
-    return Core(
-        database=database,
-        tasks=TaskRegister(database, clock, url=config.url, role=role, policies=policies),
-        keys=KeyRing(
-            database,
-            clock,
-            checkpoint_max_age=max(policy.checkpoint_max_age for policy in policies),
-        ),
-    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(database.close)
+        core = Core(
+            database=database,
+            tasks=TaskStore(database, clock, url=config.url, role=role, policies=policies),
+            keys=KeyRing(
+                database,
+                clock,
+                checkpoint_max_age=max(policy.checkpoint_max_age for policy in policies),
+            ),
+            queue=_open_queue(config, database) if config.workers else None,
+        )
+        stack.pop_all()
+    return core
+
+
+def _open_queue(config: AggregatorConfig, database: Database) -> JobQueue:
+    # Imported here: servers without workers need not load Procrastinate.
+    from chorister.aggregator.jobs.job_queue import JobQueue, check_schema
+
+    check_schema(database)
+    delay = config.linger_milliseconds / 1000 if isinstance(config, LeaderConfig) else 0.0
+    return JobQueue(database, batch_delay=delay)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaderJobs:
+    """A leader's parts: uploads, aggregation and collection."""
+
+    writer: ReportWriter
+    aggregation: AggregationJobDriver
+    collection: CollectionJobDriver
 
 
 class Service:
@@ -100,16 +128,20 @@ class Service:
         self._clock = clock
         self._transport = transport
         self._stack = contextlib.ExitStack()
+        check_peers(config, config.read_policies())
         with contextlib.ExitStack() as stack:
             self.core = open_core(config, clock, migrate=True)
             stack.callback(self.core.database.close)
+            self.garbage_collector = GarbageCollector(
+                self.core.database, self.core.tasks, self.core.keys, clock
+            )
             if config.cosign:
                 self.cosigning = self._open_log(begin_log, adopt)
                 stack.callback(self.cosigning.close)
-                self.cosigning.enumerate_open()
+                self.cosigning.accept_open_recipes()
             self.app: ASGIApp
             if isinstance(config, LeaderConfig):
-                self.leader = self._leader(config)
+                self.leader = self._leader_jobs(config)
                 self.app = self._leader_app(config, self.leader)
             else:
                 self.helper = self._helper(config)
@@ -117,21 +149,22 @@ class Service:
             self._stack = stack.pop_all()
 
     def close(self) -> None:
-        """Close what is open; the application has ended before."""
+        """Close everything, after the application has ended."""
         self._stack.close()
 
     def _open_log(self, begin: bool, adopt: Path | None) -> Cosigning:
         config = self.config
-        transport = self._transport or network(_path(config.ca_bundle))
+        ca_bundle = _path(config.ca_bundle)
         identity = cosigner_identity(
-            config.url, load_key(Path(config.cosigning_key)), config.read_policies()
+            config.url, read_signing_key(Path(config.cosigning_key)), config.read_policies()
         )
         head = open_head(
             Path(config.head),
             identity,
             self._clock,
             registry=config.registry,
-            transport=transport,
+            ca_bundle=ca_bundle,
+            transport=self._transport,
             begin=begin,
             adopt=adopt,
         )
@@ -144,7 +177,8 @@ class Service:
             clock=self._clock,
             metrics=self.metrics,
             hpke_lifetime=config.hpke_lifetime,
-            transport=transport,
+            ca_bundle=ca_bundle,
+            transport=self._transport,
         )
 
     @property
@@ -157,47 +191,63 @@ class Service:
     def _collected(self) -> CollectedFile:
         return CollectedFile(Path(self.config.collected_file or f"{self.config.head}.collected"))
 
-    # --- the two roles --------------------------------------------------------------------------
+    # --- the leader -----------------------------------------------------------------------------
 
-    def _leader(self, config: LeaderConfig) -> Leader:
-        http = HTTPClient(
-            token=read_token(config.helper_token),
-            timeout=config.helper_seconds,
-            ca_file=_path(config.ca_bundle),
-            transport=self._transport,
-            answered=self._compare_clocks,
-        )
-        return Leader(
-            self.core.database,
-            self.core.tasks,
-            self.core.keys,
-            self._clock,
-            verify_key_init=read_secret(config.verify_key),
-            helper=HelperClient(http, clock=self._clock),
-            collectors=self._collectors(),
-            threads=config.threads,
-            queue=WorkersQueue(linger=config.linger_milliseconds / 1000)
-            if config.workers
-            else None,
-            collected=self._collected(),
+    def _leader_jobs(self, config: LeaderConfig) -> LeaderJobs:
+        core, clock = self.core, self._clock
+        token_for = helper_tokens(config)
+
+        @functools.cache
+        def http(url: str) -> HTTPClient:
+            return HTTPClient(
+                token=token_for(url),
+                timeout=config.helper_seconds,
+                ca_file=_path(config.ca_bundle),
+                transport=self._transport,
+                answered=self._compare_clocks,
+            )
+
+        helper = HelperClient(http, clock=clock)
+        return LeaderJobs(
+            writer=ReportWriter(core.database, core.keys, clock, queue=core.queue),
+            aggregation=AggregationJobDriver(
+                core.database,
+                core.tasks,
+                core.keys,
+                clock,
+                verify_key_init=verify_keys(config),
+                helper=helper,
+                queue=core.queue,
+                threads=config.threads,
+            ),
+            collection=CollectionJobDriver(
+                core.database,
+                core.tasks,
+                clock,
+                helper=helper,
+                collectors=self._collectors(),
+                queue=core.queue,
+                collected=self._collected(),
+            ),
         )
 
     def _compare_clocks(self, headers: Mapping[str, str]) -> None:
-        """The helper's clock, as it is written on each of its answers."""
+        """Compare our clock with the helper's, which dates each of its responses."""
         with contextlib.suppress(ValueError, OverflowError, OSError):
             theirs = parsedate_to_datetime(headers.get("date", "")).timestamp()
             self.metrics.skew.labels("helper").set(theirs - self._clock.now())
 
-    def _leader_app(self, config: LeaderConfig, leader: Leader) -> ASGIApp:
-        at_once, in_thread = credential_of(
+    def _leader_app(self, config: LeaderConfig, jobs: LeaderJobs) -> ASGIApp:
+        at_once, in_thread = upload_credential_checks(
             config.upload_credential, config.upload_credential_digests
         )
         if self._runs_jobs:
             self.loop = JobLoop(
-                leader,
+                jobs.aggregation,
+                jobs.collection,
                 self.metrics,
                 in_flight=config.jobs_in_flight,
-                linger=config.linger_milliseconds / 1000,
+                batch_delay=config.linger_milliseconds / 1000,
             )
         loop = self.loop
 
@@ -205,19 +255,19 @@ class Service:
             self.metrics.commit_uploads.observe(count)
             self.metrics.commit_seconds.observe(seconds)
             if loop is not None:
-                loop.reports_arrived()
+                loop.reports_stored()
 
-        queue: UploadQueue[UploadPlan, UploadErrors] = UploadQueue(
-            leader.store_uploads,
+        queue = UploadQueue(
+            jobs.writer.store,
             max_waiting=config.waiting_uploads,
             max_bytes=config.waiting_bytes,
             stored=stored,
         )
         self.metrics.waiting.set_function(lambda: queue.waiting)
-        gate = Gate(self.core.tasks, self._clock)
+        lookup = TaskLookup(self.core.tasks, self._clock)
         self.uploads = UploadRoute(
-            leader=leader,
-            gate=gate,
+            writer=jobs.writer,
+            lookup=lookup,
             queue=queue,
             metrics=self.metrics,
             prefix=config.prefix,
@@ -227,9 +277,12 @@ class Service:
             slow_credential=in_thread,
         )
         routes = LeaderRoutes(
-            leader=leader,
-            gate=gate,
-            collectors=Bearers(
+            collection=jobs.collection,
+            database=self.core.database,
+            tasks=self.core.tasks,
+            clock=self._clock,
+            lookup=lookup,
+            collectors=BearerTokens(
                 {
                     bytes.fromhex(token): each.digest
                     for each in config.collectors
@@ -238,30 +291,31 @@ class Service:
             ),
             metrics=self.metrics,
             prefix=config.prefix,
-            collection_asked=loop.collection_asked if loop is not None else lambda: None,
+            on_collection=loop.collection_created if loop is not None else lambda: None,
         )
 
         @contextlib.asynccontextmanager
         async def lifespan() -> AsyncIterator[None]:
-            async with self._beside(leader.sweep):
+            async with self._background():
                 if loop is not None:
                     loop.start()
                 try:
                     yield
                 finally:
-                    await queue.close()  # first: whoever waits gets an answer
+                    await queue.close()  # first: whoever waits gets a response
                     if loop is not None:
                         await anyio.to_thread.run_sync(loop.stop)
 
-        return LeaderApp(routes, self.uploads, self._common(config), lifespan)
+        return LeaderApp(routes, self.uploads, self._base_routes(), lifespan)
+
+    # --- the helper -----------------------------------------------------------------------------
 
     def _helper(self, config: HelperConfig) -> Helper:
         return Helper(
             self.core.database,
-            self.core.tasks,
             self.core.keys,
             self._clock,
-            verify_key_init=read_secret(config.verify_key),
+            verify_key_init=verify_keys(config),
             collectors=self._collectors(),
             threads=config.threads,
             collected=self._collected(),
@@ -270,56 +324,59 @@ class Service:
     def _helper_app(self, config: HelperConfig, helper: Helper) -> ASGIApp:
         routes = HelperRoutes(
             helper=helper,
-            gate=Gate(self.core.tasks, self._clock),
-            leaders=Bearers({bytes.fromhex(token): True for token in config.leader_token_digests}),
+            lookup=TaskLookup(self.core.tasks, self._clock),
+            leaders=BearerTokens(leader_tokens(config)),
             metrics=self.metrics,
             prefix=config.prefix,
             job_bytes=config.job_bytes,
             jobs_at_once=config.jobs_at_once,
         )
-        return helper_app(routes, self._common(config), lambda: self._beside(helper.sweep))
-
-    def watch(self) -> Periodic:
-        """What the operator's metrics show of the database, looked at now and then."""
-        figures = Figures(self.core.database, self._clock, self.metrics, queue=self.config.workers)
-        return Periodic("looking at the database", _WATCH_EVERY, figures.look)
+        return helper_app(routes, self._base_routes(), self._background)
 
     # --- both -----------------------------------------------------------------------------------
 
-    def _common(self, config: AggregatorConfig) -> list[Any]:
-        def alive() -> Mapping[str, object]:
-            with self.core.database.read() as connection:
-                connection.exec_driver_sql("SELECT 1")
-            return {"ok": True, "role": config.role}
-
+    def _base_routes(self) -> list[Route]:
         return base_routes(
-            config.prefix,
+            self.config.prefix,
+            role=self.config.role,
+            database=self.core.database,
             keys=self.core.keys,
-            alive=alive,
             metrics=self.metrics,
-            cache_seconds=config.config_cache,
+            cache_seconds=self.config.config_cache,
         )
 
+    def metrics_updater(self) -> Periodic:
+        """Return the thread that reads the metrics' figures from the database."""
+        queue = self.core.queue
+        figures = DatabaseMetrics(
+            self.core.database,
+            self._clock,
+            self.metrics,
+            dead_jobs=None if queue is None else lambda: len(queue.dead_jobs()),
+        )
+        return Periodic("reading the metrics", METRICS_SECONDS, figures.update)
+
     @contextlib.asynccontextmanager
-    async def _beside(self, sweep: Callable[[], Any]) -> AsyncIterator[None]:
-        """What runs beside the requests: cosigning and sweeping."""
+    async def _background(self) -> AsyncIterator[None]:
+        """Run the background threads: cosigning, deletion, metrics."""
+        config = self.config
         threads = []
         if self.cosigning is not None:
-            look = self.cosigning.look
-            threads.append(Periodic("cosigning", self.config.cosign_every, look))
+            threads.append(Periodic("cosigning", config.cosign_every, self.cosigning.run))
         if self._runs_jobs:
-            threads.append(Periodic("sweeping", self.config.sweep_every, sweep))
-        if self.config.metrics_port is not None:
-            threads.append(self.watch())
+            delete = self.garbage_collector.run
+            threads.append(Periodic("deleting ended tasks", config.sweep_every, delete))
+        if config.metrics_port is not None:
+            threads.append(self.metrics_updater())
         for thread in threads:
             thread.start()
-        get_logger().info("started", aggregator=self.config.url, kind=self.config.role)
+        get_logger().info("started", aggregator=config.url, kind=config.role)
         try:
             yield
         finally:
             for thread in threads:
                 await anyio.to_thread.run_sync(thread.stop)
-            get_logger().info("stopped", aggregator=self.config.url, kind=self.config.role)
+            get_logger().info("stopped", aggregator=config.url, kind=config.role)
 
 
 def _path(text: str | None) -> Path | None:

@@ -1,3 +1,3 @@
-"""The IETF's Distributed Aggregation Protocol, as far as Chorister speaks it."""
+"""The part of the IETF's Distributed Aggregation Protocol (DAP) that Chorister uses."""
 
 from __future__ import annotations

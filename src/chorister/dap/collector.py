@@ -1,29 +1,29 @@
-"""The collector: asks a leader for a task's batch, waits, opens both shares and adds them up.
+"""The collector: requests a task's batch from the leader, waits, opens both shares and adds them.
 
     handle = collector.create(task)         # any number of times: it is one collection job
     outcome = collector.poll(handle)        # `Collected`, or `NotYet` with the time to wait
     collector.delete(handle)                # when the result is safe
 
-A handle is all that there is to remember, and asking twice makes no second job: a collector that
-crashed resumes with `create`, or with the handle's JSON, and reads the same sealed result.
+The handle is all there is to remember, and asking twice does not create a second job: a collector
+that crashed resumes with `create`, or with the handle's JSON, and reads the same sealed result.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 import httpx2
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from chorister._native import HPKEKeypair
-from chorister.canonical import Model, b64url_decode, b64url_encode, culprit, loads
-from chorister.clock import Clock, SystemClock
-from chorister.dap.binding import native_vdaf
+from chorister.canonical import Model, b64url_decode, b64url_encode, first_error, loads
+from chorister.clock import Clock, SystemClock, utc_text
 from chorister.dap.draft import (
     COLLECTION_JOB_REQUEST,
     COLLECTION_JOB_RESPONSE,
@@ -33,13 +33,15 @@ from chorister.dap.draft import (
     aggregate_share_info,
     collection_jobs_path,
 )
-from chorister.dap.http import MIN_LIMIT, HTTPClient
-from chorister.dap.media import is_media_type
+from chorister.dap.http import MIN_LIMIT, HTTPClient, created_resource, is_media_type, resource_url
 from chorister.dap.messages import AggregateShareAad, CollectionJobReq, CollectionJobResp, Query
-from chorister.dap.status import RecipeStatus
-from chorister.dap.task import Interval, TaskConfiguration, task_id
-from chorister.dap.taskprov import AdvertisedTask, advertise
-from chorister.dap.urls import created_resource, resource_url
+from chorister.dap.task import (
+    AdvertisedTask,
+    Interval,
+    TaskConfiguration,
+    advertise,
+    task_id,
+)
 from chorister.errors import (
     CollectionInvalid,
     DecodeError,
@@ -49,12 +51,60 @@ from chorister.errors import (
     Unreachable,
 )
 
-__all__ = ["Collected", "CollectionHandle", "Collector", "NotYet"]
+_MAX_POLL_SECONDS: Final = 300
+_GONE_STATUSES: Final = frozenset((404, 410))
+_MAX_HANDLE_BYTES: Final = 1 << 20
 
-_PAUSE: Final = 1
-_LONGEST_PAUSE: Final = 300
-_GONE: Final = frozenset((404, 410))
-_MAX_HANDLE: Final = 1 << 20
+
+# --- Progress of a recipe: Chorister's own resource, not DAP's ------------------------------------
+
+
+_Text = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+_Count = Annotated[int, Field(ge=0)]
+
+
+class _Received(BaseModel):
+    """A later version of the leader may send more; the rest is ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class Rejections(_Received):
+    """Reports that were not counted, by reason, at each aggregator."""
+
+    leader: Mapping[_Text, _Count] = {}
+    helper: Mapping[_Text, _Count] = {}
+
+
+class RecipeStatus(_Received):
+    """How far a recipe has come, and what it waits for.
+
+    Below the minimum cohort there are only tenths of it, for the whole recipe. That is coarse but
+    not a protection: whoever uploads their own reports can learn exact counts from it, and when a
+    report arrived.
+    """
+
+    tasks: _Count
+    state: Literal["collecting", "ready", "collected", "expired"]
+    filled: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Tenths of the minimum, over all tasks."""
+    reports: _Count | None = None
+    """The smallest task's verified reports, rounded down, once every task has the minimum."""
+    waiting_for: _Text | None = None
+    rejected: Rejections = Rejections()
+    closes: int | None = None
+    ends: int | None = None
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            field, why = first_error(error)
+            raise Unreachable(f"the leader's status is not readable: {field}: {why}") from None
+
+
+# --- Collection -----------------------------------------------------------------------------------
 
 
 class _HandleJSON(Model):
@@ -66,25 +116,23 @@ class _HandleJSON(Model):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectionHandle:
-    """A collection job, as its collector remembers it. It holds no secret."""
+    """A collection job as its collector remembers it, without any secret."""
 
     configuration: TaskConfiguration
     request: CollectionJobReq
-    job: str  # what the leader called it, and maybe a query
+    job: str  # the name that the leader gave it, perhaps with a query
 
     @property
     def task_id(self) -> bytes:
-        """The task that is collected."""
         return task_id(self.configuration)
 
     @property
     def url(self) -> str:
-        """Where the leader keeps it."""
         jobs = collection_jobs_path(self.task_id)
         return resource_url(self.configuration.leader_aggregator_endpoint, f"{jobs}/{self.job}")
 
     def to_json(self) -> bytes:
-        """To be kept until the result is safe."""
+        """Return what to keep until the result is safe."""
         return _HandleJSON(
             task_configuration=b64url_encode(self.configuration.encode()),
             request=b64url_encode(self.request.encode()),
@@ -93,11 +141,11 @@ class CollectionHandle:
 
     @classmethod
     def from_json(cls, data: bytes) -> Self:
-        """Raises `DecodeError` for what `to_json` did not write."""
+        """Parse what `to_json` returned; raise `DecodeError` for anything else."""
         try:
-            kept = _HandleJSON.model_validate(loads(data, max_bytes=_MAX_HANDLE))
+            kept = _HandleJSON.model_validate(loads(data, max_bytes=_MAX_HANDLE_BYTES))
         except ValidationError as error:
-            field, why = culprit(error)
+            field, why = first_error(error)
             raise DecodeError(why, field=field) from None
         if not re.fullmatch(r"[A-Za-z0-9_-]+(\?[!-\"$-~]*)?", kept.job):
             raise DecodeError("not the name of a collection job", field="job")
@@ -114,7 +162,7 @@ class CollectionHandle:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NotYet:
-    """There is no result yet, which is no error: `Collector.status` knows what it waits for."""
+    """There is no result yet. `Collector.status` says what it is waiting for."""
 
     retry_after: int  # seconds
     reason: str
@@ -122,17 +170,17 @@ class NotYet:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Collected:
-    """A batch's result."""
+    """The result of a batch."""
 
     report_count: int
     interval: Interval  # in units of the task's time precision
     leader_share: bytes
     helper_share: bytes
-    counts: NDArray[np.uint64]  # of each bin, aggregators' noise included
+    counts: NDArray[np.uint64]  # one per bin, including the aggregators' noise
 
 
 class Collector:
-    """Collects the tasks of one leader that were made for `keypair`."""
+    """Collects the results that one leader seals to `keypair`."""
 
     def __init__(
         self,
@@ -145,14 +193,14 @@ class Collector:
         transport: httpx2.BaseTransport | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """How the leader is spoken to is as in `HTTPClient`."""
+        """`timeout`, `ca_file` and `transport` are as in `HTTPClient`."""
         self._leader = leader_url
         self._keypair = keypair
         self._http = HTTPClient(token=token, timeout=timeout, ca_file=ca_file, transport=transport)
         self._clock = clock or SystemClock()
 
     def create(self, task: AdvertisedTask) -> CollectionHandle:
-        """Ask for the task's only batch. Asking again gives the same job."""
+        """Request the task's only batch. Asking again returns the same job."""
         interval = self._check(task)
         request = CollectionJobReq(query=Query.of(interval))
         url = resource_url(self._leader, collection_jobs_path(task.task_id))
@@ -174,10 +222,10 @@ class Collector:
         )
 
     def poll(self, handle: CollectionHandle, *, noise_trials: int = 0) -> Collected | NotYet:
-        """Look once. `noise_trials` is how many coins each aggregator threw for each bin.
+        """Poll once. `noise_trials` is how many coins each aggregator tossed for each bin.
 
-        Raises `CollectionInvalid` where the answer is not this task's result, `ProblemError` where
-        the leader refuses, `Unreachable` where a later look may find more.
+        Raises `CollectionInvalid` if the answer is not this task's result, `ProblemError` if the
+        leader refuses, `Unreachable` if a later attempt may succeed.
         """
         self._check_leader(handle.configuration)
         try:
@@ -190,50 +238,51 @@ class Collector:
         except ProblemError as error:
             if error.problem != Problem.INVALID_BATCH_SIZE:
                 raise
-            # A leader that does not wait for more reports says so: that is no failure either.
-            return NotYet(retry_after=_LONGEST_PAUSE, reason=f"too few reports yet: {error.detail}")
+            # From a leader that does not wait for more reports: not a failure either.
+            return NotYet(
+                retry_after=_MAX_POLL_SECONDS, reason=f"too few reports yet: {error.detail}"
+            )
         if not answer.body:
-            asked = answer.retry_after(self._clock)
-            pause = min(_PAUSE if asked is None else max(asked, _PAUSE), _LONGEST_PAUSE)
-            return NotYet(retry_after=pause, reason="the leader has no result yet")
+            delay = answer.poll_delay(self._clock, longest=_MAX_POLL_SECONDS)
+            return NotYet(retry_after=delay, reason="the leader has no result yet")
         if not is_media_type(answer.content_type, COLLECTION_JOB_RESPONSE):
             raise Unreachable(f"{handle.url} answers with {answer.content_type!r}")
         return self._open(handle, answer.body, noise_trials)
 
     def delete(self, handle: CollectionHandle) -> None:
-        """Tell the leader that the result is safe; it forgets it. Twice does no harm."""
+        """Tell the leader that it may delete the result. Calling it twice does no harm."""
         self._check_leader(handle.configuration)
         try:
             headers = advertise(handle.configuration.encode())
             self._http.request("DELETE", handle.url, headers=headers)
         except ProblemError as error:
-            if error.status not in _GONE:
+            if error.status not in _GONE_STATUSES:
                 raise
 
     def status(self, recipe_digest: bytes) -> RecipeStatus:
-        """What the leader says of a recipe's progress: Chorister's own resource, none of DAP's."""
+        """Ask the leader for a recipe's progress."""
         url = resource_url(self._leader, f"chorister/recipes/{recipe_digest.hex()}")
         return RecipeStatus.parse(self._http.request("GET", url).body)
 
     def _check(self, task: AdvertisedTask) -> Interval:
-        """Take part only in what can be collected (taskprov, "Opting into a Task")."""
+        """Refuse tasks that can't be collected (taskprov, "Opting into a Task")."""
         configuration = task.configuration
         self._check_leader(configuration)
         if task_id(configuration) != task.task_id:
-            raise InvalidInput("the task's id is not that of its configuration")
-        native_vdaf(configuration.vdaf)
+            raise InvalidInput("the task's id is not the hash of its configuration")
+        configuration.vdaf.native()
         interval = configuration.task_interval
         if configuration.batch_mode is not BatchMode.TIME_INTERVAL or interval is None:
-            raise InvalidInput("only tasks of the time-interval mode with an interval are known")
+            raise InvalidInput("the task must have the time-interval mode and an interval")
         end = (interval.start + interval.duration) * configuration.time_precision
         if self._clock.now() >= end:
-            raise InvalidInput(f"the task ended at {end} (POSIX seconds): its reports are gone")
+            raise InvalidInput(f"the task ended at {utc_text(end)}, and its reports were deleted")
         return interval
 
     def _check_leader(self, configuration: TaskConfiguration) -> None:
         if configuration.leader_aggregator_endpoint != self._leader:
             raise InvalidInput(
-                f"the task's leader is {configuration.leader_aggregator_endpoint}, and this "
+                f"the task's leader is {configuration.leader_aggregator_endpoint}, but this "
                 f"credential is for {self._leader}"
             )
 
@@ -254,12 +303,12 @@ class Collector:
                     (Role.HELPER, result.helper_encrypted_agg_share),
                 )
             )
-            counts = native_vdaf(configuration.vdaf).unshard(
+            counts = configuration.vdaf.native().unshard(
                 leader, helper, count=result.report_count, noise_trials=noise_trials
             )
         except (DecodeError, HPKEError, InvalidInput) as error:
             raise CollectionInvalid(
-                f"what {self._leader} answers is not the result of this task: {error}"
+                f"{self._leader} did not answer with the result of this task: {error}"
             ) from error
         return Collected(
             report_count=result.report_count,
@@ -273,7 +322,7 @@ class Collector:
 def _check_result(handle: CollectionHandle, result: CollectionJobResp) -> None:
     least = handle.configuration.min_batch_size
     if result.report_count < least:
-        raise DecodeError(f"{result.report_count} reports, where devices asked for {least}")
+        raise DecodeError(f"{result.report_count} reports, but devices asked for at least {least}")
     batch, given = handle.request.query.batch_interval, result.interval
     outside = given.start < batch.start or sum(given) > sum(batch)
     if outside or not given.duration:
@@ -281,5 +330,5 @@ def _check_result(handle: CollectionHandle, result: CollectionJobResp) -> None:
 
 
 def _result_limit(configuration: TaskConfiguration) -> int:
-    """Two shares of 16 bytes a bin, and what seals them."""
+    """Two shares of 16 bytes per bin, and the overhead of sealing."""
     return MIN_LIMIT + 2 * 16 * configuration.vdaf.length

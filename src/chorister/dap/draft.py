@@ -1,6 +1,7 @@
-"""All that is peculiar to draft-ietf-ppm-dap-18: tag, code points, media types, paths, errors.
+"""What is specific to draft-ietf-ppm-dap-18: tag, code points, media types, paths, errors.
 
-A later draft changes this module, and no other constant anywhere.
+A later draft changes this module. The native module, which reads and writes the messages that exist
+once per report, has the codes of report errors; they are imported from there.
 """
 
 from __future__ import annotations
@@ -10,44 +11,8 @@ from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from chorister._native import ReportError as ReportError
 from chorister.canonical import b64url_encode
-
-__all__ = [
-    "AGGREGATE_SHARE",
-    "AGGREGATE_SHARE_REQUEST",
-    "AGGREGATION_JOB_CONTINUE_REQUEST",
-    "AGGREGATION_JOB_INIT_REQUEST",
-    "AGGREGATION_JOB_RESPONSE",
-    "CHECKSUM_BYTES",
-    "COLLECTION_JOB_REQUEST",
-    "COLLECTION_JOB_RESPONSE",
-    "ERROR_PREFIX",
-    "HPKE_CONFIG_LIST",
-    "HPKE_CONFIG_PATH",
-    "PROBLEM",
-    "REPORT_ID_BYTES",
-    "TASKPROV_HEADER",
-    "TASK_ID_BYTES",
-    "TITLES",
-    "UPLOAD_ERRORS",
-    "UPLOAD_REQUEST",
-    "VERIFICATION_KEY_ID",
-    "VERSION_TAG",
-    "AggregationJobExtensionType",
-    "BatchMode",
-    "Problem",
-    "ReportError",
-    "Role",
-    "TaskExtensionType",
-    "VDAFType",
-    "VerifyRespType",
-    "aggregate_share_info",
-    "aggregate_shares_path",
-    "aggregation_jobs_path",
-    "collection_jobs_path",
-    "input_share_info",
-    "reports_path",
-]
 
 VERSION_TAG: Final = b"dap-18"
 """Begins the HPKE info and VDAF context strings of this draft."""
@@ -56,7 +21,7 @@ TASK_ID_BYTES: Final = 32
 REPORT_ID_BYTES: Final = 16
 CHECKSUM_BYTES: Final = 32
 VERIFICATION_KEY_ID: Final = 0
-"""The only verification key of a task, for it never changes."""
+"""The only verification key of a task, because it never changes."""
 
 # Section "Protocol Message Media Type".
 _MESSAGE: Final = "application/ppm-dap;message="
@@ -70,8 +35,7 @@ AGGREGATE_SHARE_REQUEST: Final = _MESSAGE + "aggregate-share-req"
 AGGREGATE_SHARE: Final = _MESSAGE + "aggregate-share"
 COLLECTION_JOB_REQUEST: Final = _MESSAGE + "collection-job-req"
 COLLECTION_JOB_RESPONSE: Final = _MESSAGE + "collection-job-resp"
-PROBLEM: Final = "application/problem+json"
-"""RFC 9457."""
+PROBLEM: Final = "application/problem+json"  # RFC 9457
 ERROR_PREFIX: Final = "urn:ietf:params:ppm:dap:error:"
 """Begins the type of a problem that DAP defines."""
 TASKPROV_HEADER: Final = "DAP-Taskprov"
@@ -111,7 +75,7 @@ class TaskExtensionType(IntEnum):
 
 
 class AggregationJobExtensionType(IntEnum):
-    """Section "Aggregation Job Extensions Registry"; the one there belongs to a mode we lack."""
+    """Section "Aggregation Job Extensions Registry"; its only entry is for a mode we don't have."""
 
     LEADER_SELECTED_BATCH_ID = 1
 
@@ -125,26 +89,10 @@ class VerifyRespType(IntEnum):
 
 
 class VDAFType(IntEnum):
-    """The VDAF Identifiers registry of draft-irtf-cfrg-vdaf, as far as we use it."""
+    """The entries that we use of draft-irtf-cfrg-vdaf's registry of VDAF identifiers."""
 
     PRIO3_SUM_VEC = 0x00000003
     PRIO3_MULTIHOT_COUNT_VEC = 0x00000005
-
-
-class ReportError(IntEnum):
-    """Section "Report Errors Registry": what became of one report."""
-
-    BATCH_COLLECTED = 1
-    REPORT_REPLAYED = 2
-    REPORT_DROPPED = 3
-    HPKE_UNKNOWN_CONFIG_ID = 4
-    HPKE_DECRYPT_ERROR = 5
-    VDAF_VERIFY_ERROR = 6
-    TASK_EXPIRED = 7
-    INVALID_MESSAGE = 8
-    REPORT_TOO_EARLY = 9
-    TASK_NOT_STARTED = 10
-    OUTDATED_CONFIG = 11
 
 
 class Problem(StrEnum):
@@ -170,38 +118,38 @@ TITLES: Final[Mapping[Problem, str]] = MappingProxyType(
         Problem.UNRECOGNIZED_TASK: "No such task is known here",
         Problem.UNRECOGNIZED_AGGREGATION_JOB: "No such aggregation job is known here",
         Problem.BATCH_INVALID: "The query is not for a batch of this task",
-        Problem.INVALID_BATCH_SIZE: "Too few reports were verified",
+        Problem.INVALID_BATCH_SIZE: "Too few verified reports",
         Problem.INVALID_AGGREGATION_PARAMETER: "The aggregation parameter is not empty",
         Problem.BATCH_MISMATCH: "The aggregators did not add up the same reports",
         Problem.STEP_MISMATCH: "The aggregation job is not at this step",
-        Problem.BATCH_OVERLAP: "The batch was collected before, by another request",
+        Problem.BATCH_OVERLAP: "The batch was already collected, by another request",
         Problem.UNSUPPORTED_EXTENSION: "An extension is not known here",
         Problem.INVALID_EXTENSION: "Extensions are out of order, or one is malformed",
         Problem.INVALID_TASK: "This aggregator does not take part in the task",
     }
 )
-"""For people; the type is for programs."""
+"""Titles for people; programs read the type."""
 
 HPKE_CONFIG_PATH: Final = "hpke_config"
 
 
 def reports_path(task_id: bytes) -> str:
-    """Where reports are uploaded, below the leader's endpoint."""
+    """Return where to upload reports, below the leader's endpoint."""
     return f"tasks/{b64url_encode(task_id)}/reports"
 
 
 def aggregation_jobs_path(task_id: bytes, job_id: bytes | None = None) -> str:
-    """Where aggregation jobs are created, or where one is, below the helper's endpoint."""
+    """Return the path of all aggregation jobs, or of one, below the helper's endpoint."""
     return _resource_path(task_id, "aggregation_jobs", job_id)
 
 
 def collection_jobs_path(task_id: bytes, job_id: bytes | None = None) -> str:
-    """Where collection jobs are created, or where one is, below the leader's endpoint."""
+    """Return the path of all collection jobs, or of one, below the leader's endpoint."""
     return _resource_path(task_id, "collection_jobs", job_id)
 
 
 def aggregate_shares_path(task_id: bytes, share_id: bytes | None = None) -> str:
-    """Where aggregate shares are asked for, or where one is, below the helper's endpoint."""
+    """Return the path of all aggregate shares, or of one, below the helper's endpoint."""
     return _resource_path(task_id, "aggregate_shares", share_id)
 
 

@@ -1,7 +1,7 @@
-"""The leader's view of the helper: it asks, waits for as long as it may, and reads the answer.
+"""The leader's client of the helper: it sends a request and polls until the answer is ready.
 
-`ProblemError` is the helper's refusal. `Unreachable` says to send the same bytes again later: the
-helper recognises them and answers as it did the first time.
+`ProblemError` is the helper's refusal. `Unreachable` means: send the same bytes again later. The
+helper recognizes them and answers as it did the first time.
 """
 
 from __future__ import annotations
@@ -19,51 +19,55 @@ from chorister.dap.draft import (
     aggregate_shares_path,
     aggregation_jobs_path,
 )
-from chorister.dap.http import MIN_LIMIT, HTTPClient, Response
-from chorister.dap.media import is_media_type
-from chorister.dap.taskprov import AdvertisedTask, advertise
-from chorister.dap.urls import created_resource, resource_url
+from chorister.dap.http import (
+    MIN_LIMIT,
+    HTTPClient,
+    Response,
+    created_resource,
+    is_media_type,
+    resource_url,
+)
+from chorister.dap.task import AdvertisedTask, advertise
 from chorister.errors import Unreachable
 
-__all__ = ["HelperClient"]
-
-_LONGEST_PAUSE: Final = 30
-_PAUSE: Final = 1
-"""Seconds between two looks at a job, unless the helper asks for more."""
+_MAX_POLL_SECONDS: Final = 30
 
 
 class HelperClient:
-    """One helper, or several: each task names its own. Safe to share between threads."""
+    """Talks to the helper that a task names. Safe to share between threads."""
 
     def __init__(
         self,
-        http: HTTPClient,
+        http: Callable[[str], HTTPClient],
         *,
-        patience: float = 300.0,
+        max_wait: float = 300.0,
         clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`patience` is how many seconds a helper may take that answers later."""
+        """`http` maps a helper's URL to a client that has the token for that helper alone.
+
+        A helper that does not answer at once has `max_wait` seconds to finish.
+        """
         self._http = http
-        self._patience = patience
+        self._max_wait = max_wait
         self._clock = clock or SystemClock()
         self._sleep = sleep
         self._monotonic = monotonic
 
     def create_aggregation_job(self, task: AdvertisedTask, request: bytes) -> bytes:
-        """Send an `AggregationJobInitReq`; returns the `AggregationJobResp`."""
+        """Send an `AggregationJobInitReq`; return the `AggregationJobResp`."""
         return self._create(
             task,
             aggregation_jobs_path(task.task_id),
             request,
             asks=AGGREGATION_JOB_INIT_REQUEST,
             answers=AGGREGATION_JOB_RESPONSE,
-            limit=len(request),  # a response has less to say about each report
+            limit=len(request),  # a response is shorter
         )
 
     def aggregate_share(self, task: AdvertisedTask, request: bytes) -> bytes:
-        """Send an `AggregateShareReq`; returns the `AggregateShare`."""
+        """Send an `AggregateShareReq`; return the `AggregateShare`."""
         return self._create(
             task,
             aggregate_shares_path(task.task_id),
@@ -83,18 +87,17 @@ class HelperClient:
         answers: str,
         limit: int,
     ) -> bytes:
-        url = self._url(task, path)
-        deadline = self._monotonic() + self._patience
+        url = resource_url(task.configuration.helper_aggregator_endpoint, path)
+        deadline = self._monotonic() + self._max_wait
         response = self._send(task, "POST", url, request, asks, limit=limit)
         location: str | None = None
         while not response.body:
             if location is None or "location" in response.headers:
                 location = created_resource(url, response.headers.get("location", ""))
-            asked = response.retry_after(self._clock)
-            pause = min(_PAUSE if asked is None else max(asked, _PAUSE), _LONGEST_PAUSE)
-            if self._monotonic() + pause > deadline:
-                raise Unreachable(f"{location} is not ready after {self._patience:g} s")
-            self._sleep(pause)
+            delay = response.poll_delay(self._clock, longest=_MAX_POLL_SECONDS)
+            if self._monotonic() + delay > deadline:
+                raise Unreachable(f"{location} is not ready after {self._max_wait:g} s")
+            self._sleep(delay)
             response = self._send(task, "GET", location, limit=limit)
         if not is_media_type(response.content_type, answers):
             raise Unreachable(f"{url} answers with {response.content_type!r}, not {answers}")
@@ -113,8 +116,5 @@ class HelperClient:
         headers = advertise(task.configuration.encode())
         if content_type is not None:
             headers["Content-Type"] = content_type
-        return self._http.request(method, url, headers=headers, body=body, limit=limit)
-
-    @staticmethod
-    def _url(task: AdvertisedTask, path: str) -> str:
-        return resource_url(task.configuration.helper_aggregator_endpoint, path)
+        http = self._http(task.configuration.helper_aggregator_endpoint)
+        return http.request(method, url, headers=headers, body=body, limit=limit)

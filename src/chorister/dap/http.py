@@ -1,37 +1,37 @@
-"""Requests between servers, and of a collector: a bearer token, limits, and nothing else.
+"""DAP over HTTP: URLs, media types, problem documents (RFC 9457), and a client with a credential.
 
-A request has one connection and one time for all of it. Redirects are not followed, for the token
-is meant for one server; cookies, proxies and credentials of the environment don't exist here.
+A request has one connection and one deadline for all of it. Redirects are not followed, because the
+token is meant for one server. Cookies, and the environment's proxies and credentials, are ignored.
 """
 
 from __future__ import annotations
 
+import json
 import re
-import ssl
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
+from urllib.parse import urlsplit
 
-import httpcore2
 import httpx2
 
+from chorister.canonical import b64url_decode, b64url_encode
 from chorister.clock import Clock
-from chorister.dap.problems import parse_problem
-from chorister.dap.urls import check_url
-from chorister.dap.watch import FAILURES, Watch, WatchedNetwork, timeouts
-from chorister.errors import InvalidInput, Unreachable
+from chorister.dap.draft import ERROR_PREFIX, PROBLEM, TITLES, Problem
+from chorister.errors import DecodeError, InvalidInput, ProblemError, Unreachable
+from chorister.http_client import ERROR_BYTES, WebClient, printable
 
-__all__ = ["MIN_LIMIT", "HTTPClient", "Response"]
-
-MIN_LIMIT: Final = 65_536
-"""What is always read of an answer, as it may be a problem document."""
+MIN_LIMIT: Final = ERROR_BYTES
+"""Bytes of an answer that are always read, because it may be a problem document."""
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 """RFC 6750, section 2.1."""
-_AGAIN: Final = frozenset((408, 425, 429))
-"""Client errors by number, but "try again" by meaning."""
+_RETRY_STATUSES: Final = frozenset((408, 425, 429))
+"""Client errors by number that mean "try again"."""
+_POLL_SECONDS: Final = 1
+"""Time between two polls, unless the server asks for more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,11 +44,10 @@ class Response:
 
     @property
     def content_type(self) -> str:
-        """Its media type, as sent."""
         return self.headers.get("content-type", "")
 
     def retry_after(self, clock: Clock) -> int | None:
-        """The seconds of `Retry-After`, be it a number or a date; None if it says neither."""
+        """Return the seconds of `Retry-After`, a number or a date; None if it is neither."""
         value = self.headers.get("retry-after", "").strip()
         if re.fullmatch(r"[0-9]{1,9}", value):
             return int(value)
@@ -58,9 +57,14 @@ class Response:
         except (ValueError, OverflowError, OSError):
             return None
 
+    def poll_delay(self, clock: Clock, *, longest: int) -> int:
+        """Return how many seconds to wait before polling again."""
+        asked = self.retry_after(clock)
+        return min(_POLL_SECONDS if asked is None else max(asked, _POLL_SECONDS), longest)
+
 
 class HTTPClient:
-    """Whoever speaks to an aggregator with a credential. Safe to share between threads."""
+    """Sends requests to an aggregator, with a credential. Safe to share between threads."""
 
     def __init__(
         self,
@@ -71,26 +75,16 @@ class HTTPClient:
         transport: httpx2.BaseTransport | None = None,
         answered: Callable[[Mapping[str, str]], None] = lambda _headers: None,
     ) -> None:
-        """`timeout` is for a whole exchange; `ca_file` names the only authorities to be believed.
+        """`timeout` covers a whole exchange; `ca_file` has the only authorities to trust.
 
-        `transport` replaces the network, for applications in the same process. `answered` is told
-        the header fields of every answer, whatever its status.
+        `transport` replaces the network, for applications in the same process. `answered` is called
+        with the header fields of every answer, whatever its status.
         """
         if token is not None and not _TOKEN.fullmatch(token):
             raise InvalidInput("a bearer token has letters, digits and -._~+/ only")
-        self._headers = {
-            "User-Agent": "chorister",
-            "Accept": "*/*",
-            "Accept-Encoding": "identity",
-            "Connection": "close",
-        }
-        if token is not None:
-            self._headers["Authorization"] = f"Bearer {token}"
-        self._timeout = timeout
-        self._transport = transport
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._web = WebClient(timeout=timeout, ca_bundle=ca_file, transport=transport)
         self._answered = answered
-        # Loading the authorities takes a while, so once; and not where there is no network.
-        self._tls = _tls(ca_file) if transport is None else None
 
     def request(
         self,
@@ -101,102 +95,186 @@ class HTTPClient:
         body: bytes | None = None,
         limit: int = MIN_LIMIT,
     ) -> Response:
-        """The answer of at most `limit` bytes, if it is a success.
+        """Return the answer, of at most `limit` bytes, if it is a success.
 
-        Raises `ProblemError` for a refusal, and `Unreachable` for all that may be otherwise next
-        time: no connection, an answer that is late or too long, a redirect, a server's error.
+        Raises `ProblemError` for a refusal, and `Unreachable` for whatever may be different next
+        time: no connection, an answer that is late or too long, a redirect, a server error.
         """
         check_url(url)
-        limit = max(limit, MIN_LIMIT)
-        watch = Watch(self._timeout)
-        late = f"{url} takes more than {self._timeout:g} s to answer"
-        try:
-            with watch if self._transport is None else nullcontext():
-                status, fields, data = self._exchange(watch, method, url, headers, body, limit)
-                # A connection that the watch ended looks like an answer that ended.
-                if watch.left() <= 0:
-                    raise Unreachable(late)
-        except (*FAILURES, httpx2.HTTPError, httpx2.StreamError) as error:
-            if watch.left() <= 0:
-                raise Unreachable(late) from error
-            raise Unreachable(f"{url} can't be reached: {type(error).__name__}") from error
-        self._answered(fields)
-        response = Response(status=status, headers=fields, body=data)
-        if 200 <= status < 300:
-            return response
-        refusal = parse_problem(status, response.content_type, data)
-        if not 400 <= status < 500 or status in _AGAIN:
-            raise Unreachable(f"{url} answers {status}: {refusal.detail}")
-        raise refusal
-
-    def _exchange(
-        self,
-        watch: Watch,
-        method: str,
-        url: str,
-        headers: Mapping[str, str] | None,
-        body: bytes | None,
-        limit: int,
-    ) -> tuple[int, dict[str, str], bytes]:
-        request = httpx2.Request(
+        answer = self._web.exchange(
             method,
             url,
             headers={**self._headers, **(headers or {})},
-            content=body,
+            body=body,
+            limit=max(limit, MIN_LIMIT),
         )
-        if self._transport is not None:
-            return self._through(self._transport, request, limit)
-        with (
-            httpcore2.ConnectionPool(
-                ssl_context=self._tls if url.startswith("https:") else None,
-                network_backend=WatchedNetwork(watch),
-            ) as pool,
-            pool.stream(
-                method,
-                url,
-                headers=request.headers.raw,
-                content=body,
-                extensions=timeouts(self._timeout),
-            ) as response,
-        ):
-            data = _read(response.iter_stream(), url, limit)
-        return response.status, _fields(response.headers), data
-
-    def _through(
-        self, transport: httpx2.BaseTransport, request: httpx2.Request, limit: int
-    ) -> tuple[int, dict[str, str], bytes]:
-        response = transport.handle_request(request)
-        try:
-            # Not `iter_raw`: a transport may hand over an answer that it has read.
-            stream = cast("httpx2.SyncByteStream", response.stream)
-            data = _read(stream, str(request.url), limit)
-        finally:
-            response.close()
-        return response.status_code, _fields(response.headers.raw), data
+        self._answered(answer.headers)
+        response = Response(status=answer.status, headers=answer.headers, body=answer.body)
+        if 200 <= response.status < 300:
+            return response
+        refusal = parse_problem(response.status, response.content_type, response.body)
+        if not 400 <= response.status < 500 or response.status in _RETRY_STATUSES:
+            raise Unreachable(f"{url} answers {response.status}: {refusal.detail}")
+        raise refusal
 
 
-def _read(chunks: Iterable[bytes], url: str, limit: int) -> bytes:
-    data = bytearray()
-    for chunk in chunks:
-        data += chunk
-        if len(data) > limit:
-            raise Unreachable(f"{url} answers with more than {limit} bytes")
-    return bytes(data)
+# --- URLs ---------------------------------------------------------------------------------------
 
 
-def _fields(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Header fields by name in lower case, those of one name joined (RFC 9110, section 5.3)."""
-    fields: dict[str, str] = {}
-    for raw_name, raw_value in headers:
-        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
-        fields[name] = f"{fields[name]}, {value}" if name in fields else value
-    return fields
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
-def _tls(ca_file: Path | None) -> ssl.SSLContext:
-    if ca_file is None:
-        return httpx2.create_ssl_context(trust_env=False)
+def check_url(url: str) -> None:
+    """Raise `InvalidInput` unless `url` is https, or http on this machine."""
     try:
-        return ssl.create_default_context(cafile=str(ca_file))
-    except OSError as error:
-        raise InvalidInput(f"{ca_file} holds no certificates of authorities: {error}") from None
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        raise InvalidInput(f"{url!r} is not a URL") from None
+    if not all("!" <= char <= "~" for char in url):
+        raise InvalidInput(f"{url!r} has characters that a URL must escape with %")
+    if not host or (parts.scheme != "https" and not (parts.scheme == "http" and host in _LOOPBACK)):
+        raise InvalidInput(f"{url!r} must start with https:// (http:// for this machine only)")
+
+
+def resource_url(endpoint: str, path: str) -> str:
+    """Return a resource below an aggregator's endpoint, which is used exactly as spelled."""
+    return f"{endpoint.removesuffix('/')}/{path}"
+
+
+def created_resource(creation_url: str, location: str) -> str:
+    """Return the URL of a resource that a POST to `creation_url` created, from its `Location`.
+
+    Only the identifier and the query are taken from there. A server must not be able to redirect a
+    credential, and a server behind a proxy may not know its own address.
+    """
+    collection = "/".join(creation_url.rsplit("/", 3)[1:])
+    found = re.search(
+        rf"(?:^|/){re.escape(collection)}/([A-Za-z0-9_-]{{1,200}}(?:\?[!-\"$-~]{{0,200}})?)\Z",
+        location,
+    )
+    if found is None:
+        raise Unreachable(f"{creation_url} answers without the location of what it created")
+    return f"{creation_url}/{found[1]}"
+
+
+# --- Problem documents --------------------------------------------------------------------------
+
+
+_BLANK: Final = "about:blank"
+"""RFC 9457's type for a problem that its status describes."""
+_KNOWN_MEMBERS: Final = frozenset(("type", "title", "status", "detail", "taskid"))
+
+
+def invalid_message(error: DecodeError, *, task_id: bytes | None = None) -> ProblemError:
+    """Return the refusal of a message that does not decode."""
+    return ProblemError(Problem.INVALID_MESSAGE, str(error), task_id=task_id)
+
+
+def problem_document(error: ProblemError) -> bytes:
+    """Return the body for a refusal; its media type is `draft.PROBLEM`."""
+    document: dict[str, object] = dict(error.extra)
+    document |= {"status": error.status, "detail": error.detail, "type": _BLANK}
+    if error.problem is not None:
+        problem = Problem(error.problem)
+        document |= {"type": ERROR_PREFIX + problem, "title": TITLES[problem]}
+    if error.task_id is not None:
+        document["taskid"] = b64url_encode(error.task_id)
+    return json.dumps(document, ensure_ascii=False).encode()
+
+
+def parse_problem(status: int, content_type: str, body: bytes) -> ProblemError:
+    """Return a peer's refusal as an error, without whatever can't be understood.
+
+    `problem` is None unless the document names a type that DAP defines.
+    """
+    document = _parse_document(content_type, body)
+    kind, detail, task = (document.get(name) for name in ("type", "detail", "taskid"))
+    return ProblemError(
+        _parse_type(kind),
+        printable(detail) if isinstance(detail, str) and detail else "no reason is given",
+        status=status,
+        task_id=_parse_task_id(task),
+        extra={name: value for name, value in document.items() if name not in _KNOWN_MEMBERS},
+    )
+
+
+def _parse_document(content_type: str, body: bytes) -> dict[str, object]:
+    if not is_media_type(content_type, PROBLEM):
+        return {}
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _parse_type(kind: object) -> Problem | None:
+    if not isinstance(kind, str) or not kind.startswith(ERROR_PREFIX):
+        return None
+    try:
+        return Problem(kind.removeprefix(ERROR_PREFIX))
+    except ValueError:
+        return None
+
+
+def _parse_task_id(text: object) -> bytes | None:
+    try:
+        return b64url_decode(text) if isinstance(text, str) else None
+    except DecodeError:
+        return None
+
+
+# --- Media types --------------------------------------------------------------------------------
+
+
+_MAX_MEDIA_TYPE_CHARACTERS: Final = 200
+"""A longer `Content-Type` is not read: DAP's own have 60 characters, parameters included."""
+# Up to the next semicolon outside quotes. Each character is matched in one way only, and the whole
+# always matches, so the time is linear in the text, whatever it is.
+_PART: Final = re.compile(r'(?:[^;"]|"(?:[^"\\]|\\.?)*"?)*', re.DOTALL)
+_QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
+_SPACE: Final = " \t"
+
+
+def is_media_type(content_type: str, expected: str) -> bool:
+    """Compare media types as HTTP does: case, space, quotes and other parameters don't matter.
+
+    The draft lets a peer add parameters such as `version`. Overlong types never match.
+    """
+    if len(content_type) > _MAX_MEDIA_TYPE_CHARACTERS:
+        return False
+    given_type, given = _parse_media_type(content_type)
+    expected_type, wanted = _parse_expected(expected)
+    return given_type == expected_type and all(
+        given.get(name) == value for name, value in wanted.items()
+    )
+
+
+def _parse_media_type(text: str) -> tuple[str, dict[str, str]]:
+    kind, *parameters = (part.strip(_SPACE) for part in _split_parameters(text))
+    found: dict[str, str] = {}
+    for parameter in parameters:
+        name, equals, value = parameter.partition("=")
+        if equals:  # of a name given twice, the first counts
+            found.setdefault(name.rstrip(_SPACE).lower(), _unquote(value.lstrip(_SPACE)).lower())
+    return kind.lower(), found
+
+
+_parse_expected = lru_cache(maxsize=32)(_parse_media_type)
+
+
+def _split_parameters(text: str) -> list[str]:
+    parts, start = [], 0
+    while start <= len(text):
+        found = _PART.match(text, start)
+        end = len(text) if found is None else found.end()
+        parts.append(text[start:end])
+        start = end + 1
+    return parts
+
+
+def _unquote(value: str) -> str:
+    quoted = _QUOTED.fullmatch(value)
+    return value if quoted is None else _ESCAPED.sub(r"\1", quoted[1])

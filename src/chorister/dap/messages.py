@@ -7,11 +7,12 @@ to the same bytes. Reports, `VerifyInit`s and ciphertexts stay bytes: the native
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Self, TypeVar
 
-from chorister.dap.codec import Reader, uint8, uint16, uint64, vector
+from chorister.codec import Reader, uint8, uint16, uint64, vector
 from chorister.dap.draft import (
     CHECKSUM_BYTES,
     REPORT_ID_BYTES,
@@ -21,34 +22,51 @@ from chorister.dap.draft import (
     Problem,
     VerifyRespType,
 )
-from chorister.dap.extensions import Extension, encode_extensions, refuse_extensions
 from chorister.dap.task import Interval, TaskConfiguration
-from chorister.errors import DecodeError, InvalidInput
-
-__all__ = [
-    "AggregateShare",
-    "AggregateShareAad",
-    "AggregateShareReq",
-    "AggregationJobContinueReq",
-    "AggregationJobInitReq",
-    "AggregationJobResp",
-    "BatchSelector",
-    "CollectionJobReq",
-    "CollectionJobResp",
-    "Extension",
-    "HpkeConfigList",
-    "Query",
-    "ReportUploadStatus",
-    "UploadErrors",
-    "VerifyResp",
-]
+from chorister.errors import DecodeError, InvalidInput, ProblemError
 
 _Message = TypeVar("_Message")
 
 
-def _whole(data: bytes, name: str, read: Callable[[Reader], _Message]) -> _Message:
+def _decode(data: bytes, name: str, read: Callable[[Reader], _Message]) -> _Message:
     with Reader(data, name) as reader:
         return read(reader)
+
+
+class Extension(NamedTuple):
+    """An extension of a job. We know none, but a peer may send one."""
+
+    extension_type: int
+    extension_data: bytes
+
+
+def encode_extensions(extensions: tuple[Extension, ...]) -> bytes:
+    """Extension extensions<0..2^16-1>."""
+    encoded = (
+        uint16(each.extension_type) + vector(each.extension_data, prefix=2) for each in extensions
+    )
+    return vector(b"".join(encoded), prefix=2)
+
+
+def refuse_extensions(reader: Reader, *, misordered: Problem) -> None:
+    """Read a list of extensions and raise `ProblemError` unless it is empty.
+
+    Extensions are mandatory to support, so unknown ones are refused. The two kinds of jobs answer a
+    list that is out of order with different problems.
+    """
+    types = []
+    with Reader(reader.vector(prefix=2), "extensions") as extensions:
+        while extensions.remaining:
+            types.append(extensions.uint16())
+            extensions.vector(prefix=2)
+    if any(later <= earlier for earlier, later in itertools.pairwise(types)):
+        raise ProblemError(misordered, "extensions are not in strictly increasing order")
+    if types:
+        raise ProblemError(
+            Problem.UNSUPPORTED_EXTENSION,
+            f"extensions {types} are not supported",
+            extra={"unsupported_extensions": types},
+        )
 
 
 # --- HPKE configurations, uploads ---------------------------------------------------------------
@@ -62,11 +80,10 @@ class HpkeConfigList:
 
     def __post_init__(self) -> None:
         if len(set(self.ids)) != len(self.configs):
-            raise InvalidInput("two HPKE configurations of a list have the same id")
+            raise InvalidInput("two HPKE configurations of the list have the same id")
 
     @property
     def ids(self) -> bytes:
-        """The id of each."""
         return bytes(config[0] for config in self.configs)
 
     def encode(self) -> bytes:
@@ -75,7 +92,7 @@ class HpkeConfigList:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Algorithms that Chorister does not speak are no error here."""
+        """Accept algorithms that Chorister does not support as well."""
         with Reader(data, cls.__name__) as reader:
             body = reader.vector(prefix=2, least=10)
         configs = []
@@ -91,7 +108,7 @@ class HpkeConfigList:
 
 
 class ReportUploadStatus(NamedTuple):
-    """What became of one report. A later draft may know more codes than `ReportError`."""
+    """What became of one report; a later draft may have more codes than `ReportError`."""
 
     report_id: bytes
     error: int
@@ -99,7 +116,7 @@ class ReportUploadStatus(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UploadErrors:
-    """Section "Upload Request": the reports that were not taken, in the request's order."""
+    """Section "Upload Request": the reports that were refused, in the request's order."""
 
     statuses: tuple[ReportUploadStatus, ...]
 
@@ -109,7 +126,6 @@ class UploadErrors:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Parse an answer to an upload."""
         statuses = []
         with Reader(data, cls.__name__) as reader:
             while reader.remaining:
@@ -119,7 +135,7 @@ class UploadErrors:
 
 def _identifier(report_id: bytes) -> bytes:
     if len(report_id) != REPORT_ID_BYTES:
-        raise InvalidInput(f"a report id has {REPORT_ID_BYTES} bytes, not {len(report_id)}")
+        raise InvalidInput(f"a report id must have {REPORT_ID_BYTES} bytes, not {len(report_id)}")
     return report_id
 
 
@@ -148,7 +164,7 @@ class AggregationJobInitReq:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """The header only; out of order extensions are `invalidMessage` here."""
+        """Parse the header. Extensions out of order are `invalidMessage` here."""
         with Reader(data, cls.__name__) as reader:
             key_id = reader.uint8()
             agg_param = reader.vector(prefix=4)
@@ -161,12 +177,12 @@ class AggregationJobInitReq:
 
 
 class VerifyResp(NamedTuple):
-    """Section "Helper Initialization": the helper's word on one report."""
+    """Section "Helper Initialization": the helper's verdict on one report."""
 
     report_id: bytes
     kind: VerifyRespType
     payload: bytes = b""  # if it continues
-    error: int = 0  # if it is rejected: `ReportError`, or a later draft's code
+    error: int = 0  # if it is rejected: a `ReportError`, or a later draft's code
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +197,14 @@ class AggregationJobResp:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Checks the framing of each."""
+        """Check the framing of each response."""
         message = cls(data)
         for _ in message.responses():
             pass
         return message
 
     def responses(self) -> Iterator[VerifyResp]:
-        """One by one; raises `DecodeError` where one is malformed."""
+        """Iterate over the responses; raise `DecodeError` at a malformed one."""
         with Reader(self.verify_resps, type(self).__name__) as reader:
             while reader.remaining:
                 report_id = reader.opaque(REPORT_ID_BYTES)
@@ -201,12 +217,12 @@ class AggregationJobResp:
                     case VerifyRespType.REJECT:
                         yield VerifyResp(report_id, VerifyRespType.REJECT, error=reader.uint8())
                     case unknown:
-                        raise reader.error(f"{unknown} is no type of VerifyResp")
+                        raise reader.error(f"{unknown} is not a type of VerifyResp")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AggregationJobContinueReq:
-    """Section "Leader Continuation". Prio3 has one round, so nobody has a use for it."""
+    """Section "Leader Continuation". Prio3 has one round, so it is never needed."""
 
     step: int
     continues: tuple[tuple[bytes, bytes], ...]  # report id, payload
@@ -220,7 +236,6 @@ class AggregationJobContinueReq:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Parse a leader's request."""
         continues = []
         with Reader(data, cls.__name__) as reader:
             step = reader.uint16()
@@ -234,23 +249,23 @@ class AggregationJobContinueReq:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
-    """A batch mode and what it needs to choose a batch."""
+class _BatchChoice:
+    """A batch mode and its parameters: which batch is meant."""
 
     batch_mode: BatchMode
     config: bytes
 
     @classmethod
     def of(cls, interval: Interval) -> Self:
-        """The choice of an interval, in the time-interval mode."""
+        """Choose an interval, in the time-interval mode."""
         return cls(BatchMode.TIME_INTERVAL, interval.encode())
 
     @property
     def batch_interval(self) -> Interval:
-        """What it chooses; raises `DecodeError` in another mode. It may be empty, or endless."""
+        """The chosen interval, perhaps empty; raises `DecodeError` in another mode."""
         if self.batch_mode is not BatchMode.TIME_INTERVAL:
             raise DecodeError(f"{type(self).__name__}: {self.batch_mode.name} has no interval")
-        return _whole(self.config, f"{type(self).__name__}.config", Interval.read)
+        return _decode(self.config, f"{type(self).__name__}.config", Interval.read)
 
     def encode(self) -> bytes:
         """struct { BatchMode batch_mode; opaque config<0..2^16-1>; }."""
@@ -258,7 +273,7 @@ class _Choice:
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
-        """Read it as a part of a message; its config must be one of its mode."""
+        """Read it as part of a message; the config must fit the mode."""
         try:
             mode = BatchMode(reader.uint8())
         except ValueError:
@@ -270,17 +285,16 @@ class _Choice:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Parse it alone."""
-        return _whole(data, cls.__name__, cls.read)
+        return _decode(data, cls.__name__, cls.read)
 
 
-class Query(_Choice):
+class Query(_BatchChoice):
     """Section "Collection Job Initialization": what a collector asks for."""
 
     __slots__ = ()
 
 
-class BatchSelector(_Choice):
+class BatchSelector(_BatchChoice):
     """Section "Obtaining Aggregate Shares": what the leader asks the helper for."""
 
     __slots__ = ()
@@ -304,7 +318,7 @@ class CollectionJobReq:
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
-        """Read it as a part of a message; out of order extensions are `invalidExtension` here."""
+        """Read it as part of a message. Extensions out of order are `invalidExtension` here."""
         query = Query.read(reader)
         agg_param = reader.vector(prefix=4)
         refuse_extensions(reader, misordered=Problem.INVALID_EXTENSION)
@@ -312,8 +326,7 @@ class CollectionJobReq:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Parse a collector's request."""
-        return _whole(data, cls.__name__, cls.read)
+        return _decode(data, cls.__name__, cls.read)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -338,7 +351,6 @@ class CollectionJobResp:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Parse a leader's answer."""
         with Reader(data, cls.__name__) as reader:
             return cls(
                 report_count=reader.uint64(),
@@ -367,7 +379,9 @@ class AggregateShareReq:
     def encode(self) -> bytes:
         """struct { CollectionJobReq; BatchSelector; uint64; opaque checksum[32]; }."""
         if len(self.checksum) != CHECKSUM_BYTES:
-            raise InvalidInput(f"a checksum has {CHECKSUM_BYTES} bytes, not {len(self.checksum)}")
+            raise InvalidInput(
+                f"a checksum must have {CHECKSUM_BYTES} bytes, not {len(self.checksum)}"
+            )
         return b"".join(
             (
                 self.collection_job_req.encode(),
@@ -401,8 +415,7 @@ class AggregateShare:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Parse a helper's answer."""
-        return cls(_whole(data, cls.__name__, _read_ciphertext))
+        return cls(_decode(data, cls.__name__, _read_ciphertext))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -416,5 +429,7 @@ class AggregateShareAad:
     def encode(self) -> bytes:
         """struct { TaskID; TaskConfiguration; CollectionJobReq; }; it is never sent."""
         if len(self.task_id) != TASK_ID_BYTES:
-            raise InvalidInput(f"a task id has {TASK_ID_BYTES} bytes, not {len(self.task_id)}")
+            raise InvalidInput(
+                f"a task id must have {TASK_ID_BYTES} bytes, not {len(self.task_id)}"
+            )
         return self.task_id + self.task_configuration.encode() + self.collection_job_req.encode()

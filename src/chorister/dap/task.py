@@ -1,46 +1,149 @@
-"""A recipe and a group's values -> one DAP task, the same on device, aggregators and analyst.
+"""A DAP task: derived from a recipe and a group, the same on device, aggregators and analyst.
 
-Every parameter that privacy rests on, the minimum cohort before all, is in the `TaskConfiguration`;
-the task id is its hash (draft-ietf-ppm-dap-taskprov), and DAP-18 authenticates the configuration
-with every report share. So a report made for 10,000 people can't be aggregated as one of 10.
+Every parameter that privacy rests on, the minimum cohort above all, is in the `TaskConfiguration`.
+The task id is its hash (draft-ietf-ppm-dap-taskprov), and DAP-18 authenticates the configuration
+with every report share. So a report made for a cohort of 10,000 can't be aggregated in one of 10.
 
 One task, one bucket, one batch: `time_precision` is the length of the recipe's bucket,
-`task_interval` is that bucket, and every report carries its number as timestamp.
+`task_interval` is that bucket, and every report carries its number as the timestamp.
 `tests/vectors/tasks/*.json` pins the bytes.
 """
 
 from __future__ import annotations
 
+import base64
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from chorister._native import Prio3, TaskBinding
 from chorister.canonical import dumps, sha256
-from chorister.dap.codec import Reader, uint8, uint16, uint32, uint64, vector
-from chorister.dap.draft import BatchMode, TaskExtensionType
-from chorister.dap.vdaf import VDAF, Prio3MultihotCountVec, Prio3SumVec, decode_vdaf
-from chorister.errors import InvalidInput
+from chorister.codec import Reader, uint8, uint16, uint32, uint64, vector
+from chorister.dap.draft import (
+    TASK_ID_BYTES,
+    TASKPROV_HEADER,
+    VERSION_TAG,
+    BatchMode,
+    Role,
+    TaskExtensionType,
+    VDAFType,
+    input_share_info,
+)
+from chorister.errors import DecodeError, InvalidInput
 from chorister.policy import Policy
 from chorister.recipe import Recipe, verify_size
 
-__all__ = [
-    "Group",
-    "Interval",
-    "Task",
-    "TaskConfiguration",
-    "collection_id",
-    "task_configuration",
-    "task_configurations",
-    "task_id",
-]
-
+VERIFY_KEY_BYTES: Final = 32
+"""The length of the aggregators' shared secret, as taskprov demands, and of Prio3's verify key."""
 _TASK_INFO_VERSION: Final = b"\x01"
 _TASK_ID_SALT: Final = sha256(b"dap-taskprov task id")
+_VERIFY_KEY_SALT: Final = sha256(b"dap-taskprov")
+_MAX_ADVERTISEMENT_CHARACTERS: Final = 16_384
+"""Longer advertisements are not read; two URLs and a VDAF need a tenth of it."""
+
+
+# --- VDAFs: DAP's section "VDAF Configuration Encodings" ----------------------------------------
+
+
+def optimal_chunk_length(measurement_length: int) -> int:
+    """Return the chunk length with the shortest proof, computed as crate `prio` 0.18.1 does.
+
+    It is part of the task's configuration, so device, aggregators and analyst must agree on it:
+    this function and `prio::vdaf::prio3::optimal_chunk_length`, which the native module calls,
+    return the same for every length. Of two choices with equally long proofs, the shorter chunk
+    wins.
+    """
+    if measurement_length <= 1:
+        return 1
+    best, best_length = 0, 0
+    for log2 in range((measurement_length + 1).bit_length() - 1, 0, -1):
+        calls = 2**log2 - 1
+        chunk = -(-measurement_length // calls)
+        # In field elements: two wires per chunk element, and the gadget polynomial.
+        proof = 2 * chunk + 2 * (2**log2 - 1)
+        if not best or proof < best_length:
+            best, best_length = chunk, proof
+    return best
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prio3SumVec:
+    """Sums of vectors whose entries are 0..max_measurement. Plain reports use it, with bits."""
+
+    TYPE: ClassVar = VDAFType.PRIO3_SUM_VEC
+    length: int
+    max_measurement: int
+    chunk_length: int
+
+    @classmethod
+    def plain(cls, length: int) -> Prio3SumVec:
+        """Return the VDAF of plain reports: `length` elements of one bit."""
+        return cls(length=length, max_measurement=1, chunk_length=optimal_chunk_length(length))
+
+    def encode(self) -> bytes:
+        return uint32(self.length) + uint64(self.max_measurement) + uint32(self.chunk_length)
+
+    def native(self) -> Prio3:
+        return Prio3.sum_vec(self.length, self.max_measurement, chunk_length=self.chunk_length)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prio3MultihotCountVec:
+    """Sums of bit vectors with at most max_weight bits set. Bounded reports use it."""
+
+    TYPE: ClassVar = VDAFType.PRIO3_MULTIHOT_COUNT_VEC
+    length: int
+    chunk_length: int
+    max_weight: int
+
+    @classmethod
+    def bounded(cls, length: int, max_weight: int) -> Prio3MultihotCountVec:
+        """Return the VDAF of bounded reports: the claimed weight's bits follow the vector's."""
+        measured = length + max_weight.bit_length()
+        return cls(
+            length=length, chunk_length=optimal_chunk_length(measured), max_weight=max_weight
+        )
+
+    def encode(self) -> bytes:
+        return uint32(self.length) + uint32(self.chunk_length) + uint64(self.max_weight)
+
+    def native(self) -> Prio3:
+        return Prio3.multihot_count_vec(
+            self.length, self.max_weight, chunk_length=self.chunk_length
+        )
+
+
+VDAF: TypeAlias = Prio3SumVec | Prio3MultihotCountVec
+
+
+def decode_vdaf(vdaf_type: int, configuration: bytes) -> VDAF:
+    """Parse a task's VDAF; raise `DecodeError` for one that Chorister does not run."""
+    with Reader(configuration, "vdaf_configuration") as reader:
+        match vdaf_type:
+            case VDAFType.PRIO3_SUM_VEC:
+                return Prio3SumVec(
+                    length=reader.uint32(),
+                    max_measurement=reader.uint64(),
+                    chunk_length=reader.uint32(),
+                )
+            case VDAFType.PRIO3_MULTIHOT_COUNT_VEC:
+                return Prio3MultihotCountVec(
+                    length=reader.uint32(),
+                    chunk_length=reader.uint32(),
+                    max_weight=reader.uint64(),
+                )
+        raise DecodeError(f"VDAF type {vdaf_type:#010x} is not one that Chorister runs")
+
+
+# --- The configuration --------------------------------------------------------------------------
 
 
 class Interval(NamedTuple):
-    """In units of the task's time precision; the end lies outside."""
+    """A stretch of time in units of the task's time precision; the end lies outside."""
 
     start: int
     duration: int
@@ -51,7 +154,6 @@ class Interval(NamedTuple):
 
     @classmethod
     def read(cls, reader: Reader) -> Interval:
-        """Read it as a part of a message."""
         return cls(reader.uint64(), reader.uint64())
 
 
@@ -71,11 +173,11 @@ class TaskConfiguration:
 
     @property
     def vdaf(self) -> VDAF:
-        """The VDAF, if it is one that Chorister runs."""
+        """The VDAF; raises `DecodeError` for one that Chorister does not run."""
         return decode_vdaf(self.vdaf_type, self.vdaf_configuration)
 
     def encode(self) -> bytes:
-        """The bytes that everybody must agree on."""
+        """Return the bytes that all parties must agree on."""
         extensions = b""
         if self.task_interval is not None:
             extensions = uint16(TaskExtensionType.TASK_INTERVAL)
@@ -97,7 +199,7 @@ class TaskConfiguration:
 
     @classmethod
     def decode(cls, data: bytes) -> TaskConfiguration:
-        """Parse bytes from outside; any two that decode to the same configuration are equal."""
+        """Parse bytes from outside. Each configuration has one encoding only."""
         with Reader(data, "TaskConfiguration") as reader:
             task_info = reader.vector(prefix=1, least=1)
             leader = _text(reader, reader.vector(prefix=2, least=1))
@@ -111,7 +213,7 @@ class TaskConfiguration:
             except ValueError:
                 raise reader.error("unknown batch mode") from None
             if reader.vector(prefix=2):
-                raise reader.error(f"batch_config is not empty, as {batch_mode.name} requires")
+                raise reader.error(f"batch_config must be empty in the mode {batch_mode.name}")
             return cls(
                 task_info=task_info,
                 leader_aggregator_endpoint=leader,
@@ -126,7 +228,7 @@ class TaskConfiguration:
 
 
 def _decode_extensions(data: bytes) -> Interval | None:
-    """Extensions are mandatory to support: an unknown one, or one out of order, is refused."""
+    """Extensions are mandatory to support, so unknown ones and wrong orders are refused."""
     if not data:
         return None
     with Reader(data, "TaskConfiguration.extensions") as reader:
@@ -140,7 +242,7 @@ def _ascii(url: str) -> bytes:
     try:
         return url.encode("ascii")
     except UnicodeEncodeError:
-        raise InvalidInput(f"a URL is ASCII, unlike {url!r}") from None
+        raise InvalidInput(f"a URL must be ASCII, not {url!r}") from None
 
 
 def _text(reader: Reader, url: bytes) -> str:
@@ -151,8 +253,11 @@ def _text(reader: Reader, url: bytes) -> str:
 
 
 def task_id(configuration: TaskConfiguration) -> bytes:
-    """draft-ietf-ppm-dap-taskprov, section "Deriving the DAP Task ID"."""
+    """Hash a configuration, as taskprov's section "Deriving the DAP Task ID" says."""
     return sha256(_TASK_ID_SALT + configuration.encode())
+
+
+# --- From recipes to tasks ----------------------------------------------------------------------
 
 
 class Group(NamedTuple):
@@ -171,7 +276,7 @@ class Task(NamedTuple):
 
 
 def collection_id(recipe: Recipe, group: Group) -> bytes:
-    """What the paper calls a collection id: the analysis, the group's values and the arm."""
+    """Return the paper's collection id: the analysis, the group's values and the arm."""
     value: dict[str, object] = {"analysis": recipe.analysis, "groups": dict(group.values)}
     if group.arm is not None:
         value["arm"] = group.arm
@@ -181,15 +286,15 @@ def collection_id(recipe: Recipe, group: Group) -> bytes:
 def task_configuration(
     policy: Policy, recipe: Recipe, values: Mapping[str, str] | None = None, arm: str | None = None
 ) -> Task:
-    """The task of one group and arm. Values are members of the policy's closed lists."""
+    """Return the task of one group and arm. Values must be in the policy's closed lists."""
     return _task(recipe, _group(policy, recipe, values or {}, arm))
 
 
 def task_configurations(policy: Policy, recipe: Recipe) -> Iterator[Task]:
-    """All tasks of a recipe under a policy: every combination of group values and arms.
+    """Iterate over all tasks of a recipe: every combination of group values and arms.
 
-    Raises `QueryRefused` before the first one where the policy permits fewer groups or bins: nobody
-    can make an aggregator enumerate more than that.
+    Raises `QueryRefused` first if the recipe has more groups or bins than the policy permits, so
+    nobody can make an aggregator enumerate more than that.
     """
     verify_size(recipe, policy)
     return _all_tasks(policy, recipe)
@@ -208,7 +313,7 @@ def _all_tasks(policy: Policy, recipe: Recipe) -> Iterator[Task]:
 def _group(policy: Policy, recipe: Recipe, values: Mapping[str, str], arm: str | None) -> Group:
     if set(values) != set(recipe.group_by):
         raise InvalidInput(
-            f"the recipe groups by {list(recipe.group_by)}, values are given for {sorted(values)}"
+            f"the recipe groups by {list(recipe.group_by)}, but the values are for {sorted(values)}"
         )
     for field, value in values.items():
         if value not in policy.group_values(field):
@@ -217,7 +322,7 @@ def _group(policy: Policy, recipe: Recipe, values: Mapping[str, str], arm: str |
             )
     names = [known.name for known in recipe.arms]
     if (arm is None) != (not names) or (arm is not None and arm not in names):
-        raise InvalidInput(f"arm: {arm!r} is not among the recipe's arms {names}")
+        raise InvalidInput(f"arm: {arm!r} is not one of the recipe's arms {names}")
     return Group(tuple((field, values[field]) for field in recipe.group_by), arm)
 
 
@@ -243,3 +348,78 @@ def _vdaf(recipe: Recipe) -> VDAF:
     if recipe.privacy.report == "plain":
         return Prio3SumVec.plain(length)
     return Prio3MultihotCountVec.bounded(length, recipe.randomizer.max_weight)
+
+
+# --- Advertising a task, and its keys: draft-ietf-ppm-dap-taskprov ------------------------------
+
+
+class AdvertisedTask(Protocol):
+    """What requests need to know of a task: a `Task`, or an aggregator's record of one."""
+
+    @property
+    def task_id(self) -> bytes: ...
+
+    @property
+    def configuration(self) -> TaskConfiguration: ...
+
+
+def advertise(configuration: bytes) -> dict[str, str]:
+    """Return the header field that advertises an encoded `TaskConfiguration`.
+
+    It is an RFC 9651 byte sequence: base64 between colons. A device needs no library to write it;
+    servers use one to read it.
+    """
+    return {TASKPROV_HEADER: f":{base64.b64encode(configuration).decode('ascii')}:"}
+
+
+def advertised(value: str | None) -> TaskConfiguration | None:
+    """Parse a `DAP-Taskprov` field; None if it is absent or must be ignored."""
+    # Anyone may send anything, and the parser is slow on long text that is not a byte sequence.
+    if (
+        value is None
+        or len(value) > _MAX_ADVERTISEMENT_CHARACTERS
+        or not value.lstrip(" ").startswith(":")
+    ):
+        return None
+    import http_sf  # from the `server` extra: devices never get here
+
+    try:
+        item = http_sf.parse(value.encode("latin-1"), tltype="item")
+    except (http_sf.StructuredFieldError, UnicodeEncodeError):
+        return None
+    # An item with its parameters, which don't matter.
+    sequence = item[0] if isinstance(item, tuple) else None
+    if not isinstance(sequence, bytes):
+        return None
+    try:
+        return TaskConfiguration.decode(sequence)
+    except DecodeError:
+        return None
+
+
+def verify_key(verify_key_init: bytes, task_id: bytes) -> bytes:
+    """Derive a task's VDAF verification key from the secret that the two aggregators share."""
+    if len(verify_key_init) != VERIFY_KEY_BYTES:
+        raise InvalidInput(
+            f"verify_key_init must have {VERIFY_KEY_BYTES} bytes, not {len(verify_key_init)}"
+        )
+    if len(task_id) != TASK_ID_BYTES:
+        raise InvalidInput(f"a task id must have {TASK_ID_BYTES} bytes, not {len(task_id)}")
+    derivation = HKDF(SHA256(), VERIFY_KEY_BYTES, salt=_VERIFY_KEY_SALT, info=task_id)
+    return derivation.derive(verify_key_init)
+
+
+def task_binding(task: TaskConfiguration) -> TaskBinding:
+    """Return what every share of every report is bound to, for the native module.
+
+    The VDAF's application context is the version tag and the task id; the associated data of a
+    sealed share begins with the task id and the whole configuration (section "Client Behavior").
+    """
+    identifier = task_id(task)
+    return TaskBinding(
+        task.vdaf.native(),
+        context=VERSION_TAG + identifier,
+        aad=identifier + task.encode(),
+        leader_info=input_share_info(Role.LEADER),
+        helper_info=input_share_info(Role.HELPER),
+    )

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -25,7 +24,6 @@ from typing import Final, TypeVar
 
 import anyio
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -39,6 +37,7 @@ from chorister.errors import (
     NotAuthorized,
     ServiceError,
 )
+from chorister.registry.files import PublicFiles
 from chorister.registry.log import Registry
 from chorister.transparency.checkpoint import Checkpoint
 from chorister.transparency.entries import MAX_ENTRY
@@ -48,24 +47,6 @@ __all__ = ["Limits", "build_app"]
 T = TypeVar("T")
 _log = logging.getLogger("chorister.registry")
 
-_IMMUTABLE: Final = "public, max-age=31536000, immutable"
-_KEPT_FILES: Final = 256
-_KEPT_BYTES: Final = 1 << 16
-# Short: a cached checkpoint delays a revocation by as much.
-_BRIEF: Final = "public, max-age=30"
-_FILES: Final = (
-    (re.compile(r"checkpoint"), _BRIEF, "text/plain; charset=utf-8"),
-    (re.compile(r"candidate"), "no-store", "text/plain; charset=utf-8"),
-    (re.compile(r"about\.json"), _BRIEF, "application/json"),
-    (re.compile(r"list/[0-9a-f]{64}"), _IMMUTABLE, "text/plain; charset=utf-8"),
-    (re.compile(r"entry/[0-9a-f]{64}"), _IMMUTABLE, "application/octet-stream"),
-    (re.compile(r"policy/[0-9a-f]{64}\.toml"), _IMMUTABLE, "application/toml"),
-    (
-        re.compile(r"tile/0/(?:x[0-9]{3}/){0,6}[0-9]{3}(?:\.p/[0-9]{1,3})?"),
-        _IMMUTABLE,
-        "application/octet-stream",
-    ),
-)
 _STATUS: Final[tuple[tuple[type[ChoristerError], int], ...]] = (
     (DuplicateEntry, 409),
     (DecodeError, 400),
@@ -84,24 +65,92 @@ class Limits:
     cosignature_bytes: int = 1024
     # Seconds for a whole body to arrive, however slowly it trickles.
     body_seconds: float = 30.0
-    # Bodies read at once; their sizes add up in memory.
-    uploads: int = 8
+    # Bytes of entries in memory, of all that are arriving or waiting.
+    held_bytes: int = 8 * MAX_ENTRY
+    # Postings of one kind that wait for the log.
+    waiting: int = 64
+
+
+@dataclass(kw_only=True, slots=True)
+class _Postings:
+    """Entries, or cosignatures: each kind has its own room and threads.
+
+    A body counts by what has arrived of it, and it keeps no other waiting: whoever trickles
+    takes no room. The connection cuts those who are slower than a minimum rate.
+    """
+
+    limits: Limits
+    longest: int  # bytes of one body
+    room: int  # bytes of all bodies
+    threads: anyio.CapacityLimiter
+    held: int = 0
+    waiting: int = 0
+
+    async def take(self, request: Request, work: Callable[[bytes], T]) -> T | Response:
+        """Read the body and work on it in a thread; an answer if it does not come to that."""
+        data = bytearray()
+        try:
+            refusal = await self._read(request, data)
+            if refusal is not None:
+                return refusal
+            if self.waiting >= self.limits.waiting:
+                return _busy()
+            self.waiting += 1
+            try:
+                return await anyio.to_thread.run_sync(work, bytes(data), limiter=self.threads)
+            finally:
+                self.waiting -= 1
+        finally:
+            self.held -= len(data)
+
+    async def _read(self, request: Request, data: bytearray) -> Response | None:
+        too_long = _problem(413, "too-large", f"at most {self.longest} bytes are accepted")
+        declared = request.headers.get("content-length", "0")
+        if not declared.isascii() or not declared.isdigit() or int(declared[:20]) > self.longest:
+            return too_long
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                async for chunk in request.stream():
+                    data += chunk
+                    self.held += len(chunk)
+                    if len(data) > self.longest:
+                        return too_long
+                    if self.held > self.room:
+                        return _busy()
+        except TimeoutError:
+            seconds = f"{self.limits.body_seconds:g} s"
+            return _problem(408, "too-slow", f"the body did not arrive within {seconds}")
+        except ClientDisconnect:
+            return _problem(400, "disconnected", "the sender went away")
+        return None
 
 
 @dataclass(kw_only=True, slots=True)
 class _Service:
     registry: Registry
-    public: Path
+    files: PublicFiles
     interval: float
     limits: Limits
-    uploads: asyncio.Semaphore = field(init=False)
-    # Threads for whatever takes the log's lock, apart from those that read files: a write that
-    # waits for the disk keeps no reader waiting.
+    entries: _Postings = field(init=False)
+    cosignatures: _Postings = field(init=False)
+    # Threads for our own checkpoints, and for whoever asks about them: like those of the postings
+    # they may wait for the log's lock, and none of them keeps a reader of files waiting.
     threads: anyio.CapacityLimiter = field(init=False)
-    kept: dict[str, bytes] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.uploads = asyncio.Semaphore(self.limits.uploads)
+        limits = self.limits
+        self.entries = _Postings(
+            limits=limits,
+            longest=limits.entry_bytes,
+            room=limits.held_bytes,
+            threads=anyio.CapacityLimiter(2),
+        )
+        self.cosignatures = _Postings(
+            limits=limits,
+            longest=limits.cosignature_bytes,
+            room=limits.held_bytes,
+            threads=anyio.CapacityLimiter(2),
+        )
         self.threads = anyio.CapacityLimiter(4)
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
@@ -109,25 +158,9 @@ class _Service:
 
     async def file(self, request: Request) -> Response:
         path = request.path_params["path"]
-        for pattern, caching, kind in _FILES:
-            if pattern.fullmatch(path):
-                try:
-                    data = await self._read(path, keep=caching is _IMMUTABLE)
-                except OSError:
-                    break
-                return _file_response(request, data, caching, kind)
-        return _problem(404, "not-found", f"there is no {path}")
-
-    async def _read(self, path: str, *, keep: bool) -> bytes:
-        """A public file; what never changes and all devices fetch is read once."""
-        data = self.kept.get(path)
-        if data is None:
-            data = await run_in_threadpool((self.public / path).read_bytes)
-            if keep and len(data) <= _KEPT_BYTES:
-                while len(self.kept) >= _KEPT_FILES:
-                    del self.kept[next(iter(self.kept))]
-                self.kept[path] = data
-        return data
+        return await self.files.answer(request, path) or _problem(
+            404, "not-found", f"there is no {path}"
+        )
 
     async def status(self, _: Request) -> Response:
         status = await self._in_thread(self.registry.status)
@@ -142,10 +175,9 @@ class _Service:
         )
 
     async def post_entry(self, request: Request) -> Response:
-        data = await self._body(request, self.limits.entry_bytes)
-        if isinstance(data, Response):
-            return data
-        receipt = await self._in_thread(lambda: self.registry.submit(data))
+        receipt = await self.entries.take(request, self.registry.submit)
+        if isinstance(receipt, Response):
+            return receipt
         address = receipt.address.hex()
         return JSONResponse(
             {"index": receipt.index, "address": address, "new": receipt.new},
@@ -154,31 +186,10 @@ class _Service:
         )
 
     async def post_cosignature(self, request: Request) -> Response:
-        data = await self._body(request, self.limits.cosignature_bytes)
-        if isinstance(data, Response):
-            return data
-        missing = await self._in_thread(lambda: self.registry.add_cosignature(data))
+        missing = await self.cosignatures.take(request, self.registry.add_cosignature)
+        if isinstance(missing, Response):
+            return missing
         return JSONResponse({"waiting_for": list(missing)}, headers={"Cache-Control": "no-store"})
-
-    async def _body(self, request: Request, limit: int) -> bytes | Response:
-        """The body, or why it was not read to its end."""
-        too_long = _problem(413, "too-large", f"at most {limit} bytes are accepted")
-        declared = request.headers.get("content-length", "0")
-        if not declared.isascii() or not declared.isdigit() or int(declared[:20]) > limit:
-            return too_long
-        data = bytearray()
-        try:
-            async with self.uploads, asyncio.timeout(self.limits.body_seconds):
-                async for chunk in request.stream():
-                    data += chunk
-                    if len(data) > limit:
-                        return too_long
-        except TimeoutError:
-            seconds = f"{self.limits.body_seconds:g} s"
-            return _problem(408, "too-slow", f"the body did not arrive within {seconds}")
-        except ClientDisconnect:
-            return _problem(400, "disconnected", "the sender went away")
-        return bytes(data)
 
     async def refresh(self) -> None:
         """Offer a new candidate, unless one still waits; a failure is logged and not the end."""
@@ -218,7 +229,10 @@ def build_app(
                 await task
 
     service = _Service(
-        registry=registry, public=public, interval=interval, limits=limits or Limits()
+        registry=registry,
+        files=PublicFiles(public),
+        interval=interval,
+        limits=limits or Limits(),
     )
     return Starlette(
         routes=[
@@ -230,15 +244,6 @@ def build_app(
         exception_handlers={ChoristerError: _refusal, HTTPException: _no_such_request},
         lifespan=lifespan,
     )
-
-
-def _file_response(request: Request, data: bytes, caching: str, kind: str) -> Response:
-    tag = f'"{hashlib.sha256(data).hexdigest()}"'
-    headers = {"ETag": tag, "Cache-Control": caching, "X-Content-Type-Options": "nosniff"}
-    asked = request.headers.get("if-none-match", "")
-    if tag in {candidate.strip() for candidate in asked.split(",")}:
-        return Response(status_code=304, headers=headers)
-    return Response(data, media_type=kind, headers=headers)
 
 
 async def _refusal(_: Request, error: Exception) -> Response:
@@ -254,6 +259,10 @@ async def _no_such_request(request: Request, error: Exception) -> Response:
     name = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
     detail = f"{request.method} is not for {request.url.path}"
     return _problem(error.status_code, name, detail, error.headers)
+
+
+def _busy() -> Response:
+    return _problem(503, "busy", "too many are posting; come back", {"Retry-After": "5"})
 
 
 def _problem(

@@ -99,7 +99,9 @@ class LogFolder:
             try:
                 state.append(read_entry(source, leaf))
             except LogError as error:
-                raise StorageDamaged(f"entry {index} is damaged: {error}") from error
+                raise StorageDamaged(
+                    f"entry {index} is damaged ({error}); restore it from a copy of the log"
+                ) from error
         for name in (CHECKPOINT, CANDIDATE):
             signed = self.read_checkpoint(name)
             if signed is not None:
@@ -114,7 +116,9 @@ class LogFolder:
         try:
             return SignedCheckpoint.parse(path.read_bytes())
         except (DecodeError, OSError) as error:
-            raise StorageDamaged(f"{path} is damaged: {error}") from error
+            raise StorageDamaged(
+                f"{path} is damaged ({error}); restore it from a copy of the log"
+            ) from error
 
     def append(self, data: bytes) -> None:
         """Add an entry. Durable when this returns."""
@@ -190,4 +194,7 @@ class LogFolder:
                 f"{checkpoint.size - len(self._leaves)} are lost: restore {self._leaves_path}"
             )
         if root_hash(self._leaves[: checkpoint.size]) != checkpoint.root:
-            raise StorageDamaged(f"the {name} is not of the entries in {self._leaves_path}")
+            raise StorageDamaged(
+                f"the {name} is not of the entries in {self._leaves_path}; restore both from a "
+                "copy of the log"
+            )

@@ -4,6 +4,11 @@ An author proves himself by the signature that his entry carries, under a key th
 There is no token beside it: it would be a second secret to lose that protects nothing, for an
 entry says the same whoever delivers it, and delivering it twice changes nothing.
 
+**Room on the current list.** Every author whom a policy names has, for each analysis, the same
+share of the list: `MAX_OPEN_RECIPES`, or fewer if the policies name so many authors that the list
+would not hold them all. So nobody can take the place of anybody else, however many recipes they
+publish. What is not published yet counts even if it has ended already.
+
 At most one candidate waits at a time, so that the cosigners sign the same one. It is replaced when
 all have signed, or when it has waited so long that a cosigner would find it old.
 """
@@ -24,19 +29,32 @@ from chorister.errors import (
     EntryRefused,
     LogSignatureInvalid,
     NotAuthorized,
+    QuotaExceeded,
     ServiceError,
 )
 from chorister.registry.folder import LogFolder
 from chorister.transparency.checkpoint import Checkpoint, SignedCheckpoint
-from chorister.transparency.entries import HPKEConfigEntry, RecipeEntry, parse_entry
-from chorister.transparency.listing import MAX_LIST
+from chorister.transparency.entries import (
+    MAX_ENTRY,
+    HPKEConfigEntry,
+    RecipeEntry,
+    open_recipe,
+    parse_entry,
+)
+from chorister.transparency.listing import (
+    MAX_LIST,
+    MAX_OPEN_RECIPES,
+    CurrentList,
+    ListedRecipe,
+    check_quotas,
+)
 from chorister.transparency.note import SignatureLine
 from chorister.transparency.sources import CANDIDATE, CHECKPOINT
 from chorister.transparency.state import Logged
-from chorister.transparency.tree import leaf_hash
+from chorister.transparency.tree import HASH_SIZE, leaf_hash
 from chorister.transparency.trust import Authority
 
-__all__ = ["CANDIDATE_LIFETIME", "Receipt", "Registry", "Status"]
+__all__ = ["CANDIDATE_LIFETIME", "Receipt", "Registry", "Status", "author_share"]
 
 # Well below the five minutes within which cosigners accept it.
 CANDIDATE_LIFETIME: Final = 120
@@ -84,6 +102,7 @@ class Registry:
         self._origin = origin
         self._key = key
         self._authority = authority
+        self._share = author_share(authority)
         self._clock = clock
         self._lock = RLock()
         self._state = folder.load()
@@ -103,7 +122,7 @@ class Registry:
 
         Durable when this returns; published with the next checkpoint.
         """
-        self._screen(data)
+        self._screen(data)  # before the lock: what is expensive to refuse keeps nobody waiting
         with self._lock:
             try:
                 logged = self._state.check(data)
@@ -113,6 +132,7 @@ class Registry:
                 return Receipt(index=error.index, address=leaf_hash(data), new=False)
             self._authority.check_entry(logged)
             self._check_timely(logged)
+            self._check_room(logged)
             self._folder.append(data)
             self._state.apply(logged)
             return Receipt(index=logged.index, address=logged.address, new=True)
@@ -162,12 +182,12 @@ class Registry:
             line = SignatureLine.parse(data.decode().removesuffix("\n"))
         except UnicodeDecodeError as error:
             raise DecodeError("a cosignature is one line of UTF-8") from error
+        keys = self._authority.cosigners.get(line.name)
+        if keys is None:
+            raise NotAuthorized(f"no policy lists a cosigner {line.name}")
         with self._lock:
             if self._candidate is None:
                 raise LogSignatureInvalid("there is no candidate to cosign yet")
-            keys = self._authority.cosigners.get(line.name)
-            if keys is None:
-                raise NotAuthorized(f"no policy lists a cosigner {line.name}")
             signed = self._candidate.with_cosigner(line)
             signed.note.check_cosignature(line.name, keys)
             missing = self._authority.missing(signed)
@@ -198,23 +218,72 @@ class Registry:
         return None if self._candidate.checkpoint == published else self._candidate
 
     def _screen(self, data: bytes) -> None:
-        """Turn strangers away before anything of theirs is parsed or waited for."""
+        """Turn strangers away: by the key that they show, then by the signature under it."""
         try:
             entry = parse_entry(data)
-        except DecodeError as error:
+            if not isinstance(entry, RecipeEntry):
+                entry.check_signature()
+                return
+            listed = frozenset[bytes]().union(*self._authority.authors.values())
+            if entry.author_key not in listed:
+                raise NotAuthorized("no policy lists this author's key")
+            open_recipe(entry)
+        except (DecodeError, LogSignatureInvalid) as error:
             raise EntryRefused(str(error)) from error
-        listed = frozenset[bytes]().union(*self._authority.authors.values())
-        if isinstance(entry, RecipeEntry) and entry.author_key not in listed:
-            raise NotAuthorized("no policy lists this author's key")
 
     def _check_timely(self, logged: Logged) -> None:
-        """Refuse what could never be current, and what would make the list too long to fetch."""
+        """Refuse what could never be current."""
         now = self._clock.now()
         if logged.recipe is not None and logged.recipe.recipe.window.closes <= now:
             raise EntryRefused("the recipe's answer period is over already")
         if isinstance(logged.entry, HPKEConfigEntry) and logged.entry.not_after <= now:
             raise EntryRefused("the HPKE config has expired already")
-        # Ends and revocations only shorten the list: a full one must not keep them out.
-        adds = isinstance(logged.entry, RecipeEntry | HPKEConfigEntry)
-        if adds and len(self._state.current(now).encode()) > MAX_LIST - 1024:
-            raise EntryRefused("the current list is full; end recipes that are no longer asked")
+
+    def _check_room(self, logged: Logged) -> None:
+        """Refuse what would break the current list's limits at the next checkpoint or a later one.
+
+        Ends and revocations only shorten the list: a full one must not keep them out.
+        """
+        if not isinstance(logged.entry, RecipeEntry | HPKEConfigEntry):
+            return
+        # Checkpoints only go forward in time, and a recipe that has closed does not open again: so
+        # no later list holds a recipe that this one does not, whatever becomes of the clock.
+        last = self._candidate or self._published
+        current = self._state.current(last.checkpoint.time if last else 0)
+        recipes = current.recipes
+        if logged.recipe is not None and isinstance(logged.entry, RecipeEntry):
+            new = ListedRecipe.of(logged.recipe.recipe.analysis, logged.entry)
+            recipes = (*recipes, new)
+            # Ended or not, or an author who publishes and ends by turns would fill the log faster
+            # than cosigners take entries.
+            published = self._published.checkpoint.size if self._published else 0
+            counted = {*recipes, *self._state.recipes_since(published)}
+            own = (each for each in counted if each[:2] == new[:2])
+            check_quotas(own, max_recipes=self._share)
+        # Every aggregator has its line, whether it has published a config yet or not.
+        configs = dict.fromkeys(self._authority.hpke_signers, bytes(HASH_SIZE))
+        configs |= dict(current.hpke_configs)
+        longest = CurrentList.of(hpke_configs=configs.items(), recipes=recipes)
+        if len(longest.encode()) > MAX_LIST:
+            raise QuotaExceeded(
+                "the current list is full: end recipes that are no longer asked, or wait until "
+                "they close"
+            )
+
+
+def author_share(authority: Authority) -> int:
+    """How many open recipes each author may have for each analysis, so that all fit on the list."""
+    configs = ((name, bytes(HASH_SIZE)) for name in authority.hpke_signers)
+    fixed = len(CurrentList.of(hpke_configs=configs, recipes=()).encode())
+    one_each = sum(
+        len(ListedRecipe(analysis, author_key, bytes(HASH_SIZE), MAX_ENTRY).encode())
+        for analysis, author_keys in authority.authors.items()
+        for author_key in author_keys
+    )
+    share = (MAX_LIST - fixed) // one_each
+    if share < 1:
+        raise ServiceError(
+            "the policies name more authors and aggregators than one current list has room for: "
+            "distribute them over several registries"
+        )
+    return min(share, MAX_OPEN_RECIPES)

@@ -5,23 +5,27 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Final
 
 import uvicorn
+from starlette.applications import Starlette
 
 from chorister.clock import Clock
 from chorister.errors import ServiceError, StorageDamaged
-from chorister.registry.app import build_app
+from chorister.http_server import Deadlines, guarded_protocol, listen, server_url
+from chorister.key_files import read_signing_key
+from chorister.registry.app import Limits, build_app
 from chorister.registry.config import RegistryConfig
 from chorister.registry.folder import LogFolder
 from chorister.registry.log import Registry
-from chorister.transparency.key_file import load_key
 from chorister.transparency.sources import ABOUT, policy_path
 from chorister.transparency.trust import Authority
 
-__all__ = ["open_registry", "serve"]
+__all__ = ["open_registry", "serve", "settings"]
+
+_DEADLINES: Final = Deadlines(body=Limits().body_seconds + 5.0)  # the application says why, before
 
 
 @contextlib.contextmanager
@@ -29,7 +33,7 @@ def open_registry(
     config: RegistryConfig, clock: Clock, *, create: bool = False
 ) -> Iterator[tuple[Registry, LogFolder]]:
     """Open the log that a settings file describes, and publish what it says about itself."""
-    key = load_key(Path(config.key))
+    key = read_signing_key(Path(config.key))
     policies = config.read_policies()
     own = key.public_key().public_bytes_raw()
     for policy in policies.values():
@@ -98,32 +102,26 @@ def serve(
     `ready` is told the URL, for the system chooses the port if `port` is 0.
     """
     with (
-        _listen(host, port) as listener,
+        listen(host, port) as listener,
         open_registry(config, clock, create=create) as (registry, folder),
     ):
         app = build_app(registry, folder.public, interval=config.interval)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                # No line per request: who asked for what, and when, is nobody's business.
-                access_log=False,
-                log_level="warning",
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=512,
-                timeout_keep_alive=15,
-                timeout_graceful_shutdown=10,
-                ws="none",
-            )
-        )
-        name = f"[{host}]" if ":" in host else host
-        ready(f"http://{name}:{listener.getsockname()[1]}", registry)
-        server.run(sockets=[listener])
+        ready(server_url("http", host, listener), registry)
+        uvicorn.Server(settings(app)).run(sockets=[listener])
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=512)
-    except (OSError, OverflowError) as error:
-        raise ServiceError(f"can't listen on {host}:{port}: {error}") from error
+def settings(app: Starlette, deadlines: Deadlines = _DEADLINES) -> uvicorn.Config:
+    """How the application is served."""
+    return uvicorn.Config(
+        app,
+        http=guarded_protocol(deadlines),
+        # No line per request: who asked for what, and when, is nobody's business.
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=512,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=10,
+        ws="none",
+    )

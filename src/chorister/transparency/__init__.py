@@ -1,7 +1,7 @@
 """The public log as everyone sees it: Merkle tree, entries, checkpoints, who checks what.
 
-A device calls `read_current`, an aggregator `Cosigner.cosign`, an auditor `audit`. What the log
-protects, and every format to the byte: docs/concepts/log.md.
+A device calls `read_log`, an aggregator `Cosigner.cosign`, an auditor `audit`. What the log
+protects, and every format to the byte: docs/concepts/log.md, docs/reference/log.md.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from chorister.transparency.entries import (
     parse_entry,
 )
 from chorister.transparency.head import Head
-from chorister.transparency.listing import CurrentList
+from chorister.transparency.listing import CurrentList, ListedRecipe
 from chorister.transparency.reader import (
     Current,
-    accept_checkpoint,
+    Reading,
     accept_list,
+    check_cosigned,
     read_current,
+    read_log,
 )
 from chorister.transparency.sources import FolderSource, HTTPSource, Source
 from chorister.transparency.state import Logged, LogState
@@ -52,20 +54,23 @@ __all__ = [
     "HTTPSource",
     "Head",
     "KeyRevocation",
+    "ListedRecipe",
     "LogState",
     "Logged",
+    "Reading",
     "RecipeEnd",
     "RecipeEntry",
     "RegistryClient",
     "SignedCheckpoint",
     "Source",
     "Trust",
-    "accept_checkpoint",
     "accept_list",
     "adopt_head",
     "audit",
+    "check_cosigned",
     "create_head",
     "parse_entry",
     "read_current",
+    "read_log",
     "read_policies",
 ]

@@ -26,7 +26,7 @@ from chorister.errors import (
     WrongList,
 )
 from chorister.policy import Policy
-from chorister.policy.document import MAX_BYTES as MAX_POLICY
+from chorister.policy.model import MAX_POLICY_BYTES as MAX_POLICY
 from chorister.transparency.checkpoint import Checkpoint, SignedCheckpoint
 from chorister.transparency.cosigner import MAX_SKEW
 from chorister.transparency.listing import MAX_LIST, CurrentList
@@ -146,7 +146,11 @@ def audit(
         raise LogForked("the root of the entries is not the checkpoint's")
     current = state.current(checkpoint.time)
     if not hmac.compare_digest(current.digest, checkpoint.list_digest):
-        raise WrongList("the checkpoint's list is not the one that follows from the entries")
+        raise WrongList(
+            "the checkpoint's list is not the one that follows from the entries: the log lies, or "
+            "the checkpoint was made by another version of Chorister; then wait for the next"
+        )
+    current.check_limits()
     accept_list(source.read(list_path(checkpoint.list_digest), limit=MAX_LIST), checkpoint)
     for kept in earlier:
         _check_extends(kept, signed, leaves, authority)
@@ -225,6 +229,8 @@ def _check_candidate(
             authority.check_entry(logged)
     if not hmac.compare_digest(state.frontier.root, candidate.root):
         raise LogForked("the candidate does not extend what is published")
-    if not hmac.compare_digest(state.current(candidate.time).digest, candidate.list_digest):
+    current = state.current(candidate.time)
+    if not hmac.compare_digest(current.digest, candidate.list_digest):
         raise WrongList("the candidate's list is not the one that follows from the entries")
+    current.check_limits()
     return candidate, authority.missing(signed)

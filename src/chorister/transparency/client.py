@@ -6,12 +6,15 @@ Reading is `sources`, which a device uses; nothing here is for devices.
 from __future__ import annotations
 
 import json
+from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Final
 
 import httpx2
 
 from chorister.closing import Closing
-from chorister.errors import ServiceError, SubmissionRefused
+from chorister.errors import ServiceError, SubmissionRefused, Unreachable
+from chorister.http_client import WebClient, printable
 from chorister.transparency.entries import Entry
 from chorister.transparency.note import SignatureLine
 
@@ -28,50 +31,54 @@ class RegistryClient(Closing):
         url: str,
         *,
         timeout: float = 30.0,
+        ca_bundle: Path | None = None,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
-        """`transport` replaces the network: other authorities, or the same process."""
+        """`timeout` is for a whole exchange, `ca_bundle` names the only authorities to believe.
+
+        `transport` replaces the network, for a registry in the same process.
+        """
         self._base = url.rstrip("/")
-        self._client = httpx2.Client(
-            headers={"User-Agent": "chorister"},
-            follow_redirects=False,
-            timeout=timeout,
-            transport=transport,
+        self._web = WebClient(
+            timeout=timeout, ca_bundle=ca_bundle, transport=transport, lasting=True
         )
 
     def close(self) -> None:
-        """Give the connections back."""
-        self._client.close()
+        """Give the connection back."""
+        self._web.close()
 
     def submit(self, entry: Entry) -> int:
         """Add an entry to the log; returns its index. It is public with the next checkpoint."""
-        answer = self._post("entries", entry.encode())
-        if not isinstance(answer.get("index"), int):
+        index = self._post("entries", entry.encode()).get("index")
+        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
             raise ServiceError("the registry's answer names no index; is this a registry?")
-        return int(answer["index"])
+        return index
 
     def cosign(self, line: SignatureLine) -> tuple[str, ...]:
         """Deliver a cosignature; returns the cosigners that are still missing."""
-        answer = self._post("cosignatures", f"{line.encode()}\n".encode())
-        return tuple(str(name) for name in answer.get("waiting_for", ()))
+        waiting_for = self._post("cosignatures", f"{line.encode()}\n".encode()).get("waiting_for")
+        if not isinstance(waiting_for, list):
+            raise ServiceError("the registry does not say who is missing; is this a registry?")
+        return tuple(printable(str(name)) for name in waiting_for)
 
     def _post(self, path: str, body: bytes) -> dict[str, Any]:
         try:
-            response = self._client.post(f"{self._base}/{path}", content=body)
-            text = response.content[:_MAX_ANSWER]
-            answer = json.loads(text)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise ServiceError(f"{self._base} can't be reached: {error}") from error
+            answer = self._web.exchange(
+                "POST", f"{self._base}/{path}", body=body, limit=_MAX_ANSWER
+            )
+            document = json.loads(answer.body)
+        except Unreachable as error:
+            raise ServiceError(str(error)) from error
         except (ValueError, RecursionError) as error:
             raise ServiceError(f"{self._base}/{path} does not answer as a registry does") from error
-        if not isinstance(answer, dict):
+        if not isinstance(document, dict) or 300 <= answer.status < 400:
             raise ServiceError(f"{self._base}/{path} does not answer as a registry does")
-        if response.status_code >= httpx2.codes.BAD_REQUEST:
-            detail = str(answer.get("detail", response.status_code))
-            if response.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
+        if answer.status >= HTTPStatus.BAD_REQUEST:
+            detail = printable(str(document.get("detail", answer.status)))
+            if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise ServiceError(f"the registry can't take it now: {detail}")
             raise SubmissionRefused(
                 f"the registry refuses it: {detail}",
-                problem=str(answer.get("type", "about:blank")),
+                problem=printable(str(document.get("type", "about:blank"))),
             )
-        return answer
+        return document

@@ -9,7 +9,8 @@
    the new ones, each of them fetched: the two logs are one, and nothing is withheld;
 4. every new entry is permitted by the log's rules, its signature included;
 5. every new HPKE config in our name is one that we made, and was not logged before;
-6. the digest of the current list is that of the list which follows from the entries at its time.
+6. the digest of the current list is that of the list which follows from the entries at its time,
+   and the list is within its limits (`listing`), so that no device is made to fetch more.
 
 Then `accept` gets the new recipes (an aggregator enumerates their task ids and stores them), the
 checkpoint and the entries are written durably, and only then is the cosignature handed out. A
@@ -107,28 +108,50 @@ class Cosigner:
         return self._head.last.checkpoint
 
     def cosign(self, source: Source) -> SignatureLine:
-        """Check the candidate and cosign it; raises a `LogError` that says what is wrong."""
-        candidate = SignedCheckpoint.parse(source.read(CANDIDATE, limit=MAX_NOTE))
-        with self._lock:
-            return self._cosign(candidate, source)
+        """Check the candidate and cosign it; raises a `LogError` that says what is wrong.
 
-    def _cosign(self, candidate: SignedCheckpoint, source: Source) -> SignatureLine:
-        checkpoint, last = candidate.checkpoint, self._head.last.checkpoint
+        Entries are fetched and checked without the lock, which a hostile log could otherwise hold
+        for long; what was signed meanwhile is noticed before anything is signed.
+        """
+        candidate = SignedCheckpoint.parse(source.read(CANDIDATE, limit=MAX_NOTE))
         candidate.check_log(self._identity.origin, self._identity.log_keys)
-        if checkpoint == last:
-            return self._head.last.note.signatures[-1]
-        self._check_time(checkpoint, last)
-        if checkpoint.size < last.size:
-            raise LogRewound(f"the log had {last.size} entries and now shows {checkpoint.size}")
-        state, entries, logged = self._extend(candidate, source)
-        self._check_own_configs(logged)
-        if not hmac.compare_digest(state.current(checkpoint.time).digest, checkpoint.list_digest):
+        while True:
+            with self._lock:
+                last, old = self._head.last, self._head.state
+            if candidate.checkpoint == last.checkpoint:
+                return last.note.signatures[-1]
+            state, entries = self._checked(candidate, source, last, old)
+            with self._lock:
+                if self._head.last is last:
+                    return self._sign(candidate, state, entries)
+
+    def _checked(
+        self, candidate: SignedCheckpoint, source: Source, last: SignedCheckpoint, old: LogState
+    ) -> tuple[LogState, list[bytes]]:
+        """The state and the entries that the candidate adds to what was signed last."""
+        checkpoint = candidate.checkpoint
+        self._check_time(checkpoint, last.checkpoint)
+        if checkpoint.size < last.checkpoint.size:
+            raise LogRewound(
+                f"the log had {last.checkpoint.size} entries and now shows {checkpoint.size}"
+            )
+        state, entries, logged = self._extend(candidate, source, last, old)
+        self._check_own_configs(logged, old)
+        current = state.current(checkpoint.time)
+        if not hmac.compare_digest(current.digest, checkpoint.list_digest):
             raise WrongList("the candidate's list is not the one that follows from the entries")
+        current.check_limits()
         self._accept([item.recipe for item in logged if item.recipe is not None])
+        return state, entries
+
+    def _sign(
+        self, candidate: SignedCheckpoint, state: LogState, entries: Sequence[bytes]
+    ) -> SignatureLine:
+        checkpoint = candidate.checkpoint
         line = self._identity.sign(checkpoint, self._clock.now())
         # With the log's own signature: if it ever forks, the head is half of the proof.
-        signatures = (*(old for old in candidate.note.signatures if old.name == last.origin), line)
-        note = Note(text=checkpoint.text, signatures=signatures)
+        own = (old for old in candidate.note.signatures if old.name == checkpoint.origin)
+        note = Note(text=checkpoint.text, signatures=(*own, line))
         self._head.commit(SignedCheckpoint(checkpoint=checkpoint, note=note), entries, state)
         return line
 
@@ -147,10 +170,10 @@ class Cosigner:
             )
 
     def _extend(
-        self, candidate: SignedCheckpoint, source: Source
+        self, candidate: SignedCheckpoint, source: Source, last: SignedCheckpoint, old: LogState
     ) -> tuple[LogState, list[bytes], list[Logged]]:
         """Our entries followed by the new ones, if that is the tree of the checkpoint."""
-        old, checkpoint = self._head.state, candidate.checkpoint
+        checkpoint = candidate.checkpoint
         if checkpoint.size - old.size > self._max_new_entries:
             raise EntryRefused(
                 f"{checkpoint.size - old.size} new entries at once, where a cosigner takes "
@@ -161,7 +184,7 @@ class Cosigner:
         if not hmac.compare_digest(old.frontier.extend(leaves).root, checkpoint.root):
             raise LogForked(
                 f"the log of {checkpoint.size} entries does not extend the {old.size} seen before",
-                evidence=(self._head.last.encode(), candidate.encode()),
+                evidence=(last.encode(), candidate.encode()),
             )
         state, room = old.copy(), self._max_new_bytes
         entries, logged = [], []
@@ -177,7 +200,7 @@ class Cosigner:
             entries.append(entry)
         return state, entries, logged
 
-    def _check_own_configs(self, logged: Sequence[Logged]) -> None:
+    def _check_own_configs(self, logged: Sequence[Logged], old: LogState) -> None:
         ours = [
             item.entry
             for item in logged
@@ -185,8 +208,7 @@ class Cosigner:
             and item.entry.aggregator == self._identity.name
         ]
         known = set(self._own_configs()) if ours else set()
-        # `head.state` is still that of the last checkpoint: the new entries are not in it.
-        before = {each.config for each in self._head.state.hpke_entries(self._identity.name)}
+        before = {each.config for each in old.hpke_entries(self._identity.name)}
         for entry in ours:
             if entry.config in before:
                 raise ForeignHPKEConfig(

@@ -30,14 +30,15 @@ from typing import ClassVar, Final, Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from chorister.canonical import b64url_encode
+from chorister.codec import Reader, vector
 from chorister.errors import DecodeError, InvalidInput
 from chorister.recipe import SignedRecipe
 from chorister.transparency.note import check_ed25519, check_key_name
 from chorister.transparency.tree import leaf_hash
-from chorister.transparency.wire import Reader, opaque
 
 __all__ = [
     "MAX_ENTRY",
+    "MAX_HPKE_CONFIG_ENTRY",
     "EndReason",
     "Entry",
     "HPKEConfigEntry",
@@ -50,6 +51,8 @@ __all__ = [
 
 # The longest recipe of `chorister.recipe`, as a JWS, fits.
 MAX_ENTRY: Final = 11 << 20
+# The config of at most 2^16 - 1 bytes, and what is around it.
+MAX_HPKE_CONFIG_ENTRY: Final = (1 << 16) + 512
 _VERSION: Final = 1
 _LABEL: Final = b"chorister log entry v1\n"
 _KEY: Final = 32
@@ -81,7 +84,7 @@ class RecipeEntry:
 
     def encode(self) -> bytes:
         """The entry's bytes."""
-        return _prefix(self.TYPE) + self.author_key + opaque(self.jws, 3)
+        return _prefix(self.TYPE) + self.author_key + vector(self.jws, prefix=3)
 
     @property
     def address(self) -> bytes:
@@ -91,7 +94,7 @@ class RecipeEntry:
     @classmethod
     def read(cls, reader: Reader) -> Self:
         """Read what follows the type."""
-        return cls(author_key=reader.take(_KEY), jws=reader.opaque(3))
+        return cls(author_key=reader.opaque(_KEY), jws=reader.vector(prefix=3))
 
 
 def open_recipe(entry: RecipeEntry) -> SignedRecipe:
@@ -157,14 +160,14 @@ class RecipeEnd(_Statement):
     @classmethod
     def read(cls, reader: Reader) -> Self:
         """Read what follows the type."""
-        digest, reason = reader.take(32), reader.integer(1)
+        digest, reason = reader.opaque(32), reader.uint8()
         if reason not in set(EndReason):
             raise DecodeError(f"{reason} is no reason for the end of a recipe")
         return cls(
             recipe_digest=digest,
             reason=EndReason(reason),
-            signer=reader.take(_KEY),
-            signature=reader.take(_SIGNATURE),
+            signer=reader.opaque(_KEY),
+            signature=reader.opaque(_SIGNATURE),
         )
 
 
@@ -191,7 +194,7 @@ class KeyRevocation(_Statement):
     def read(cls, reader: Reader) -> Self:
         """Read what follows the type."""
         return cls(
-            key=reader.take(_KEY), signer=reader.take(_KEY), signature=reader.take(_SIGNATURE)
+            key=reader.opaque(_KEY), signer=reader.opaque(_KEY), signature=reader.opaque(_SIGNATURE)
         )
 
 
@@ -217,25 +220,25 @@ class HPKEConfigEntry(_Statement):
 
     def _body(self) -> bytes:
         return (
-            opaque(self.aggregator.encode(), 1)
+            vector(self.aggregator.encode(), prefix=1)
             + self.not_before.to_bytes(8)
             + self.not_after.to_bytes(8)
-            + opaque(self.config, 2)
+            + vector(self.config, prefix=2)
         )
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
         """Read what follows the type."""
-        name = reader.opaque(1)
+        name = reader.vector(prefix=1)
         if not name.isascii():
             raise DecodeError("an aggregator's name is ASCII")
         return cls(
             aggregator=name.decode(),
-            not_before=reader.integer(8),
-            not_after=reader.integer(8),
-            config=reader.opaque(2),
-            signer=reader.take(_KEY),
-            signature=reader.take(_SIGNATURE),
+            not_before=reader.uint64(),
+            not_after=reader.uint64(),
+            config=reader.vector(prefix=2),
+            signer=reader.opaque(_KEY),
+            signature=reader.opaque(_SIGNATURE),
         )
 
 
@@ -249,18 +252,16 @@ def parse_entry(data: bytes) -> Entry:
     """Read one entry; exactly one byte string is accepted for each entry. Verifies no signature."""
     if len(data) > MAX_ENTRY:
         raise DecodeError(f"an entry has at most {MAX_ENTRY} bytes, this one {len(data)}")
-    reader = Reader(data, "log entry")
-    version, kind = reader.integer(1), reader.integer(1)
-    if version != _VERSION:
-        raise DecodeError(f"log entry version {version} is unknown; update Chorister")
-    if kind not in _TYPES:
-        raise DecodeError(f"log entry type {kind} is unknown")
-    try:
-        entry = _TYPES[kind].read(reader)
-    except InvalidInput as error:
-        raise DecodeError(f"log entry: {error}") from error
-    reader.finish()
-    return entry
+    with Reader(data, "log entry") as reader:
+        version, kind = reader.uint8(), reader.uint8()
+        if version != _VERSION:
+            raise DecodeError(f"log entry version {version} is unknown; update Chorister")
+        if kind not in _TYPES:
+            raise DecodeError(f"log entry type {kind} is unknown")
+        try:
+            return _TYPES[kind].read(reader)
+        except InvalidInput as error:
+            raise DecodeError(f"log entry: {error}") from error
 
 
 def _prefix(kind: int) -> bytes:

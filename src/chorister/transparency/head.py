@@ -85,7 +85,10 @@ class Head:
             try:
                 last = SignedCheckpoint.parse((folder / "head").read_bytes())
             except (DecodeError, OSError) as error:
-                raise StorageDamaged(f"{folder / 'head'} is damaged: {error}") from error
+                raise StorageDamaged(
+                    f"{folder / 'head'} is damaged ({error}); restore the folder, or have the "
+                    "operator adopt a checkpoint"
+                ) from error
             state, end = _replay(folder / "entries", last, disk)
             return cls(folder, disk, stack.pop_all(), last, state, end)
 
@@ -130,7 +133,10 @@ def _replay(path: Path, last: SignedCheckpoint, disk: Disk) -> tuple[LogState, i
             state.append(entry)
             end += _LENGTH + len(entry)
     except (OSError, LogError) as error:
-        raise StorageDamaged(f"{path} is damaged: {error}") from error
+        raise StorageDamaged(
+            f"{path} is damaged ({error}); restore the folder, or have the operator adopt a "
+            "checkpoint"
+        ) from error
     if (state.size, state.frontier.root) != (last.checkpoint.size, last.checkpoint.root):
         raise StorageDamaged(
             f"{path} holds {state.size} entries that are not the {last.checkpoint.size} of the "

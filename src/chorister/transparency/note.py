@@ -1,7 +1,9 @@
 """Signed notes (c2sp.org/signed-note) with Ed25519: text, a blank line, lines of signatures.
 
-Chorister's checkpoints are such notes, so that any witness or auditing tool for transparency logs
-reads them. Two kinds of signature exist here, told apart by the key id and by what is signed:
+Chorister's checkpoints are such notes, so that tools for signed notes read them and verify their
+signatures. That is said of checkpoints alone: entries and lists have formats of their own, and of
+the tree only the leaves are served. Two kinds of signature exist here, told apart by the key id
+and by what is signed:
 
 - type 0x01, the log's: over the text itself;
 - type 0x04, a cosigner's (c2sp.org/tlog-cosignature): over `cosignature/v1`, the time, the text.

@@ -6,22 +6,37 @@ checkpoint's digest, a body if it has the address that the list gives. Since an 
 cosigns one history only, every device with the same checkpoint sees the same questions and the
 same keys.
 
-Two things are asked of the caller: that it stores the time and the size of what it accepted and
-hands them back as `not_before` and `not_smaller` (a size counts for the log of that name only, 0
-for any other); and that it fetches *all* bodies of its analyses, whether it will answer or not,
-for the server sees what is fetched.
+**What is requested.** A server sees which files are fetched, in which order. If that depended on
+what a device remembers, a registry could choose which of several cosigned checkpoints each device
+sees, and know the device again by what it asks for next. So `read_log` always fetches the
+checkpoint and its list; and then either nothing, if the files that the list and the policy call
+for are exactly those of the last complete reading, or all of them in the list's order. Nothing
+else decides:
+
+- that a checkpoint is older or smaller than one accepted before, or too old by this device's
+  clock, is found out last, when everything is fetched, and what was fetched is kept even so;
+- whatever stops a reading on the way is in the server's own bytes;
+- before the first body is asked for, those of the last reading are forgotten. So a registry that
+  breaks off half-way can ask no second time whether a list is the one it showed before.
+
+What remains is one answer per reading: whether these files are those of the last complete one.
+
+The caller stores the time and the size of what it accepted and hands them back as `not_before` and
+`not_smaller` (a size counts for the log of that name only, 0 for any other), and keeps the bodies
+of a complete reading until the next one.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Collection
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from chorister.clock import Clock
 from chorister.errors import (
     CheckpointTime,
     DecodeError,
+    LogError,
     LogRewound,
     LogSignatureInvalid,
     LogWithheld,
@@ -30,13 +45,19 @@ from chorister.errors import (
 )
 from chorister.transparency.checkpoint import Checkpoint, SignedCheckpoint
 from chorister.transparency.cosigner import MAX_SKEW
-from chorister.transparency.entries import HPKEConfigEntry, RecipeEntry, parse_entry
-from chorister.transparency.listing import MAX_LIST, CurrentList
+from chorister.transparency.entries import (
+    MAX_HPKE_CONFIG_ENTRY,
+    HPKEConfigEntry,
+    RecipeEntry,
+    parse_entry,
+)
+from chorister.transparency.listing import MAX_LIST, CurrentList, ListedRecipe, check_quotas
 from chorister.transparency.note import MAX_NOTE
 from chorister.transparency.sources import CHECKPOINT, Source, list_path, read_entry
+from chorister.transparency.tree import leaf_hash
 from chorister.transparency.trust import CosignerKeys, Trust
 
-__all__ = ["Current", "accept_checkpoint", "accept_list", "read_current"]
+__all__ = ["Current", "Reading", "accept_list", "check_cosigned", "read_current", "read_log"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,45 +65,88 @@ class Current:
     """What is open now, by a checkpoint that was accepted."""
 
     checkpoint: Checkpoint
-    # The entries of the asked-for analyses, in the list's order. Their JWS is still to be verified
+    # The entries of the policy's authors, in the list's order. Their JWS is still to be verified
     # against the policy: what the log shows is public, not permitted.
     recipes: tuple[RecipeEntry, ...]
     leader_config: HPKEConfigEntry
     helper_config: HPKEConfigEntry
 
 
-def accept_checkpoint(
-    data: bytes, *, trust: Trust, clock: Clock, not_before: int = 0, not_smaller: int = 0
-) -> Checkpoint:
-    """Check a checkpoint as a device does; raises a `LogError` that says what is wrong."""
-    signed = SignedCheckpoint.parse(data)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """What a log showed."""
+
+    # For each pair, in the order of the call: what is open, or why nothing of it is believed.
+    outcomes: tuple[Current | LogError | DecodeError, ...]
+    # By address, to be kept until the next reading; None if none were looked for.
+    bodies: dict[bytes, bytes] | None
+
+
+def read_current(source: Source, *, trust: Trust, clock: Clock) -> Current:
+    """Fetch and check what is open to one pair, remembering nothing."""
+    reading = read_log(source, [trust], clock=clock, kept=tuple, forget=lambda: None)
+    (outcome,) = reading.outcomes
+    if isinstance(outcome, Current):
+        return outcome
+    raise outcome
+
+
+def read_log(
+    source: Source,
+    trusts: Sequence[Trust],
+    *,
+    clock: Clock,
+    not_before: int = 0,
+    not_smaller: int = 0,
+    kept: Callable[[], Iterable[bytes]],
+    forget: Callable[[], None],
+) -> Reading:
+    """Fetch and check what is open to the pairs of a policy; raises if it can't all be fetched.
+
+    `kept` gives the bodies of the last complete reading; `forget` removes them from where they are.
+    """
+    signed = SignedCheckpoint.parse(source.read(CHECKPOINT, limit=MAX_NOTE))
     checkpoint = signed.checkpoint
+    refusals: dict[int, LogError | DecodeError] = {}
+    for number, trust in enumerate(trusts):
+        try:
+            check_cosigned(signed, trust)
+        except (LogError, DecodeError) as error:
+            refusals[number] = error
+    cosigned = [trust for number, trust in enumerate(trusts) if number not in refusals]
+    if not cosigned:
+        return Reading(outcomes=tuple(refusals.values()), bodies=None)
+    served = source.read(list_path(checkpoint.list_digest), limit=MAX_LIST)
+    listed = accept_list(served, checkpoint)
+    wanted = _wanted(listed, cosigned)
+    bodies = {leaf_hash(body): body for body in kept()}
+    if bodies.keys() != wanted.keys():
+        if bodies:
+            forget()
+        bodies = {
+            address: read_entry(source, address, limit=limit) for address, limit in wanted.items()
+        }
+    outcomes: list[Current | LogError | DecodeError] = []
+    for number, trust in enumerate(trusts):
+        try:
+            if number in refusals:
+                raise refusals[number]
+            _check_recent(checkpoint, trust.max_age, clock, not_before, not_smaller)
+            outcomes.append(_open(checkpoint, listed, bodies, trust))
+        except (LogError, DecodeError) as error:
+            outcomes.append(error)
+    return Reading(outcomes=tuple(outcomes), bodies=bodies)
+
+
+def check_cosigned(signed: SignedCheckpoint, trust: Trust) -> None:
+    """Require the log's signature and both cosignatures, made when honest cosigners make them."""
     for cosignature in trust.check_signatures(signed):
-        if abs(cosignature.time - checkpoint.time) > 2 * MAX_SKEW:
+        late = cosignature.time - signed.checkpoint.time
+        if abs(late) > 2 * MAX_SKEW:
             raise LogSignatureInvalid(
-                f"{cosignature.name} cosigned {cosignature.time - checkpoint.time:+} s after the "
-                "checkpoint's time, which no honest cosigner does"
+                f"{cosignature.name} cosigned {late:+} s after the checkpoint's time, which no "
+                "honest cosigner does"
             )
-    if checkpoint.time < not_before:
-        raise LogRewound(
-            f"a checkpoint of {not_before} was accepted before this one of {checkpoint.time}"
-        )
-    if checkpoint.size < not_smaller:
-        raise LogRewound(
-            f"a checkpoint of {not_smaller} entries was accepted before this one of "
-            f"{checkpoint.size}"
-        )
-    now = clock.now()
-    # A clock that is slow by less than the limit must not silence a device; the cosigners, who
-    # have good clocks, let nothing through that is further than five minutes in the future.
-    if abs(now - checkpoint.time) > trust.max_age:
-        raise CheckpointTime(
-            f"the checkpoint's time is {checkpoint.time - now:+} s from this device's clock; "
-            f"the policy allows {trust.max_age} s",
-            time=checkpoint.time,
-            now=now,
-        )
-    return checkpoint
 
 
 def accept_list(data: bytes, checkpoint: Checkpoint) -> CurrentList:
@@ -96,47 +160,79 @@ def accept_list(data: bytes, checkpoint: Checkpoint) -> CurrentList:
     return current
 
 
-def read_current(
-    source: Source,
-    *,
-    trust: Trust,
-    clock: Clock,
-    analyses: Collection[str],
-    not_before: int = 0,
-    not_smaller: int = 0,
+def _wanted(listed: CurrentList, trusts: Sequence[Trust]) -> dict[bytes, int]:
+    """What the list and the policy call for, in the list's order: addresses and largest sizes."""
+    names = {side.name for trust in trusts for side in (trust.leader, trust.helper)}
+    ours = [row for row in listed.recipes if any(_may_ask(row, trust) for trust in trusts)]
+    check_quotas(ours)
+    configs = {
+        address: MAX_HPKE_CONFIG_ENTRY for name, address in listed.hpke_configs if name in names
+    }
+    return configs | {row.address: row.size for row in ours}
+
+
+def _may_ask(row: ListedRecipe, trust: Trust) -> bool:
+    return row.author_key in trust.authors.get(row.analysis, ())
+
+
+def _check_recent(
+    checkpoint: Checkpoint, max_age: int, clock: Clock, not_before: int, not_smaller: int
+) -> None:
+    """Only what this device alone knows: no request may come after it."""
+    if checkpoint.time < not_before:
+        raise LogRewound(
+            f"a checkpoint of {not_before} was accepted before this one of {checkpoint.time}"
+        )
+    if checkpoint.size < not_smaller:
+        raise LogRewound(
+            f"a checkpoint of {not_smaller} entries was accepted before this one of "
+            f"{checkpoint.size}"
+        )
+    now = clock.now()
+    # A clock that is slow by less than the limit must not silence a device; the cosigners, who
+    # have good clocks, let nothing through that is further than five minutes in the future.
+    if abs(now - checkpoint.time) > max_age:
+        raise CheckpointTime(
+            f"the checkpoint's time is {checkpoint.time - now:+} s from this device's clock; "
+            f"the policy allows {max_age} s",
+            time=checkpoint.time,
+            now=now,
+        )
+
+
+def _open(
+    checkpoint: Checkpoint, listed: CurrentList, bodies: dict[bytes, bytes], trust: Trust
 ) -> Current:
-    """Fetch and check what is open: one checkpoint, its list, and the bodies of `analyses`."""
-    data = source.read(CHECKPOINT, limit=MAX_NOTE)
-    checkpoint = accept_checkpoint(
-        data, trust=trust, clock=clock, not_before=not_before, not_smaller=not_smaller
-    )
-    served = source.read(list_path(checkpoint.list_digest), limit=MAX_LIST)
-    current = accept_list(served, checkpoint)
-    recipes = []
-    for analysis, address in current.recipes:
-        if analysis in analyses:
-            entry = parse_entry(read_entry(source, address))
-            if not isinstance(entry, RecipeEntry):
-                raise WrongList(f"the list calls {address.hex()} a recipe, which it is not")
-            recipes.append(entry)
+    """What one pair makes of the bodies."""
     return Current(
         checkpoint=checkpoint,
-        recipes=tuple(recipes),
-        leader_config=_config(source, current, trust.leader, checkpoint.time),
-        helper_config=_config(source, current, trust.helper, checkpoint.time),
+        recipes=tuple(
+            _recipe(row, bodies[row.address]) for row in listed.recipes if _may_ask(row, trust)
+        ),
+        leader_config=_config(listed, bodies, trust.leader, checkpoint.time),
+        helper_config=_config(listed, bodies, trust.helper, checkpoint.time),
     )
+
+
+def _recipe(row: ListedRecipe, body: bytes) -> RecipeEntry:
+    entry = parse_entry(body)
+    if not isinstance(entry, RecipeEntry):
+        raise WrongList(f"the list calls {row.address.hex()} a recipe, which it is not")
+    if entry.author_key != row.author_key or len(body) != row.size:
+        raise WrongList(f"the list names another author or size than {row.address.hex()} has")
+    return entry
 
 
 def _config(
-    source: Source, current: CurrentList, aggregator: CosignerKeys, time: int
+    listed: CurrentList, bodies: dict[bytes, bytes], aggregator: CosignerKeys, time: int
 ) -> HPKEConfigEntry:
     """The aggregator's one current HPKE config, under its own signature."""
-    address = dict(current.hpke_configs).get(aggregator.name)
+    address = dict(listed.hpke_configs).get(aggregator.name)
     if address is None:
         raise LogWithheld(
             f"the current list holds no HPKE config of {aggregator.name}", path="list"
         )
-    entry = parse_entry(read_entry(source, address))
+    entry = parse_entry(bodies[address])
     if not isinstance(entry, HPKEConfigEntry) or entry.aggregator != aggregator.name:
         raise WrongList(f"the list calls {address.hex()} the config of {aggregator.name}")
     entry.check_signature()

@@ -16,16 +16,16 @@ where it came from; a file that is missing or longer than it may be is `LogWithh
 from __future__ import annotations
 
 import hmac
-import time
 from collections.abc import Iterator
-from http.cookiejar import CookieJar, DefaultCookiePolicy
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final, Protocol
 
 import httpx2
 
 from chorister.closing import Closing
-from chorister.errors import LogWithheld
+from chorister.errors import LogWithheld, Unreachable
+from chorister.http_client import TooLong, WebClient
 from chorister.transparency.entries import MAX_ENTRY
 from chorister.transparency.tree import HASH_SIZE, leaf_hash
 
@@ -72,7 +72,9 @@ class FolderSource:
                 data = file.read(limit + 1)
         except OSError as error:
             raise LogWithheld(f"{path} can't be read: {error.strerror}", path=path) from error
-        return _bounded(data, path, limit)
+        if len(data) > limit:
+            raise _too_long(path, limit)
+        return data
 
 
 class HTTPSource(Closing):
@@ -87,44 +89,33 @@ class HTTPSource(Closing):
         url: str,
         *,
         timeout: float = 30.0,
+        ca_bundle: Path | None = None,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
-        """`transport` replaces the network: other authorities, or the same process."""
+        """`timeout` is for one file, `ca_bundle` names the only authorities to believe.
+
+        `transport` replaces the network, for a registry in the same process.
+        """
         self._base = url.rstrip("/")
-        self._timeout = timeout
-        self._client = httpx2.Client(
-            headers={"User-Agent": "chorister", "Accept-Encoding": "identity"},
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-            follow_redirects=False,
-            trust_env=False,
-            timeout=timeout,
-            transport=transport,
+        self._web = WebClient(
+            timeout=timeout, ca_bundle=ca_bundle, transport=transport, lasting=True
         )
 
     def close(self) -> None:
-        """Give the connections back."""
-        self._client.close()
+        """Give the connection back."""
+        self._web.close()
 
     def read(self, path: str, *, limit: int) -> bytes:
         """The file, of at most `limit` bytes."""
-        # httpx limits each read, not their sum: a server that trickles would hold us for ever.
-        deadline = time.monotonic() + self._timeout
-        data = bytearray()
         try:
-            with self._client.stream("GET", f"{self._base}/{path}") as response:
-                if response.status_code != httpx2.codes.OK:
-                    raise LogWithheld(
-                        f"{path}: the server answers {response.status_code}", path=path
-                    )
-                for chunk in response.iter_raw():
-                    data += chunk
-                    if len(data) > limit:
-                        break
-                    if time.monotonic() > deadline:
-                        raise LogWithheld(f"{path} took over {self._timeout:g} s", path=path)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            answer = self._web.exchange("GET", f"{self._base}/{path}", limit=limit)
+        except TooLong:
+            raise _too_long(path, limit) from None
+        except Unreachable as error:
             raise LogWithheld(f"{path} can't be fetched: {error}", path=path) from error
-        return _bounded(bytes(data), path, limit)
+        if answer.status != HTTPStatus.OK:
+            raise LogWithheld(f"{path}: the server answers {answer.status}", path=path)
+        return answer.body
 
 
 def entry_path(address: bytes) -> str:
@@ -165,16 +156,14 @@ def read_leaves(source: Source, start: int, size: int) -> Iterator[bytes]:
             yield tile[at : at + HASH_SIZE]
 
 
-def read_entry(source: Source, address: bytes) -> bytes:
+def read_entry(source: Source, address: bytes, *, limit: int = MAX_ENTRY) -> bytes:
     """An entry's body, which has to hash to its address."""
     path = entry_path(address)
-    data = source.read(path, limit=MAX_ENTRY)
+    data = source.read(path, limit=limit)
     if not hmac.compare_digest(leaf_hash(data), address):
         raise LogWithheld(f"{path} is not the entry with that hash", path=path)
     return data
 
 
-def _bounded(data: bytes, path: str, limit: int) -> bytes:
-    if len(data) > limit:
-        raise LogWithheld(f"{path} is longer than the {limit} bytes that it may have", path=path)
-    return data
+def _too_long(path: str, limit: int) -> LogWithheld:
+    return LogWithheld(f"{path} is longer than the {limit} bytes that it may have", path=path)

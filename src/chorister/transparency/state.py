@@ -42,7 +42,7 @@ from chorister.transparency.entries import (
     open_recipe,
     parse_entry,
 )
-from chorister.transparency.listing import CurrentList
+from chorister.transparency.listing import CurrentList, ListedRecipe
 from chorister.transparency.tree import Frontier, leaf_hash
 
 __all__ = ["LogState", "Logged", "LoggedRecipe"]
@@ -53,9 +53,8 @@ class LoggedRecipe:
     """What the rules remember of a recipe."""
 
     index: int
-    address: bytes
-    analysis: str
-    author_key: bytes
+    # How the current list names it, as long as it is open.
+    listed: ListedRecipe
     # When its answer period ends, POSIX seconds.
     closes: int
 
@@ -142,9 +141,7 @@ class LogState:
         if logged.recipe is not None and isinstance(entry, RecipeEntry):
             self._recipes[logged.recipe.digest] = LoggedRecipe(
                 index=logged.index,
-                address=logged.address,
-                analysis=logged.recipe.recipe.analysis,
-                author_key=entry.author_key,
+                listed=ListedRecipe.of(logged.recipe.recipe.analysis, entry),
                 closes=logged.recipe.recipe.window.closes,
             )
         elif isinstance(entry, RecipeEnd):
@@ -160,16 +157,20 @@ class LogState:
         """The list at `time`."""
         return CurrentList.of(
             hpke_configs=self._current_hpke(time),
-            recipes=((recipe.analysis, recipe.address) for recipe in self._open(time)),
+            recipes=(recipe.listed for recipe in self._open(time)),
         )
+
+    def recipes_since(self, size: int) -> Iterator[ListedRecipe]:
+        """The recipes that a log of `size` entries did not have, ended or not."""
+        return (each.listed for each in self._recipes.values() if each.index >= size)
 
     def open_recipes(self, time: int) -> frozenset[bytes]:
         """The addresses of the recipes on the list at `time`."""
-        return frozenset(recipe.address for recipe in self._open(time))
+        return frozenset(recipe.listed.address for recipe in self._open(time))
 
     def _open(self, time: int) -> Iterator[LoggedRecipe]:
         for digest, recipe in self._recipes.items():
-            revoked = recipe.author_key in self._revoked
+            revoked = recipe.listed.author_key in self._revoked
             if digest not in self._ended and not revoked and time < recipe.closes:
                 yield recipe
 
@@ -201,7 +202,7 @@ class LogState:
             raise EntryRefused(f"entry {self.size} ends a recipe that is not in the log")
         if entry.recipe_digest in self._ended:
             raise EntryRefused(f"entry {self.size} ends a recipe that has ended before")
-        if entry.signer != recipe.author_key:
+        if entry.signer != recipe.listed.author_key:
             raise EntryRefused(
                 f"entry {self.size} ends a recipe with a key other than the one that signed it"
             )

@@ -1,13 +1,14 @@
 """Whose signatures count: read from policies, which devices, aggregators and auditors all hold.
 
-`Trust` is what one device needs: the log's name, its keys and the two cosigners of one pair.
+`Trust` is what one device needs: the log's name, its keys, the two cosigners of one pair and the
+authors of its analyses.
 `Authority` is what the registry and an auditor need: over all policies, who may author, revoke and
 publish keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -46,6 +47,8 @@ class Trust:
     helper: CosignerKeys
     # Seconds.
     max_age: int
+    # Of the analyses that this pair serves: analysis -> author keys. Nothing else is fetched.
+    authors: Mapping[str, frozenset[bytes]]
 
     def __post_init__(self) -> None:
         # A cosignature does not name its signer: one key for both would be one signature for both.
@@ -61,6 +64,11 @@ class Trust:
             leader=CosignerKeys(name=pair.leader.url, keys=_decoded(pair.leader.cosigning_keys)),
             helper=CosignerKeys(name=pair.helper.url, keys=_decoded(pair.helper.cosigning_keys)),
             max_age=policy.checkpoint_max_age,
+            authors={
+                name: frozenset(_decoded(analysis.author_keys))
+                for name, analysis in policy.analyses.items()
+                if pair in policy.pairs(analysis)
+            },
         )
 
     def check_signatures(self, signed: SignedCheckpoint) -> tuple[Cosignature, Cosignature]:

@@ -1,0 +1,288 @@
+"""Uploads at the leader: checked without a database, then stored, many requests at a time.
+
+`ReportWriter.check` is cheap and decides everything that a report's header and our clock decide.
+`ReportWriter.store` is one durable transaction for any number of requests: it claims the ids (of
+two copies of a report, at the same moment, one is accepted) and writes the reports as they came.
+
+`UploadQueue` is group commit: while one transaction is being written, whatever comes in waits for
+the next; so one disk sync serves every client that came meanwhile, and nobody waits for a timer.
+The queue is bounded in requests and in bytes: beyond that, clients are told to come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+
+from chorister._native import scan_reports
+from chorister.aggregator.jobs.aggregation_job_driver import job_capacity
+from chorister.aggregator.storage.batches import lock_batch
+from chorister.aggregator.storage.database import Database, Transaction
+from chorister.aggregator.storage.hpke_keys import KeyRing
+from chorister.aggregator.storage.reports import Segment, add_report_ids, add_segments
+from chorister.aggregator.storage.schema import BatchState
+from chorister.aggregator.storage.statistics import UPLOADED, count, rejections
+from chorister.aggregator.task import MAX_SKEW_SECONDS, KnownTask
+from chorister.clock import Clock
+from chorister.dap.draft import REPORT_ID_BYTES, Problem, ReportError
+from chorister.dap.http import invalid_message
+from chorister.dap.messages import ReportUploadStatus, UploadErrors
+from chorister.errors import DecodeError
+
+if TYPE_CHECKING:
+    from chorister.aggregator.jobs.job_queue import JobQueue
+
+U = TypeVar("U")
+R = TypeVar("R")
+
+_MAX_SEGMENT_REPORTS: Final = 64
+_MANY_REPORTS: Final = 256
+_SEGMENT_ID_BYTES: Final = 16
+_ALL_STORED: Final = UploadErrors(())
+
+
+class CheckedUpload(NamedTuple):
+    """One checked request: what is to be stored, and what not. (A tuple is fastest to create.)"""
+
+    task: KnownTask
+    reports: bytes
+    ids: tuple[bytes, ...]
+    ends: tuple[int, ...]  # where each report ends
+    errors: bytes  # one `ReportError` per report, 0 where there is none yet
+
+
+class _Part(NamedTuple):
+    """An upload, and the outcome for each of its reports."""
+
+    upload: CheckedUpload
+    codes: bytearray
+
+    def errors(self) -> UploadErrors:
+        if not any(self.codes):
+            return _ALL_STORED
+        return UploadErrors(
+            tuple(
+                ReportUploadStatus(report_id, code)
+                for report_id, code in zip(self.upload.ids, self.codes, strict=True)
+                if code
+            )
+        )
+
+
+class ReportWriter:
+    """Checks and stores uploads. Any thread of any process may call it."""
+
+    def __init__(
+        self, database: Database, keys: KeyRing, clock: Clock, *, queue: JobQueue | None = None
+    ) -> None:
+        """`queue`: where workers fetch jobs; None if the server's own loop runs them."""
+        self._database = database
+        self._keys = keys
+        self._clock = clock
+        self._queue = queue
+
+    def check(self, task: KnownTask, reports: bytes) -> CheckedUpload:
+        """Check a request; raises `ProblemError` if it is not a list of reports."""
+        try:
+            headers = scan_reports(reports)
+        except DecodeError as error:
+            raise invalid_message(error, task_id=task.task_id) from None
+        joined = headers.ids
+        self._check_number(task, len(joined) // REPORT_ID_BYTES, len(reports))
+        if len(joined) == REPORT_ID_BYTES:
+            ids: tuple[bytes, ...] = (joined,)
+        else:
+            ids = tuple(
+                joined[start : start + REPORT_ID_BYTES]
+                for start in range(0, len(joined), REPORT_ID_BYTES)
+            )
+        # Plain loops: most requests have one report, for which numpy would take longer.
+        extensions, config_ids = headers.extensions, headers.config_ids
+        ends = tuple(memoryview(headers.ends).cast("Q"))
+        times = memoryview(headers.times).cast("Q")
+        known = self._keys.usable_ids(config_ids)
+        now, bucket, size = self._clock.now(), task.interval.start, task.report_bytes
+        early, closed = now < task.starts - MAX_SKEW_SECONDS, now >= task.closes
+        errors = bytearray(len(ids))
+        start = 0
+        for place, end in enumerate(ends):
+            # Of several errors the first one: those that end a device's attempts.
+            if closed:
+                errors[place] = ReportError.TASK_EXPIRED
+            elif times[place] != bucket:
+                errors[place] = ReportError.REPORT_DROPPED
+            elif end - start != size or extensions[place]:
+                errors[place] = ReportError.INVALID_MESSAGE
+            elif early:
+                errors[place] = ReportError.REPORT_TOO_EARLY
+            elif config_ids[place] not in known:
+                errors[place] = ReportError.OUTDATED_CONFIG
+            start = end
+        return CheckedUpload(task, reports, ids, ends, bytes(errors))
+
+    @staticmethod
+    def _check_number(task: KnownTask, count: int, size: int) -> None:
+        """Refuse a body most of whose reports must be too short, before naming each of them.
+
+        A few bad reports among good ones are named; hundreds of thousands are an attack.
+        """
+        if count > _MANY_REPORTS and count * task.report_bytes > 2 * size:
+            raise task.refusal(
+                Problem.INVALID_MESSAGE,
+                f"{size} bytes can't hold {count} reports of {task.report_bytes} bytes each",
+            )
+
+    def store(self, uploads: Sequence[CheckedUpload]) -> list[UploadErrors]:
+        """Store uploads in one transaction. Returns the rejected reports of each.
+
+        Durable when it returns: then, and not before, the requests are answered.
+        """
+        by_task: dict[bytes, list[_Part]] = defaultdict(list)
+        parts = [_Part(upload, bytearray(upload.errors)) for upload in uploads]
+        for part in parts:
+            by_task[part.upload.task.task_id].append(part)
+        with self._database.write() as tx:
+            stored = 0
+            for task_id in sorted(by_task):
+                stored += self._store_task(tx, by_task[task_id])
+            if stored and self._queue is not None:
+                self._queue.reports_stored(tx)
+        return [part.errors() for part in parts]
+
+    def _store_task(self, tx: Transaction, parts: Sequence[_Part]) -> int:
+        """Store the uploads for one task. Returns the number of reports stored."""
+        task = parts[0].upload.task
+        state = lock_batch(tx, task.task_id, exclusive=False)
+        if state is not BatchState.OPEN:
+            over = state is None or state >= BatchState.ENDING
+            closed = ReportError.TASK_EXPIRED if over else ReportError.BATCH_COLLECTED
+            for _, codes in parts:
+                codes[:] = bytes(code or closed for code in codes)
+            if over:
+                return 0  # nothing about it is written any more
+        wanted: set[bytes] = set()
+        for upload, codes in parts:
+            if any(codes):
+                wanted.update(
+                    each for each, code in zip(upload.ids, codes, strict=True) if not code
+                )
+            else:
+                wanted.update(upload.ids)
+        new = add_report_ids(self._database, tx, task.task_id, wanted)
+        stored: list[bytes] = []
+        for upload, codes in parts:
+            start = 0
+            for place, (report_id, end) in enumerate(zip(upload.ids, upload.ends, strict=True)):
+                if not codes[place]:
+                    if report_id in new:
+                        new.discard(report_id)  # a second copy in the same requests is a replay
+                        stored.append(upload.reports[start:end])
+                    else:
+                        codes[place] = ReportError.REPORT_REPLAYED
+                start = end
+        size = min(_MAX_SEGMENT_REPORTS, job_capacity(task))
+        add_segments(
+            self._database,
+            tx,
+            task.task_id,
+            [
+                Segment(self._segment_id(), stored[start : start + size])
+                for start in range(0, len(stored), size)
+            ],
+        )
+        names = {UPLOADED: len(stored)} | rejections(
+            "upload", b"".join(codes for _, codes in parts)
+        )
+        count(self._database, tx, task.task_id, names)
+        return len(stored)
+
+    def _segment_id(self) -> bytes:
+        """Return a unique id; ids ascend in the order of arrival."""
+        return self._clock.now().to_bytes(6, "big") + secrets.token_bytes(_SEGMENT_ID_BYTES - 6)
+
+
+class QueueFull(Exception):
+    """No room: the client should come back later."""
+
+
+class UploadQueue(Generic[U, R]):
+    """Passes uploads to `store`, many at a time, one transaction after another."""
+
+    def __init__(
+        self,
+        store: Callable[[Sequence[U]], Sequence[R]],
+        *,
+        max_waiting: int = 4096,
+        max_bytes: int = 256 << 20,
+        batch: int = 256,
+        stored: Callable[[int, float], None] = lambda _count, _seconds: None,
+    ) -> None:
+        """`store` runs in its own thread; `stored` is called on the loop after each transaction."""
+        self._store = store
+        self._max_waiting = max_waiting
+        self._max_bytes = max_bytes
+        self._batch = batch
+        self._stored = stored
+        self._waiting: deque[tuple[U, int, asyncio.Future[R]]] = deque()
+        self._bytes = 0
+        self._under_way = 0
+        self._closing = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="uploads")
+        self._writer: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a response yet."""
+        return len(self._waiting) + self._under_way
+
+    def put(self, upload: U, size: int) -> asyncio.Future[R]:
+        """Queue one upload of `size` bytes; the future is done when it is durable."""
+        if (
+            self._closing
+            or self.waiting >= self._max_waiting
+            or self._bytes + size > self._max_bytes
+        ):
+            raise QueueFull
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[R] = loop.create_future()
+        self._waiting.append((upload, size, future))
+        self._bytes += size
+        if self._writer is None or self._writer.done():
+            self._writer = loop.create_task(self._write())
+        return future
+
+    async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            taken = [self._waiting.popleft() for _ in range(min(self._batch, len(self._waiting)))]
+            self._under_way = len(taken)
+            uploads = [upload for upload, _, _ in taken]
+            started = time.monotonic()
+            try:
+                results = await loop.run_in_executor(self._thread, self._store, uploads)
+            except BaseException as error:
+                for _, _, future in taken:
+                    if not future.done():
+                        future.set_exception(error)
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                for (_, _, future), result in zip(taken, results, strict=True):
+                    if not future.done():  # its client may have disconnected
+                        future.set_result(result)
+                self._stored(len(taken), time.monotonic() - started)
+            finally:
+                self._bytes -= sum(size for _, size, _ in taken)
+                self._under_way = 0
+
+    async def close(self) -> None:
+        """Accept nothing more, and write what waits."""
+        self._closing = True
+        if self._writer is not None:
+            await asyncio.wait([self._writer])
+        self._thread.shutdown()
