@@ -3,10 +3,10 @@ from chorister.analyst.algorithms.crosstab import crosstab
 from chorister.analyst.algorithms.distribution import distribution
 from chorister.analyst.algorithms.heatmap import heatmap
 from chorister.analyst.algorithms.ngrams import discover_ngrams
-from chorister.analyst.features import categories, grid, intervals, prefix_tree
-from chorister.analyst.live import connect
+from chorister.analyst.live_fleet import connect
 from chorister.analyst.question import Question
 from chorister.analyst.rehearsal import rehearse
+from chorister.analyst.request import categories, grid, intervals, prefix_tree
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.policy import Policy

@@ -1,18 +1,34 @@
-"""The native module: Prio3 and HPKE for whole batches, and random bits.
+"""The native module: Prio3 and HPKE for whole batches, random bits, and the certified bound.
 
 Every call releases the GIL. `threads` is the number of threads to use, 0 for all cores. Messages
 are `bytes`; columns of numbers come back as `bytes` of native 64-bit unsigned integers, for
-`numpy.frombuffer`. Per-report codes are the draft's `ReportError`, one byte a report, 0 where there
-is none. Errors are those of `chorister.errors`.
+`numpy.frombuffer`. Codes of reports are `ReportError`s, one byte per report, 0 where there is none.
+Errors are those of `chorister.errors`.
 """
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 Numbers: TypeAlias = bytes | NDArray[np.uint8] | NDArray[np.uint64]
+
+class ReportError(IntEnum):
+    """DAP, section "Report Errors Registry": what became of one report. Rust has the numbers."""
+
+    BATCH_COLLECTED = ...
+    REPORT_REPLAYED = ...
+    REPORT_DROPPED = ...
+    HPKE_UNKNOWN_CONFIG_ID = ...
+    HPKE_DECRYPT_ERROR = ...
+    VDAF_VERIFY_ERROR = ...
+    TASK_EXPIRED = ...
+    INVALID_MESSAGE = ...
+    REPORT_TOO_EARLY = ...
+    TASK_NOT_STARTED = ...
+    OUTDATED_CONFIG = ...
 
 @final
 class Prio3:
@@ -199,3 +215,51 @@ def sample_binomials(count: int, trials: int, *, threshold: int, threads: int = 
 
     From ChaCha20 with a key of the operating system's generator.
     """
+
+def exact_epsilon(
+    cohort: int, *, symmetric: bool, local_epsilon: float, noised: bool, delta: float
+) -> tuple[float, float]:
+    """Epsilon of one release at `delta`: a witness's lower bound, and the certified upper bound.
+
+    The work is bounded whatever the arguments (`MAX_WORK` in `src/rust/src/bound`), here and below.
+    """
+
+def exact_delta(
+    cohort: int, *, symmetric: bool, local_epsilon: float, noised: bool, epsilon: float
+) -> tuple[float, float]:
+    """Delta of one release at `epsilon`: a witness's lower bound, and the certified upper bound."""
+
+def witness_delta(
+    cohort: int, *, symmetric: bool, local_epsilon: float, noised: bool, epsilon: float
+) -> float:
+    """Delta of the witness's composition: no bound, but for rounding a value that occurs."""
+
+def composition_delta(
+    cohort: int,
+    *,
+    symmetric: bool,
+    local_epsilon: float,
+    held: int,
+    instead: int,
+    epsilon: float,
+) -> float:
+    """Delta of one composition: so many others hold the device's value, and the other one."""
+
+def exact_envelope(
+    cohort: int, *, symmetric: bool, local_epsilon: float, noised: bool, delta: float
+) -> tuple[bytes, bytes]:
+    """A curve above every divergence of one coordinate: knots g - 1 and the excess over (1-g)+.
+
+    Both as native doubles.
+    """
+
+def renyi_divergence(
+    cohort: int,
+    *,
+    symmetric: bool,
+    local_epsilon: float,
+    noised: bool,
+    order: int,
+    witness: bool = False,
+) -> float:
+    """Certified Renyi divergence of one release, or with `witness` that of one composition."""

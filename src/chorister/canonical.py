@@ -1,12 +1,12 @@
 """One byte string per value: canonical JSON, decimals, base64url, Ed25519 keys.
 
-What is signed or hashed must have exactly one encoding, or two parties can disagree about what
+What is signed or hashed must have exactly one encoding, or else two parties can disagree about what
 was signed. The rules, all checked when reading:
 
 - **JSON** is the subset of RFC 8785 without floats and null: UTF-8 without a byte-order mark, no
   white space, keys sorted by UTF-16 code units and unique, strings in Unicode NFC, with
-  characters of Unicode 14.0 only (`chorister.unicode14` says why), integers of at most 53 bits.
-  What is absent is left out, never `null`.
+  characters of Unicode 14.0 only (see `chorister.unicode14`), integers of at most 53 bits. Absent
+  values are left out, never `null`.
 - **Decimals** are strings: an optional `-`, digits without leading zeros, then optionally a point
   and digits that do not end in 0. Never `-0`, an exponent, or a JSON number.
 - **base64url** has no padding and no stray bits in its last character.
@@ -41,29 +41,6 @@ from chorister.errors import DecodeError, InvalidInput
 from chorister.unicode14 import VERSION as UNICODE
 from chorister.unicode14 import find_unassigned
 
-__all__ = [
-    "FROZEN",
-    "WIRE",
-    "Bool",
-    "Complaint",
-    "FrozenDict",
-    "Hex32",
-    "Int",
-    "Model",
-    "Number",
-    "PublicKey",
-    "b64url_decode",
-    "b64url_encode",
-    "culprit",
-    "decimal_text",
-    "dumps",
-    "fault",
-    "key_id",
-    "loads",
-    "parse_decimal",
-    "sha256",
-]
-
 MAX_INT: Final = 2**53 - 1
 MAX_DEPTH: Final = 16
 # Long enough for every budget and coordinate, short enough that arithmetic stays exact and quick.
@@ -75,7 +52,7 @@ WIRE: Final = {"wire": True}
 
 
 class _NotCanonicalError(Exception):
-    """Where (a dotted path) and why a value has no canonical form."""
+    """A value has no canonical form; `path` is the dotted path of the part that has none."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(why)
@@ -83,11 +60,10 @@ class _NotCanonicalError(Exception):
 
 
 class _Float:
-    """Stands for a JSON float until the walk over the document can name its path."""
+    """Stands for a JSON float until the check of the document can name its path."""
 
 
 def sha256(data: bytes) -> bytes:
-    """SHA-256."""
     return hashlib.sha256(data).digest()
 
 
@@ -101,7 +77,7 @@ _JSON: Final = json.JSONEncoder(
 
 
 def dumps(value: Any) -> bytes:  # noqa: ANN401 (any JSON value)
-    """The canonical encoding; refuses what has none (floats, null, strings not in NFC)."""
+    """Return the canonical encoding; refuse floats, null, and strings not in NFC."""
     try:
         _check(value, "")
     except _NotCanonicalError as error:
@@ -112,15 +88,15 @@ def dumps(value: Any) -> bytes:  # noqa: ANN401 (any JSON value)
 def _encode(value: Any) -> bytes:  # noqa: ANN401 (any JSON value that was checked)
     text = _JSON.encode(value)
     if not text.isascii():
-        # RFC 8785 sorts keys by UTF-16 code units, json by characters: in ASCII that is the same.
+        # RFC 8785 sorts keys by UTF-16 code units, json by characters: the same for ASCII.
         text = _UNSORTED_JSON.encode(_sorted(value))
     return text.encode("utf-8")
 
 
 def loads(data: bytes, *, max_bytes: int, canonical: bool = True) -> Any:  # noqa: ANN401
-    """Parse untrusted JSON. `canonical=False` permits white space and any order of keys.
+    """Parse untrusted JSON. `canonical=False` allows white space and any order of keys.
 
-    Duplicate keys, floats, null and oversized or deeply nested documents are refused either way.
+    Duplicate keys, floats, null and oversized or deeply nested documents are always refused.
     """
     if len(data) > max_bytes:
         raise DecodeError(f"{len(data)} bytes of JSON, where at most {max_bytes} are allowed")
@@ -144,8 +120,8 @@ def loads(data: bytes, *, max_bytes: int, canonical: bool = True) -> Any:  # noq
     return value
 
 
-def fault(value: Any) -> tuple[str, str] | None:  # noqa: ANN401
-    """Where (a dotted path) and why a value has no canonical encoding, if it has none."""
+def find_noncanonical(value: Any) -> tuple[str, str] | None:  # noqa: ANN401
+    """Return where (a dotted path) and why a value has no canonical encoding, if it has none."""
     try:
         _check(value, "")
     except _NotCanonicalError as error:
@@ -171,7 +147,7 @@ def _float(_: str) -> _Float:
 def _check(value: Any, path: str, depth: int = 0) -> None:  # noqa: ANN401
     """Raise at the first part that has no canonical form."""
     if type(value) is str and value.isascii():
-        return  # as most parts are
+        return  # the most common case
     if depth > MAX_DEPTH:
         raise _NotCanonicalError(path, f"nested more than {MAX_DEPTH} deep")
     match value:
@@ -224,10 +200,10 @@ def _sorted(value: Any) -> Any:  # noqa: ANN401
 
 
 def decimal_text(value: Decimal) -> str:
-    """The one spelling of a decimal: `Decimal("1E-6")` is "0.000001"."""
+    """Return the only spelling of a decimal: `Decimal("1E-6")` is "0.000001"."""
     if not value.is_finite():
         raise InvalidInput(f"{value} is not a finite decimal")
-    # Before it is spelled out: the exponent of Decimal("1E+999999") would fill the memory.
+    # Checked first: spelling out Decimal("1E+999999") would fill the memory.
     if value and not -30 <= value.adjusted() <= 19:
         raise InvalidInput(f"{value} is outside the range of decimals, 1e-30 to 1e20")
     text = format(value, "f") if value else "0"
@@ -239,7 +215,7 @@ def decimal_text(value: Decimal) -> str:
 
 
 def parse_decimal(text: str) -> Decimal:
-    """The decimal that `text` spells, if it is spelled canonically."""
+    """Parse a decimal in its canonical spelling."""
     if not _DECIMAL.fullmatch(text) or text == "-0":
         raise DecodeError(f'a decimal is a string such as "0.3", not {text[:40]!r}')
     return Decimal(text)
@@ -273,12 +249,12 @@ Bool = Annotated[bool, Strict()]
 
 
 def b64url_encode(data: bytes) -> str:
-    """base64url without padding."""
+    """Encode as base64url without padding."""
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
 
 
 def b64url_decode(text: str) -> bytes:
-    """Strict inverse of `b64url_encode`: every byte string has one spelling."""
+    """Decode base64url strictly: every byte string has one spelling."""
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
@@ -289,7 +265,7 @@ def b64url_decode(text: str) -> bytes:
 
 
 def key_id(public_key: bytes) -> str:
-    """The RFC 7638 thumbprint of an Ed25519 public key (as in RFC 8037, appendix A.3)."""
+    """Return the RFC 7638 thumbprint of an Ed25519 public key (see RFC 8037, appendix A.3)."""
     jwk = {"crv": "Ed25519", "kty": "OKP", "x": b64url_encode(public_key)}
     return b64url_encode(sha256(dumps(jwk)))
 
@@ -329,10 +305,10 @@ _V = TypeVar("_V")
 
 
 class FrozenDict(dict[_K, _V]):
-    """A dictionary that stays as it is: what is computed from a model is computed once."""
+    """A dictionary that can't change, so values computed from a model can be cached."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("this dictionary is part of a frozen model: make a changed copy of that")
+        raise TypeError("part of a frozen model: copy the model with model_copy(update=...)")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
@@ -351,27 +327,27 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     def canonical(self) -> bytes:
-        """Its canonical JSON; fields that are None are left out."""
+        """Return the canonical JSON, without fields that are None."""
         return dumps(self.model_dump(mode="json", exclude_none=True))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy, validated anew: Pydantic's own would keep what was computed from the original."""
+        """Return a validated copy. Pydantic's own would keep the original's cached values."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
         if deep:
             values = copy.deepcopy(values)
         return type(self).model_validate({**values, **(update or {})})
 
 
-class Complaint(ValueError):
-    """What a validator of a whole model has against one of its fields."""
+class FieldError(ValueError):
+    """Raised by the validator of a whole model about one of its fields."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(why)
         self.field = field
 
 
-def culprit(error: ValidationError) -> tuple[str | None, str]:
-    """The dotted path and the message of the first complaint in a validation error."""
+def first_error(error: ValidationError) -> tuple[str | None, str]:
+    """Return the dotted path and the message of the first error in a validation error."""
     first = error.errors(include_url=False, include_input=False)[0]
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
@@ -380,6 +356,6 @@ def culprit(error: ValidationError) -> tuple[str | None, str]:
         message = "this field is missing"
     path = [str(part) for part in first["loc"]]
     cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, Complaint):
+    if isinstance(cause, FieldError):
         path.append(cause.field)
     return ".".join(path) or None, message

@@ -1,58 +1,94 @@
-"""Time, always passed in: logic asks a `Clock` and never the operating system.
+"""Time: a `Clock` is always passed in, so that no logic asks the operating system.
 
-Times are integer POSIX seconds everywhere in Chorister, as in DAP.
+Times are integer POSIX seconds everywhere in Chorister, as in DAP. The one exception is the
+schedule of a device's requests, in microseconds: a request sent in the fraction of a second in
+which some work ended would reveal how long the work took.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import time
-from typing import Protocol
+from typing import Final, Protocol
 
-from chorister.errors import InvalidInput
-
-__all__ = ["Clock", "SettableClock", "SystemClock", "utc_text"]
+SECOND: Final = 1_000_000
+"""In microseconds."""
 
 
 class Clock(Protocol):
-    """Whatever can tell the time in whole POSIX seconds."""
+    """Tells the time, and waits."""
 
     def now(self) -> int:
-        """The time now."""
+        """Return the time in whole seconds."""
         ...
+
+    def microseconds(self) -> int:
+        """Return the time in microseconds."""
+        ...
+
+    def sleep(self, seconds: float) -> None: ...
 
 
 class SystemClock:
-    """The operating system's clock, rounded down to whole seconds."""
+    """The operating system's clock."""
 
     def now(self) -> int:
-        """The time now."""
         return time.time_ns() // 1_000_000_000
+
+    def microseconds(self) -> int:
+        return time.time_ns() // 1000
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
 
 
 class SettableClock:
-    """A clock that stands still until told otherwise, for tests, rehearsals and demos."""
+    """A clock that stands still until it is moved, for tests, rehearsals and demos."""
 
-    def __init__(self, now: int) -> None:
-        self._now = now
+    def __init__(self, now: float) -> None:
+        self._now = round(now * SECOND)
 
     def now(self) -> int:
-        """The time this clock was last set to."""
+        return self._now // SECOND
+
+    def microseconds(self) -> int:
         return self._now
 
-    def set(self, now: int) -> None:
-        """Move to `now`, which may lie in the past (as a wrong system clock may)."""
-        self._now = now
+    def sleep(self, seconds: float) -> None:
+        """Advance at once."""
+        self.advance(seconds)
 
-    def advance(self, seconds: int) -> None:
-        """Move forward by `seconds`."""
+    def set(self, now: float) -> None:
+        """Set the clock, perhaps backwards, as happens to a system clock."""
+        self._now = round(now * SECOND)
+
+    def advance(self, seconds: float) -> None:
         if seconds < 0:
-            raise InvalidInput(f"advance() goes forward only, not by {seconds} s; use set()")
-        self._now += seconds
+            raise ValueError(f"advance() only goes forward, not by {seconds} s: use set()")
+        self._now += round(seconds * SECOND)
 
 
-def utc_text(seconds: int, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
-    """A time for people to read: "2026-11-16 08:42:10 UTC"."""
+def uptime() -> float:
+    """Return the seconds of a clock that never goes back, and counts while the system sleeps.
+
+    Where there is no such clock (on macOS, for example) it stops during a suspend.
+    """
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+def utc_text(seconds: int) -> str:
+    """Write a time for people: "2026-11-16 08:42:10 UTC"."""
+    return _written(seconds, "%Y-%m-%d %H:%M:%S UTC")
+
+
+def utc_minute(seconds: int) -> str:
+    """Write a time for people, to the minute: "2026-11-16 08:42 UTC"."""
+    return _written(seconds, "%Y-%m-%d %H:%M UTC")
+
+
+def _written(seconds: int, form: str) -> str:
     try:
         moment = dt.datetime.fromtimestamp(seconds, dt.UTC)
     except (OverflowError, ValueError, OSError):

@@ -1,19 +1,17 @@
-"""What is used in a `with` block, and closed at its end."""
+"""Objects that a `with` block closes at its end."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import Self
 
-__all__ = ["Closing"]
-
 
 class Closing(ABC):
-    """A context manager that is closed, however its block ends."""
+    """A context manager that closes itself, however its block ends."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what is held; a second time nothing happens."""
+        """Release all resources. Calling it again does nothing."""
 
     def __enter__(self) -> Self:
         return self

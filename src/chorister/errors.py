@@ -1,52 +1,54 @@
 """Every error that Chorister raises on purpose.
 
-Each message says what was wrong and what to do; fields carry the values for programs.
+Each message says what is wrong and what to do; attributes carry the values for programs.
 
     ChoristerError
-    ├── InvalidInput        a caller's value is outside the permitted range
+    ├── InvalidInput        a value from the caller is not allowed
     │   └── PolicyError         a policy document is malformed
     ├── BudgetExceeded      a charge that a privacy budget does not allow
     ├── DecodeError         bytes from outside are not what they claim to be
-    │   └── RecipeError         a recipe is malformed, or not in its one canonical form
+    │   └── RecipeError         a recipe is malformed, or not in canonical form
     │       └── SignatureInvalid    its signature, or the key that made it, is not accepted
     ├── QueryRefused        a policy does not allow this recipe
-    ├── StudyError          a study can't go on; nothing more was asked
+    ├── StudyError          a study can't continue; nothing more was asked
     │   ├── CohortTooSmall      fewer reports than the minimum cohort: nothing is released
-    │   ├── QuestionWithdrawn   the analyst took the question back
-    │   └── WindowOver          too late: a question's window has passed
+    │   ├── QuestionWithdrawn   the analyst withdrew the question
+    │   └── WindowOver          too late: the question's window is over
     ├── StoreError          the device's encrypted store can't be opened, read or written
-    │   ├── EventRefused        an event that does not fit its stream or profile
-    │   └── KeyUnavailable      the device's key can't be had, or is not fit to be used
+    │   ├── EventRefused        an event does not fit its stream or profile
+    │   └── KeyUnavailable      the device's key is missing or unusable
     ├── LedgerError         the budget ledger can't decide now, so the device is silent
-    │   ├── HeadUnavailable     where the ledger's head is kept can't be read or written
+    │   ├── HeadUnavailable     the ledger's head can't be read or written
     │   ├── LedgerBehind        entries are missing: a backup was restored, or the ledger deleted
-    │   ├── LedgerTampered      entries, or those of the audit log, are not as they were written
-    │   └── LedgerYoung         the ledger is too new: whatever was before it may still count
-    ├── SandboxFailed       a query gave no result; always the same words, whatever the data
+    │   ├── LedgerStale         the newest checkpoint is too old to date a charge
+    │   ├── LedgerTampered      an entry of the ledger or the audit log was changed
+    │   └── LedgerYoung         the ledger is too new: charges before it may still count
+    ├── SandboxFailed       a query has no result; the same words whatever the data
     ├── SandboxUnavailable  no sandbox can be started; nothing was charged
     ├── HPKEError           sealing or opening failed
-    │   └── UnsupportedSuite    an HPKE algorithm that Chorister does not speak
-    ├── LogError            the public log, or someone's copy of it, is not what it must be
-    │   ├── ProofInvalid        a Merkle proof does not show what it claims
+    │   └── UnsupportedSuite    an HPKE algorithm that Chorister does not support
+    ├── LogError            the public log, or a copy of it, is wrong
+    │   ├── ProofInvalid        a Merkle proof does not prove what it should
     │   ├── LogSignatureInvalid a signature is missing or wrong
     │   ├── LogForked           two histories: the log does not extend what was seen before
     │   │   └── LogRewound          smaller or earlier than what was seen before
-    │   ├── LogWithheld         a file that the checkpoint covers can't be had
+    │   ├── LogWithheld         a file that the checkpoint covers is not available
     │   ├── CheckpointTime      a checkpoint from the future, or too old
-    │   ├── WrongList           the current list is not the one that follows from the entries
-    │   ├── EntryRefused        an entry that the log's rules do not permit
-    │   │   ├── DuplicateEntry      it is in the log already
-    │   │   └── ForeignHPKEConfig   a key in an aggregator's name that is not the aggregator's
-    │   ├── NotAuthorized       signed, but by a key that no policy lists for it
+    │   ├── WrongList           the current list does not follow from the entries
+    │   ├── EntryRefused        an entry that the log's rules do not allow
+    │   │   ├── DuplicateEntry      it is already in the log
+    │   │   └── ForeignHPKEConfig   a key under an aggregator's name that is not the aggregator's
+    │   ├── QuotaExceeded       too many recipes are open at once, by one author or in all
+    │   ├── NotAuthorized       signed by a key that no policy lists for it
     │   ├── HeadLost            a cosigner does not know what it signed last
-    │   └── StorageDamaged      files of a registry or cosigner are not as they were written
-    ├── SubmissionRefused   a registry does not take an entry or a cosignature
-    ├── ServiceError        a server can't start or go on, or can't be reached
-    ├── DeviceBusy          another process runs this device at the moment
-    ├── Unreachable         a server can't be reached, or does not answer as it must
-    ├── UploadFailed        a leader did not take a report
-    ├── ProblemError        an aggregator refuses a request: RFC 9457's problem document
-    ├── CollectionInvalid   what a leader hands a collector is not the task's result
+    │   └── StorageDamaged      files of a registry or cosigner were changed
+    ├── SubmissionRefused   a registry refuses an entry or a cosignature
+    ├── ServiceError        a server can't start, continue or be reached
+    ├── DeviceBusy          another process is running this device
+    ├── Unreachable         a server can't be reached, or its answer can't be understood
+    ├── UploadFailed        a leader did not accept a report
+    ├── ProblemError        an aggregator refuses a request, with an RFC 9457 problem document
+    ├── CollectionInvalid   what a leader returns to a collector is not the task's result
     └── InternalError       a bug in Chorister; nothing was released
 """
 
@@ -55,54 +57,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from decimal import Decimal
 
-__all__ = [
-    "BudgetExceeded",
-    "CheckpointTime",
-    "ChoristerError",
-    "CohortTooSmall",
-    "CollectionInvalid",
-    "DecodeError",
-    "DeviceBusy",
-    "DuplicateEntry",
-    "EntryRefused",
-    "EventRefused",
-    "ForeignHPKEConfig",
-    "HPKEError",
-    "HeadLost",
-    "HeadUnavailable",
-    "InternalError",
-    "InvalidInput",
-    "KeyUnavailable",
-    "LedgerBehind",
-    "LedgerError",
-    "LedgerTampered",
-    "LedgerYoung",
-    "LogError",
-    "LogForked",
-    "LogRewound",
-    "LogSignatureInvalid",
-    "LogWithheld",
-    "NotAuthorized",
-    "PolicyError",
-    "ProblemError",
-    "ProofInvalid",
-    "QueryRefused",
-    "QuestionWithdrawn",
-    "RecipeError",
-    "SandboxFailed",
-    "SandboxUnavailable",
-    "ServiceError",
-    "SignatureInvalid",
-    "StorageDamaged",
-    "StoreError",
-    "StudyError",
-    "SubmissionRefused",
-    "Unreachable",
-    "UnsupportedSuite",
-    "UploadFailed",
-    "WindowOver",
-    "WrongList",
-]
+from chorister.clock import utc_text
 
 
 class ChoristerError(Exception):
@@ -110,7 +65,7 @@ class ChoristerError(Exception):
 
 
 class InvalidInput(ChoristerError, ValueError):
-    """A value outside the permitted range; the message names the range."""
+    """A value that is not allowed; the message says what is."""
 
 
 class BudgetExceeded(ChoristerError):
@@ -118,17 +73,17 @@ class BudgetExceeded(ChoristerError):
 
     def __init__(self, *, spent: Decimal, asked: Decimal, allowed: Decimal, field: str) -> None:
         super().__init__(
-            f"the budget allows {field} {allowed:f} in all, {spent:f} is spent, and this asks for "
-            f"{asked:f}: wait until the budget renews, or ask for less"
+            f"the budget allows {field} {allowed:f} in total, {spent:f} is spent, and this asks "
+            f"for {asked:f}: wait until the budget renews, or ask for less"
         )
         self.spent = spent  # before this charge
         self.asked = asked  # by this charge
-        self.allowed = allowed  # in all
+        self.allowed = allowed  # in total
         self.field = field  # which limit: epsilon, delta, …
 
 
 class PolicyError(InvalidInput):
-    """A policy document that is malformed; `field` is the dotted path of the culprit."""
+    """A malformed policy document; `field` is the dotted path of what to correct."""
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(f"{field}: {message}" if field else message)
@@ -137,7 +92,7 @@ class PolicyError(InvalidInput):
 
 
 class DecodeError(ChoristerError, ValueError):
-    """Bytes from outside that do not decode; the message names the place."""
+    """Bytes from outside that do not decode; the message says where."""
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(f"{field}: {message}" if field else message)
@@ -146,15 +101,15 @@ class DecodeError(ChoristerError, ValueError):
 
 
 class RecipeError(DecodeError):
-    """A recipe that is malformed or not canonical; `field` is the dotted path of the culprit."""
+    """A malformed or non-canonical recipe; `field` is the dotted path of what to correct."""
 
 
 class SignatureInvalid(RecipeError):
-    """A recipe whose signature does not verify under any accepted author key."""
+    """A recipe without a valid signature by an accepted author key."""
 
 
 class QueryRefused(ChoristerError):
-    """A recipe that a policy does not allow; `check` names the rule, `why` says it in words."""
+    """A recipe that a policy does not allow; `check` names the rule, `why` explains it."""
 
     def __init__(self, *, check: str, why: str, field: str | None = None) -> None:
         super().__init__(f"refused ({check}): {why}")
@@ -164,24 +119,24 @@ class QueryRefused(ChoristerError):
 
 
 class StudyError(ChoristerError):
-    """A study can't go on: the message says what to do; nothing more was asked."""
+    """A study can't continue. The message says what to do; nothing more was asked."""
 
 
 class CohortTooSmall(StudyError):
-    """Fewer reports than the minimum cohort, or none to be expected: nothing is released."""
+    """Fewer reports than the minimum cohort, or none expected: nothing is released."""
 
     def __init__(self, message: str, *, reports: int | None, needed: int) -> None:
         super().__init__(message)
-        self.reports = reports  # expected, or that came; None where only the aggregators know
+        self.reports = reports  # expected or received; None if only the aggregators know
         self.needed = needed
 
 
 class QuestionWithdrawn(StudyError):
-    """The analyst took the question back before there was a result; ask another."""
+    """The analyst withdrew the question before there was a result: ask another."""
 
 
 class WindowOver(StudyError):
-    """A question's window has passed without a result: ask it again, with another window."""
+    """The question's window is over without a result: ask again, with another window."""
 
 
 class StoreError(ChoristerError):
@@ -189,7 +144,7 @@ class StoreError(ChoristerError):
 
 
 class EventRefused(StoreError, ValueError):
-    """An event that does not fit; nothing was stored. `field` is its path, "stream.field"."""
+    """An event that does not fit its stream; nothing was stored. `field` is "stream.field"."""
 
     def __init__(self, message: str, *, field: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -198,32 +153,46 @@ class EventRefused(StoreError, ValueError):
 
 
 class KeyUnavailable(StoreError):
-    """The device's key can't be had, or is not fit to be used; it never appears in the message."""
+    """The device's key is missing or unusable; messages never contain the key."""
 
 
 class LedgerError(ChoristerError):
-    """The budget ledger can't decide now. The device stays silent; nothing was charged."""
+    """The budget ledger can't decide now: the device stays silent, nothing was charged."""
 
 
 class HeadUnavailable(LedgerError):
-    """The ledger's head can't be read or written; silence, since a backup could be restored."""
+    """The ledger's head can't be read or written, so a restored backup would go unnoticed."""
 
 
 class LedgerBehind(LedgerError):
-    """Entries that the ledger once had are missing; `until` is None if they count for ever."""
+    """The ledger lacks entries that it once had; `until` is None if they count forever."""
 
     def __init__(self, *, missing: str, until: int | None) -> None:
-        wait = f"until {until}" if until is not None else "for good, as budgets do not all renew"
+        wait = (
+            "for good, as budgets do not all renew" if until is None else f"until {utc_text(until)}"
+        )
         super().__init__(
             f"{missing}: a backup was restored or the ledger deleted, and what was charged since "
-            f"is unknown. Nothing is answered {wait} (POSIX seconds); restore the newest ledger"
+            f"is unknown. The device does not answer {wait}: restore the newest ledger"
         )
         self.missing = missing
         self.until = until
 
 
+class LedgerStale(LedgerError):
+    """The newest checkpoint is older than the policy allows, so it can't date a charge."""
+
+    def __init__(self, *, checkpoint: int, now: int) -> None:
+        super().__init__(
+            f"the newest checkpoint is {now - checkpoint} s behind this device's clock, more than "
+            "the policy allows: poll the registry, and check the clock"
+        )
+        self.checkpoint = checkpoint  # its time
+        self.now = now
+
+
 class LedgerTampered(LedgerError):
-    """An entry of the ledger or of the audit log is not the one that was written there."""
+    """An entry of the ledger or the audit log was changed after it was written."""
 
     def __init__(self, message: str, *, sequence: int) -> None:
         super().__init__(f"entry {sequence}: {message}; restore the newest copy of the ledger")
@@ -232,39 +201,39 @@ class LedgerTampered(LedgerError):
 
 
 class LedgerYoung(LedgerError):
-    """A new ledger is silent for the policy's `min_ledger_age`; `until` is when that ends."""
+    """A new ledger is silent for the policy's `min_ledger_age`, which ends at `until`."""
 
     def __init__(self, *, until: int) -> None:
         super().__init__(
-            f"the ledger is new, and what an earlier one was charged may still count: nothing is "
-            f"answered until {until} (POSIX seconds)"
+            "the ledger is new, and charges to an earlier one may still count: the device does not "
+            f"answer until {utc_text(until)}"
         )
         self.until = until
 
 
 class SandboxFailed(ChoristerError):
-    """A query gave no result. It carries no cause: whatever depends on data stays in the sandbox.
+    """A query has no result. The cause stays hidden: what depends on data stays in the sandbox.
 
     The agent reports OOV, at the time drawn before the query ran.
     """
 
     def __init__(self) -> None:
-        super().__init__("the query gave no result in the sandbox; the device reports OOV")
+        super().__init__("the query has no result in the sandbox; the device reports OOV")
 
 
 class SandboxUnavailable(ChoristerError):
-    """No sandbox can be started on this system; found before a recipe is charged."""
+    """No sandbox can be started on this system; noticed before a recipe is charged."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
             f"no sandbox can be started ({why}): a device needs a Python interpreter that it can "
-            "run as a process of its own"
+            "run as a separate process"
         )
         self.why = why
 
 
 class HPKEError(ChoristerError):
-    """HPKE sealing or opening failed: wrong key, or altered bytes."""
+    """HPKE sealing or opening failed: the key is wrong, or the bytes were altered."""
 
 
 class UnsupportedSuite(HPKEError, ValueError):
@@ -272,21 +241,21 @@ class UnsupportedSuite(HPKEError, ValueError):
 
 
 class LogError(ChoristerError):
-    """The public log is not what it must be; nothing that depends on it may go on."""
+    """The public log is wrong; nothing that depends on it may continue."""
 
 
 class ProofInvalid(LogError):
-    """A Merkle proof does not show what it claims: ask for another, from another mirror."""
+    """A Merkle proof does not prove what it should: fetch it again, from another mirror."""
 
 
 class LogSignatureInvalid(LogError):
-    """A signature that has to be there is missing or does not verify; the message says whose."""
+    """A required signature is missing or does not verify; the message says whose."""
 
 
 class LogForked(LogError):
-    """The log shows a history that is not an extension of one seen before.
+    """The log shows a history that does not extend the one seen before.
 
-    `evidence` holds the two checkpoints, each with the log's signature: proof of what it did.
+    `evidence` has the two checkpoints, each signed by the log, which prove the fork.
     """
 
     def __init__(self, message: str, *, evidence: tuple[bytes, ...] = ()) -> None:
@@ -295,11 +264,11 @@ class LogForked(LogError):
 
 
 class LogRewound(LogForked):
-    """A checkpoint that is smaller, or earlier, than one already accepted."""
+    """A checkpoint that is smaller or earlier than one already accepted."""
 
 
 class LogWithheld(LogError):
-    """A file that the checkpoint covers is missing, or is not the file of that name."""
+    """A file that the checkpoint covers is missing, or is not the right file."""
 
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
@@ -307,7 +276,7 @@ class LogWithheld(LogError):
 
 
 class CheckpointTime(LogError):
-    """A checkpoint too old to rely on, or from the future: compare the clocks, then ask again."""
+    """A checkpoint too old to rely on, or from the future: compare clocks, then retry."""
 
     def __init__(self, message: str, *, time: int, now: int) -> None:
         super().__init__(message)
@@ -316,15 +285,15 @@ class CheckpointTime(LogError):
 
 
 class WrongList(LogError):
-    """The current list is not the one that the checkpoint names or that the entries give."""
+    """The current list is not the checkpoint's, or does not follow from the entries."""
 
 
 class EntryRefused(LogError):
-    """An entry that the log's rules do not permit where it stands."""
+    """An entry that the log's rules do not allow at its position."""
 
 
 class DuplicateEntry(EntryRefused):
-    """What the entry says is in the log already, at `index`."""
+    """The same statement is already in the log, at `index`."""
 
     def __init__(self, message: str, *, index: int) -> None:
         super().__init__(message)
@@ -332,27 +301,31 @@ class DuplicateEntry(EntryRefused):
 
 
 class ForeignHPKEConfig(EntryRefused):
-    """An HPKE config in an aggregator's name that is not its own: do not cosign, raise alarm."""
+    """An HPKE config under an aggregator's name that is not its own: don't cosign, alert."""
+
+
+class QuotaExceeded(LogError):
+    """Too many recipes are open at once: end some, or wait until they close."""
 
 
 class NotAuthorized(LogError):
-    """A good signature by a key that no policy lists for what it signed."""
+    """A valid signature by a key that no policy lists for what it signed."""
 
 
 class HeadLost(LogError):
-    """A cosigner that does not know what it signed last, and therefore signs nothing.
+    """A cosigner does not know what it signed last, and therefore signs nothing.
 
-    Its operator decides: create a new head for a log never cosigned before, or adopt the newest
-    checkpoint that is known to carry its cosignature.
+    The operator decides: create a new head for a log that was never cosigned before, or adopt the
+    newest checkpoint that is known to carry the cosignature.
     """
 
 
 class StorageDamaged(LogError):
-    """Files of a registry or a cosigner are not as they were written: restore them."""
+    """Files of a registry or a cosigner were changed or lost: restore them."""
 
 
 class SubmissionRefused(ChoristerError):
-    """A registry does not take an entry or a cosignature; `problem` is its RFC 9457 type."""
+    """A registry refuses an entry or a cosignature; `problem` is the RFC 9457 type."""
 
     def __init__(self, message: str, *, problem: str) -> None:
         super().__init__(message)
@@ -360,19 +333,19 @@ class SubmissionRefused(ChoristerError):
 
 
 class ServiceError(ChoristerError):
-    """A server can't start, go on or be reached; the message says what to change."""
+    """A server can't start, continue or be reached; the message says what to change."""
 
 
 class DeviceBusy(ChoristerError):
-    """Another process runs this device at the moment: let it finish, or stop it."""
+    """Another process is running this device: let it finish, or stop it."""
 
 
 class Unreachable(ChoristerError):
-    """A server that can't be reached, or whose answer can't be read: try again later."""
+    """A server can't be reached, or its answer can't be understood: try again later."""
 
 
 class UploadFailed(ChoristerError):
-    """A leader did not take a report; unless `final`, the same bytes are sent again later."""
+    """A leader did not accept a report; unless `final`, the same bytes are sent again later."""
 
     def __init__(self, message: str, *, final: bool) -> None:
         super().__init__(message)
@@ -380,10 +353,10 @@ class UploadFailed(ChoristerError):
 
 
 class ProblemError(ChoristerError):
-    """An aggregator refuses a request, this one or a peer.
+    """An aggregator, this one or a peer, refuses a request.
 
-    `problem` is a token of DAP's error types (`dap.draft.Problem`), or None where the refusal is
-    none of DAP's, such as a missing credential: then the HTTP `status` says it all.
+    `problem` is one of DAP's error types (`dap.draft.Problem`), or None if DAP does not define the
+    refusal, as with a missing credential: then the HTTP `status` says it all.
     """
 
     def __init__(
@@ -404,8 +377,8 @@ class ProblemError(ChoristerError):
 
 
 class CollectionInvalid(ChoristerError):
-    """What a leader handed a collector is not the task's result; nothing of it may be used."""
+    """What a leader returned to a collector is not the task's result: don't use any of it."""
 
 
 class InternalError(ChoristerError, RuntimeError):
-    """A bug in Chorister. Whatever was being computed was thrown away; please report it."""
+    """A bug in Chorister: please report it. The computation was discarded."""

@@ -1,4 +1,4 @@
-"""A server's settings in TOML: what is wrong with the file is said in one line, with its name."""
+"""A server's settings in TOML, with errors in one line that name the file."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from chorister.canonical import culprit
+from chorister.canonical import first_error
 from chorister.errors import InvalidInput, ServiceError
-
-__all__ = ["read_settings"]
 
 
 @contextmanager
 def read_settings(path: Path) -> Iterator[dict[str, Any]]:
-    """What the file says; complaints of the block about it are raised as `ServiceError`."""
+    """Yield the file's values; validation errors in the block become `ServiceError`s."""
     try:
         with path.open("rb") as file:
             values = tomllib.load(file)
@@ -26,11 +24,11 @@ def read_settings(path: Path) -> Iterator[dict[str, Any]]:
     except OSError as error:
         raise ServiceError(f"can't read {path}: {error.strerror}") from error
     except ValidationError as error:
-        field, message = culprit(error)
+        field, message = first_error(error)
         raise ServiceError(f"{path}: {field}: {message}") from error
     except UnicodeDecodeError as error:
         raise ServiceError(f"{path} is not UTF-8: {error}") from error
     except (InvalidInput, ValueError) as error:
         raise ServiceError(f"{path}: {error}") from error
     except RecursionError:
-        raise ServiceError(f"{path} is nested too deeply") from None
+        raise ServiceError(f"{path} is nested too deeply: use fewer levels") from None

@@ -1,79 +1,67 @@
 """Which devices answer which round, and what each round may cost.
 
-- Where the policy lets a device answer every round, everyone is asked each time, and the budget is
-  split so that a round's share of 1/sigma^2 is what was wished for.
-- Where it does not, the rounds go to disjoint cohorts: a device answers one of them, with the whole
-  budget, if it answered none before. Shares are of all devices; what a recipe carries is the chance
-  conditional on not having answered. A round that would stay below the smallest cohort that the
-  policy releases gets as many devices as it needs, from the others.
+- If the policy lets a device answer every round, everyone is asked each time. The budget is split
+  so that each round gets its share of 1/sigma^2.
+- If not, the rounds go to disjoint cohorts: a device answers at most one of them, with the whole
+  budget. Shares are of all devices; a recipe carries the probability given that a device has not
+  answered before. A round that would stay below the policy's smallest cohort gets as many devices
+  as it needs from the others.
 """
 
 from __future__ import annotations
 
-import html as escaping
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
-from chorister.analyst.asking import (
+from chorister.analyst.budget import LedgerModel
+from chorister.analyst.request import (
     PrivacyRequest,
+    Real,
+    as_exact,
     as_participation,
     budgets_of,
     expected_cohort,
 )
-from chorister.analyst.features import Real, as_exact
-from chorister.analyst.ledgers import Ledger
+from chorister.analyst.tables import paragraphs
 from chorister.canonical import decimal_text
-from chorister.device.budget import Charge
+from chorister.device.ledger.budget import Charge
 from chorister.errors import BudgetExceeded, CohortTooSmall, InvalidInput
 from chorister.policy import Analysis, Crowd, Policy
 from chorister.privacy import Mechanism, OneHotRandomizer
 from chorister.privacy.decimals import DOWN
 from chorister.recipe import Participation, Privacy
 
-__all__ = [
-    "Cohorts",
-    "PlannedRound",
-    "RoundsPlan",
-    "choose_cohorts",
-    "conditional_shares",
-    "enough_for_each",
-    "plan_rounds",
-]
-
 Cohorts: TypeAlias = Literal["everyone", "disjoint"]
-_STEPS = 14  # of the bisection for the scale of epsilons
+_BISECTIONS: Final = 14  # when searching for the scale of epsilons
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRound:
-    """What one round costs and gives."""
+    """The cost and the expected accuracy of one round."""
 
     privacy: Privacy
     participation: Participation
     expected_reports: int
-    std_error: float  # devices, of a bin that nobody holds
+    std_error: float  # of a bin that nobody holds, in devices
 
     @property
     def epsilon(self) -> Decimal:
-        """What a device that answers is charged."""
         return self.privacy.epsilon
 
     @property
     def local_epsilon(self) -> Decimal:
-        """The mechanism's parameter."""
         return self.privacy.local_epsilon
 
     @property
     def min_cohort(self) -> int:
-        """Below so many reports nothing is released."""
         return self.privacy.min_cohort
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What `study.histogram` takes: `study.histogram(features, **planned.settings)`."""
+        """Arguments for `study.histogram(features, **planned.settings)`."""
         privacy = self.privacy
         return {
             "local_epsilon": privacy.local_epsilon,
@@ -93,15 +81,14 @@ class RoundsPlan:
 
     cohorts: Cohorts
     rounds: tuple[PlannedRound, ...]
-    epsilon: Decimal  # the most that any one device is charged, by the policy's composition
+    epsilon: Decimal  # the most that one device is charged, by the policy's composition
     delta: Decimal
 
     def explain(self) -> str:
-        """In words."""
         who = (
             "every device answers every round"
             if self.cohorts == "everyone"
-            else "every device answers one round at most"
+            else "every device answers at most one round"
         )
         lines = [
             f"{len(self.rounds)} rounds; {who}. No device spends more than epsilon "
@@ -117,28 +104,28 @@ class RoundsPlan:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return "".join(f"<p>{escaping.escape(line)}</p>" for line in self.explain().split("\n"))
+        return paragraphs(self.explain())
 
 
 def conditional_shares(shares: Iterable[Real]) -> list[Decimal]:
-    """Shares of all devices -> chances conditional on not having answered before."""
+    """Convert shares of all devices to probabilities given that a device has not answered."""
     left, found = Decimal(1), []
     for share in (as_exact(each) for each in shares):
         if not 0 < share <= 1 or share > left + Decimal("1e-9"):
-            raise InvalidInput("shares are above 0 and add up to at most 1")
+            raise InvalidInput("shares must be above 0 and add up to at most 1")
         chance = min(Decimal(1), DOWN.divide(share, left)) if left > 0 else Decimal(1)
-        # What rounding left over belongs to the last cohort.
+        # The last cohort gets what rounding leaves over.
         if Decimal(1) - chance < Decimal("1e-9"):
             chance = Decimal(1)
         found.append(chance.quantize(Decimal("1e-12"), context=DOWN).normalize(DOWN))
         left = max(Decimal(0), left - share)
     if not found:
-        raise InvalidInput("a plan has at least one round")
+        raise InvalidInput("a plan needs at least one round")
     return found
 
 
 def reports_allowed(policy: Policy, analysis: Analysis, refs: Sequence[str]) -> int:
-    """k: how many reports about these fields a device may send in a period."""
+    """How many reports about these fields a device may send in a period."""
     budgets = budgets_of(policy, analysis, refs)
     return min(budget.reports for budget in budgets)
 
@@ -150,11 +137,11 @@ def choose_cohorts(
     rounds: int,
     wanted: Cohorts | None = None,
 ) -> Cohorts:
-    """Everyone where the policy lets a device answer every round, else disjoint cohorts."""
+    """Choose everyone if the policy lets a device answer every round, else disjoint cohorts."""
     allowed = reports_allowed(policy, analysis, refs)
     if wanted == "everyone" and allowed < rounds:
         raise InvalidInput(
-            f"the policy allows {allowed} reports a device, fewer than {rounds} rounds: use "
+            f"the policy allows {allowed} reports per device, fewer than {rounds} rounds: use "
             "disjoint cohorts"
         )
     return wanted or ("everyone" if allowed >= rounds > 1 else "disjoint")
@@ -163,24 +150,23 @@ def choose_cohorts(
 def enough_for_each(
     shares: Sequence[Real], devices: int, smallest: int, margin: float = 1.0
 ) -> list[Decimal]:
-    """The same shares of the devices, but none too small for the smallest cohort.
+    """Adjust shares of the devices so that none is too small for the smallest cohort.
 
-    What small rounds need more is taken from the others in proportion. Raises `CohortTooSmall`
-    where there are not enough devices for all.
+    What small rounds need is taken from the others in proportion. Raises `CohortTooSmall` if there
+    are not enough devices for all.
     """
     given = [as_exact(share) for share in shares]
     total = sum(given, Decimal(0))
     least = _least_share(devices, smallest, margin)
     if least is None or least * len(given) > total:
         raise CohortTooSmall(
-            f"{len(given)} rounds to different devices need more than {devices:,} of them, because "
-            f"nothing is released below {smallest:,}: ask fewer rounds, or one question with "
-            "`study.histogram`, or let the policy allow a report for every round, so that everyone "
-            "can answer each"
+            f"{len(given)} rounds for different devices need more than {devices:,} devices, as "
+            f"nothing is released below {smallest:,}: plan fewer rounds, ask one question with "
+            "`study.histogram`, or let the policy allow one report per round, so that everyone can "
+            "answer all of them"
             if len(given) > 1
-            else f"{devices:,} devices can't be sure to make up the {smallest:,} below which "
-            "nothing is released: wait until there are more, or let the policy allow smaller "
-            "cohorts",
+            else f"{devices:,} devices may not reach the {smallest:,} below which nothing is "
+            "released: wait until there are more, or let the policy allow smaller cohorts",
             reports=round(devices * float(total) / max(len(given), 1)),
             needed=smallest,
         )
@@ -196,7 +182,7 @@ def enough_for_each(
 
 
 def _least_share(devices: int, smallest: int, margin: float) -> Decimal | None:
-    """The least share of the devices that surely makes up the smallest cohort, in thousandths."""
+    """The smallest share of the devices that safely reaches the smallest cohort, in thousandths."""
     for thousandth in range(1, 1001):
         share = Decimal(thousandth) / 1000
         if expected_cohort(devices * float(share), share, margin) >= max(smallest, 2):
@@ -219,16 +205,15 @@ def plan_rounds(
     margin: float = 1.0,
     length: int = 1000,
 ) -> RoundsPlan:
-    """Plan rounds over the fields `refs` for about `devices` devices, stating all costs.
+    """Plan rounds over the fields `refs` for about `devices` devices, and state all costs.
 
     `shares` are of the devices if the cohorts are disjoint, and of 1/sigma^2 if everyone answers
-    every round; `epsilon` and `delta` (default: what the budgets allow) are in all, for any one
-    device. Which of both is done follows from the number of reports that the policy allows,
-    unless `cohorts` says so.
+    every round; `cohorts` chooses between the two (default: by the number of reports that the
+    policy allows). `epsilon` and `delta` are totals for one device (default: its budgets).
     """
     terms = policy.analyses.get(analysis)
     if terms is None:
-        raise InvalidInput(f"policy {policy.name} has no analysis {analysis}")
+        raise InvalidInput(f"the policy {policy.name} has no analysis {analysis}")
     chosen = choose_cohorts(policy, terms, refs, len(shares), cohorts)
     budgets = budgets_of(policy, terms, refs)
     whole = min(budget.epsilon for budget in budgets) if epsilon is None else as_exact(epsilon)
@@ -237,13 +222,13 @@ def plan_rounds(
         policy, terms, analysis, tuple(refs), devices, mechanism, crowd, margin, length
     )
     if chosen == "disjoint":
-        conditional_shares(shares)  # refuses what are no shares
+        conditional_shares(shares)  # raises unless they are valid shares
         parts = enough_for_each(shares, devices, terms.cohort.smallest, margin)
         chances = conditional_shares(parts)
         rounds, left = [], 1.0
         for chance in chances:
             expected = devices * left * float(chance)
-            # Whether a device is in this cohort hangs on the coins of the rounds before as well.
+            # Being in this cohort depends on the coins of the earlier rounds as well.
             share = left * float(chance)
             rounds.append(planner.round(whole, whole_delta, chance, expected, share, once=True))
             left *= 1.0 - float(chance)
@@ -292,9 +277,9 @@ class _Planner:
         )
 
     def everyone(self, shares: list[float], epsilon: Decimal, delta: Decimal) -> RoundsPlan:
-        """Epsilons in proportion to the roots of the shares, as large as the filters allow."""
+        """Epsilons proportional to the roots of the shares, as large as the budgets allow."""
         if min(shares) <= 0.0:
-            raise InvalidInput("shares are above 0")
+            raise InvalidInput("shares must be above 0")
         roots = [math.sqrt(share / sum(shares)) for share in shares]
         each_delta = _rounded(DOWN.divide(delta, Decimal(len(shares))))
         basic = float(epsilon) / sum(roots)  # always valid
@@ -316,8 +301,8 @@ class _Planner:
                 "the policy's budgets do not allow these rounds: plan fewer, or a smaller epsilon"
             )
         if self.terms.budget.composition == "basic" or self.policy.device.composition == "basic":
-            high = low  # sums bind: nothing is to be gained
-        for _ in range(_STEPS):
+            high = low  # epsilons add up, so there is nothing to gain
+        for _ in range(_BISECTIONS):
             if high - low <= 1e-4 * high:
                 break
             middle = (low + high) / 2.0
@@ -332,8 +317,8 @@ class _Planner:
     def _spent(
         self, rounds: list[PlannedRound], epsilon: Decimal, delta: Decimal
     ) -> tuple[Decimal, Decimal] | None:
-        """What a device that answers all rounds has spent; None if a limit does not allow it."""
-        ledger = Ledger.empty(self.policy)
+        """What a device that answers all rounds spends; None if a limit does not allow it."""
+        ledger = LedgerModel.empty(self.policy)
         counts = ledger.counts
         for number, planned in enumerate(rounds):
             charge = Charge(
@@ -359,5 +344,5 @@ class _Planner:
 
 
 def _rounded(value: Decimal) -> Decimal:
-    """Down to six digits."""
+    """Round down to six significant digits."""
     return value.quantize(Decimal(1).scaleb(value.adjusted() - 5), context=DOWN)

@@ -10,15 +10,17 @@ an explicit step, and each says what its variances mean afterwards:
   biased where it cuts, so variances stay those of the unbiased estimates and
   :meth:`Consistent.interval` cuts the unbiased interval instead of centring a new one: a true count
   is never negative, so cutting at 0 loses no coverage.
-- :func:`shrink`: empirical Bayes. Variances become mean squared errors *averaged over a stratum*;
-  intervals made of them cover on average over its cells, not cell by cell.
+- :func:`shrink`: empirical Bayes. Values come without errors: what is estimated of a stratum's
+  spread says how far to pull, not how far each cell is from the truth. The textbook interval
+  (weight times noise) around a shrunk value does not cover, neither cell by cell nor on average
+  over a small stratum, so none is given; use those of what was measured.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,7 +30,6 @@ from chorister.errors import InvalidInput
 
 __all__ = [
     "Consistent",
-    "Shrunk",
     "Tree",
     "known_sum",
     "least_squares",
@@ -289,18 +290,11 @@ def nonnegative(tree: Tree, fit: Consistent, *, weighted: bool = False) -> Consi
         weights: ArrayLike = 1.0
         if weighted:
             finite = np.where(np.isinf(fit.variances[nodes]), 0.0, fit.variances[nodes])
-            weights = np.maximum(finite, max(float(finite.max()), 1.0) * 1e-9)
+            # Weights further apart would cost the digits of what is moved.
+            weights = np.maximum(finite, max(float(finite.max()), 1.0) * 1e-6)
         above, groups = np.unique(tree.parents[nodes], return_inverse=True)
         values[nodes] = norm_sub(values[nodes], values[above], groups, weights)
     return replace(fit, values=values, floor=max(fit.floor, 0.0))
-
-
-class Shrunk(NamedTuple):
-    """Empirical-Bayes estimates."""
-
-    values: Floats
-    mean_squared_errors: Floats  # on average over a stratum
-    weights: Floats  # what the observation counts: 1 = as measured, 0 = the prior mean
 
 
 def shrink(
@@ -309,7 +303,7 @@ def shrink(
     means: ArrayLike,
     strata: ArrayLike | None = None,
     scales: ArrayLike = 1.0,
-) -> Shrunk:
+) -> Floats:
     """Pull each value towards its prior mean, as far as its stratum says that the noise explains.
 
     Model: truth = mean + spread * scale * (something of variance 1), spread^2 common to a stratum
@@ -338,4 +332,5 @@ def shrink(
     prior = spread[group] * scale
     total = prior + noise
     kept = np.divide(prior, total, out=np.ones(seen.shape), where=total > 0.0)
-    return Shrunk(centre + kept * (seen - centre), kept * noise, kept)
+    found: Floats = centre + kept * (seen - centre)
+    return found

@@ -1,18 +1,19 @@
-"""From noisy sums to estimates with intervals, and the check of their total weight.
+"""From released sums to estimates with intervals, and the check of their total weight.
 
-Given everybody's data, the bits of one report are independent, and so are reports and the
-aggregators' noise. A bin that f devices hold therefore has the estimate `x` with mean f and
-variance `base + slope f`, independent of every other bin's: sums of bins add up both, exactly.
+Given everybody's data, the bits of one report are independent, and so are the reports and the
+aggregators' noise. The estimate `x` of a bin that f devices hold therefore has mean f and variance
+`base + slope f`, independent of all other bins. For sums of bins, both add up exactly.
 
 **What the intervals cover.** The noise that protects people, and nothing else: they are about the
 devices that answered, not about those that might have. They stay valid for bins that were chosen
-because of *earlier* rounds' answers, if the devices that answer now are others or their noise is
-fresh; pooling the round that chose a bin into its estimate would bias it.
+because of *earlier* rounds, if other devices answer now or their noise is fresh. Pooling the round
+that chose a bin into its estimate would bias it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -22,15 +23,14 @@ from scipy.special import ndtri
 
 from chorister.errors import InvalidInput
 from chorister.privacy import Interval, Mechanism, OneHotRandomizer
-
-__all__ = ["Estimates", "Method", "WeightCheck", "check_weight", "estimate", "quantile"]
+from chorister.recipe import Recipe
 
 Floats: TypeAlias = NDArray[np.float64]
-Method: TypeAlias = Literal["score", "normal"]
+IntervalMethod: TypeAlias = Literal["score", "normal"]
 
 
 def quantile(confidence: float, candidates: int = 1) -> float:
-    """The normal quantile of a two-sided interval; simultaneous over `candidates` by Bonferroni."""
+    """The normal quantile of a two-sided interval, simultaneous for `candidates` (Bonferroni)."""
     if not 0.0 < confidence < 1.0:
         raise InvalidInput(f"confidence must lie strictly between 0 and 1, not {confidence}")
     if candidates < 1:
@@ -40,25 +40,24 @@ def quantile(confidence: float, candidates: int = 1) -> float:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Estimates:
-    """Unbiased estimates, one entry a row, with the law of their noise."""
+    """Unbiased estimates, one per row, with the distribution of their noise."""
 
     value: Floats  # estimated number of devices
     base: Floats  # variance of a row that nobody holds
     slope: Floats  # variance that one holder adds
-    reports: NDArray[np.int64]  # in the cohort that the row is about
+    reports: NDArray[np.int64]  # in the cohort of the row
 
     def __len__(self) -> int:
         return len(self.value)
 
     @property
     def variance(self) -> Floats:
-        """At the estimate, cut to what is possible: 0 to the number of reports."""
+        """At the estimate, clipped to what is possible: 0 to the number of reports."""
         held = np.clip(self.value, 0.0, self.reports.astype(np.float64))
         return self.base + self.slope * held
 
     @property
     def std_error(self) -> Floats:
-        """Of the noise."""
         return np.sqrt(self.variance)
 
     def interval(
@@ -67,19 +66,20 @@ class Estimates:
         *,
         candidates: int = 1,
         step: float = 0.0,
-        method: Method = "score",
+        method: IntervalMethod = "score",
     ) -> Interval:
         """Intervals of the noise around each estimate.
 
-        *score*: all true counts f with `|x - f| <= z sqrt(base + slope f)`; right for weak signals
-        too, where the variance at the estimate is not the variance at the truth. *normal*: the
-        estimate plus or minus z standard errors. Neither is cut at 0, so that averages of
-        intervals stay honest. With `candidates` they hold for so many rows at once (Bonferroni).
+        *score*: all true counts f with `|x - f| <= z sqrt(base + slope f)`. This is also right for
+        weak signals, where the variance at the estimate is not the variance at the truth.
+        *normal*: the estimate plus or minus z standard errors. Neither is clipped at 0, so that
+        averages of intervals stay valid. With `candidates`, they hold for that many rows at once
+        (Bonferroni).
 
-        So far out a sum of rare bits reaches much higher than a normal one: its third cumulant is
-        up to its variance times `step`, what one bit changes an estimate by. The lower ends over
-        many candidates therefore lie lower, by the first term of Cornish and Fisher; and with
-        symmetric noise, where a holder's bit is missing as rarely, the upper ends higher.
+        That far out, a sum of rare bits reaches much higher than a normal variable: its third
+        cumulant is up to its variance times `step`, the change of an estimate by one bit. So the
+        lower ends over many candidates are lower by the first term of Cornish and Fisher; with
+        symmetric noise, where a holder's bit is missing just as rarely, the upper ends are higher.
         """
         z = quantile(confidence, candidates)
         if method == "normal":
@@ -88,7 +88,9 @@ class Estimates:
         if method != "score":
             raise InvalidInput(f"method must be score or normal, not {method!r}")
         if candidates > 1 and step <= 0.0:
-            raise InvalidInput("score intervals over many candidates need the step of one bit")
+            raise InvalidInput(
+                "score intervals over many candidates need `step`, the change by one bit"
+            )
         shift = z * z * self.slope / 2.0
         skew = max(0.0, step * (z * z - 1.0) / 6.0) if candidates > 1 else 0.0
         least = self.value - skew
@@ -97,15 +99,14 @@ class Estimates:
             np.sqrt(np.maximum(shift * shift + z * z * (self.base + self.slope * seen), 0.0))
             for seen in (least, most)
         )
-        # Far below what can be seen the quadratic has no solution; no lower end is above what is.
+        # Far below 0 the quadratic has no solution; a lower end never exceeds the estimate.
         return Interval(low=np.minimum(least + shift - below, least), high=most + shift + above)
 
     def take(self, rows: NDArray[np.int64]) -> Estimates:
-        """Some of the rows."""
         return Estimates(self.value[rows], self.base[rows], self.slope[rows], self.reports[rows])
 
     def summed(self, groups: NDArray[np.int64], size: int) -> Estimates:
-        """Sums of rows: row i goes to group `groups[i]` of `size`. All rows are of one cohort."""
+        """Sum rows of one cohort: row i goes to group `groups[i]` of `size`."""
         count = np.maximum(np.bincount(groups, minlength=size), 1)
         total = np.bincount(groups, self.slope, size)
         reports = np.zeros(size, dtype=np.int64)
@@ -119,7 +120,7 @@ class Estimates:
 
     @staticmethod
     def stacked(parts: list[Estimates]) -> Estimates:
-        """The rows of several cohorts, one after the other."""
+        """Stack the rows of several cohorts."""
         return Estimates(
             value=np.concatenate([part.value for part in parts]),
             base=np.concatenate([part.base for part in parts]),
@@ -131,7 +132,7 @@ class Estimates:
 def estimate(
     randomizer: OneHotRandomizer, sums: ArrayLike, reports: int, noise_trials: int = 0
 ) -> Estimates:
-    """Estimates from the sums of `reports` reports, noise of both aggregators included."""
+    """Estimate from the sums of `reports` reports, including the noise of both aggregators."""
     value = np.atleast_1d(randomizer.debias(sums, reports, noise_trials))
     base = float(randomizer.variance(reports, 0.0, noise_trials))
     size = len(value)
@@ -144,7 +145,7 @@ def estimate(
 
 
 def _slope(randomizer: OneHotRandomizer) -> float:
-    """What one holder adds to its bin's variance: own and other bits differ in theirs."""
+    """What one holder adds to the variance of its bin."""
     if randomizer.mechanism is Mechanism.SYMMETRIC:
         return 0.0
     h, q = randomizer.h, randomizer.q
@@ -153,30 +154,29 @@ def _slope(randomizer: OneHotRandomizer) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightCheck:
-    """Whether the sum of all bins is what honest reports give, whatever the data."""
+    """Whether the sum of all bins fits honest reports, which does not depend on the data."""
 
-    total: int  # seen
+    total: int  # observed
     expected: float
     std: float
     p_value: float  # two-sided
     marked: bool  # p below 2e-9
-    least_hostile: int | None  # reports that explain it; None: the noise itself is off
+    least_hostile: int | None  # reports that would explain it; None: the noise is wrong
 
     def explain(self) -> str:
-        """The outcome in a sentence."""
         away = (self.total - self.expected) / self.std if self.std else 0.0
         seen = f"The bits of all reports add up to {self.total:,}, {away:+.1f} standard deviations"
         if not self.marked:
-            return f"{seen} from what honest reports give: nothing unusual."
+            return f"{seen} from what honest reports give, which is nothing unusual."
         if self.least_hostile is None:
             return (
                 f"{seen} from what honest reports give, and no number of hostile reports explains "
-                "it: an aggregator's noise is wrong. Do not use this result."
+                "that: an aggregator's noise is wrong. Do not use this result."
             )
         plural = "s" if self.least_hostile != 1 else ""
         return (
-            f"{seen} from what honest reports give: at least {self.least_hostile:,} hostile "
-            f"report{plural} took part. Treat this result with care."
+            f"{seen} from what honest reports give: there were at least {self.least_hostile:,} "
+            f"hostile report{plural}. Treat this result with care."
         )
 
 
@@ -188,7 +188,7 @@ def check_weight(
     *,
     bounded: bool = True,
 ) -> WeightCheck:
-    """Compare the total weight with its law, which does not depend on anybody's data."""
+    """Compare the total weight with its distribution, which does not depend on anybody's data."""
     law = randomizer.total_weight(reports, noise_trials, bounded=bounded)
     total = int(np.asarray(sums, dtype=np.uint64).sum(dtype=np.uint64))
     marked = law.is_marked(total)
@@ -200,3 +200,46 @@ def check_weight(
         marked=marked,
         least_hostile=law.least_hostile(total) if marked else 0,
     )
+
+
+Labels: TypeAlias = Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Part:
+    """The released sums of one group and arm, or of the whole cohort if there are neither."""
+
+    group: tuple[str, ...]  # its values, in the order of the recipe's group_by, then its arm
+    reports: int  # verified
+    sums: NDArray[np.uint64]  # one per bin, including noise
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class ResultView:
+    """Rows that differ from the released bins: filtered, summed or post-processed."""
+
+    labels: Labels
+    rows: Estimates
+    bounds: tuple[Floats, Floats] | None = None  # the possible range, if a step knows it
+    shown: Floats | None = None  # estimates after post-processing, if they became biased
+
+
+def part_columns(recipe: Recipe) -> int:
+    """How many label columns identify a part: its groups and its arm."""
+    return len(recipe.group_by) + bool(recipe.arms)
+
+
+def column_names(recipe: Recipe) -> list[str]:
+    """Name the label columns: groups, the arm, then features; all different."""
+    names: list[str] = []
+    wanted = [ref.rpartition(".")[2] for ref in recipe.group_by]
+    wanted += ["arm"] if recipe.arms else []
+    wanted += ["_".join(feature.columns_read) for feature in recipe.features]
+    reserved = {"estimate", "std_error", "ci_low", "ci_high"}
+    for name in wanted:
+        unique, number = name, 1
+        while unique in names or unique in reserved:
+            number += 1
+            unique = f"{name}_{number}"
+        names.append(unique)
+    return names

@@ -1,28 +1,34 @@
-"""A question before it is asked: it has a cost."""
+"""A question before it is asked, what it costs, and which epsilon a wanted accuracy needs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from chorister.analyst.cost import QuestionCost, price
-from chorister.canonical import dumps, sha256
+from pydantic import ValidationError
+
+from chorister.analyst.budget import LedgerModel, expected_ledgers, expected_reports, fresh_share
+from chorister.analyst.request import reads_of, refs_of, simple_query
+from chorister.analyst.tables import paragraphs
+from chorister.canonical import decimal_text, dumps, first_error, sha256
 from chorister.encoding import AnyFeature, DenyList, Encoding, Selection
-from chorister.errors import InvalidInput
-from chorister.recipe import Aggregators, Arm, Participation, Privacy, Recipe, Window
+from chorister.errors import BudgetExceeded, InvalidInput
+from chorister.privacy import Mechanism, Setting, accuracy_for_cohort, cost_of_accuracy
+from chorister.privacy.planning import Cost
+from chorister.privacy.randomizers import MAX_LOCAL_EPSILON
+from chorister.recipe import Aggregators, Arm, Check, Participation, Privacy, Recipe, Window, check
 
 if TYPE_CHECKING:
     from chorister.analyst.result import Result
     from chorister.analyst.study import Study
 
-__all__ = ["Question"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Question:
-    """A histogram over features, groups and arms, as devices would be asked for it."""
+    """A histogram over features, groups and arms, planned but not asked."""
 
     study: Study = field(repr=False)
     features: tuple[AnyFeature, ...]
@@ -36,11 +42,11 @@ class Question:
     participation: Participation
     answer_seconds: int  # how long devices answer
     grace_seconds: int  # how long afterwards the result can be collected
-    repeat: int = 0  # tells apart two askings of one and the same question
+    repeat: int = 0  # distinguishes the same question asked on purpose more than once
 
     @cached_property
     def encoding(self) -> Encoding:
-        """The features as one encoding."""
+        """All features together: how rows become bins."""
         return Encoding(self.features, self.deny)
 
     @property
@@ -50,7 +56,7 @@ class Question:
 
     @cached_property
     def digest(self) -> str:
-        """What makes it this question and no other; the time at which it is asked does not."""
+        """Identifies the question, whenever it is asked."""
         return sha256(
             dumps(
                 {
@@ -76,7 +82,14 @@ class Question:
         }
 
     def recipe(self, *, number: int, opens: int) -> Recipe:
-        """The question as devices get it."""
+        """Return the recipe that devices get; raise `InvalidInput` if no recipe can ask it."""
+        try:
+            return self._recipe(number, opens)
+        except ValidationError as error:
+            where, message = first_error(error)
+            raise InvalidInput(f"{where}: {message}" if where else message) from None
+
+    def _recipe(self, number: int, opens: int) -> Recipe:
         study = self.study
         closes = opens + self.answer_seconds
         pair = next(study.fleet.policy.pairs(study.terms))
@@ -100,18 +113,19 @@ class Question:
         )
 
     def again(self) -> Question:
-        """The same question, to be asked once more: asking an equal one twice costs nothing."""
+        """Return a copy that a study asks again, where it would only return the old result."""
         return replace(self, repeat=self.repeat + 1)
 
     def cost(self, *, reports: int | None = None) -> QuestionCost:
-        """What it would spend, the cohort it needs, the error to expect, how many more are left.
+        """RoundState what it would spend, the cohort it needs, the error to expect, and what is
+        left.
 
-        `reports` is how many to expect, where the study does not know its fleet's size.
+        `reports` is how many to expect, for a fleet of unknown size.
         """
-        return price(self, reports)
+        return _price(self, reports)
 
     def run(self, target: int | None = None, *, bar: bool | None = None) -> Result:
-        """Ask it: collects at `target` reports, or at the window's end if there are enough."""
+        """Ask and wait: until `target` reports, or until the window ends with enough of them."""
         return self.study.ask(self, target=target, bar=bar)
 
 
@@ -120,9 +134,158 @@ def _dump(model: Any) -> Any:  # noqa: ANN401 (a model, and its JSON)
 
 
 def check_target(question: Question, target: int | None) -> None:
-    """A target below the minimum cohort would be reached before anything may be released."""
+    """Refuse a target below the minimum cohort: nothing could be released when it is reached."""
     least = question.privacy.min_cohort
     if target is not None and target < least:
         raise InvalidInput(
-            f"target {target:,} is below the minimum cohort, {least:,}: leave it out, or raise it"
+            f"the target {target:,} is below the minimum cohort of {least:,}: raise it, or leave "
+            "it out"
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuestionCost:
+    """What one question would spend, need and achieve."""
+
+    epsilon: Decimal  # charged to every device that answers
+    delta: Decimal
+    local_epsilon: Decimal  # of one report, to both aggregators together (replacement value)
+    min_cohort: int  # with fewer reports, nothing is released
+    expected: int | None  # reports to expect with the budgets as they are
+    reports: int  # for which the errors below are stated
+    bins: int
+    bytes_per_report: int  # approximate size of an upload
+    std_error: float  # of a bin that nobody holds, in devices
+    relative_error: float  # the same as a share of the reports
+    more: int  # such questions left to a device that answered everything so far
+    fresh_devices: float  # share of the fleet that has answered nothing in this study yet
+    checks: tuple[Check, ...]  # against the policy
+    exhausted: BudgetExceeded | None  # why no device would answer
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the policy permits it and there is budget left for it."""
+        return self.exhausted is None and all(outcome.passed for outcome in self.checks)
+
+    def explain(self) -> str:
+        lines = [
+            f"Each device that answers is charged epsilon {decimal_text(self.epsilon)}, delta "
+            f"{decimal_text(self.delta)}, and one report of {self.bins:,} bins "
+            f"(about {self.bytes_per_report:,} bytes). A device that answered everything it could "
+            f"may answer {self.more:,} more such questions, including this one; "
+            f"{self.fresh_devices:.0%} of the devices have answered nothing in this study yet.",
+            f"It needs {self.min_cohort:,} devices"
+            + (f"; about {self.expected:,} are expected." if self.expected is not None else "."),
+            f"With {self.reports:,} reports a bin that nobody holds reads 0 ± "
+            f"{self.std_error:,.1f} devices ({self.relative_error:.3%} of the reports).",
+        ]
+        lines.extend(
+            f"Refused ({outcome.name}): {outcome.why}."
+            for outcome in self.checks
+            if not outcome.passed
+        )
+        if self.exhausted is not None:
+            lines.append(f"No device would answer: {self.exhausted}.")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return paragraphs(self.explain())
+
+
+def _price(question: Question, reports: int | None) -> QuestionCost:
+    """Price a question with the budgets as the study's rounds leave them."""
+    fleet = question.study.fleet
+    recipe = question.recipe(number=question.study.next_number, opens=fleet.clock.now())
+    outcomes = tuple(check(recipe, fleet.policy))
+    ledgers = expected_ledgers(fleet)
+    refused = any(not outcome.passed for outcome in outcomes)
+    exhausted = None if refused else ledgers.why_nobody(recipe)
+    expected = None if refused else expected_reports(fleet, recipe)
+    at = reports or max(recipe.privacy.min_cohort, round(expected or 0))
+    trials = recipe.privacy.min_cohort - 1 if recipe.privacy.crowd == "noised" else 0
+    error = float(recipe.randomizer.std_error(at, 0.0, trials))
+    return QuestionCost(
+        epsilon=recipe.privacy.epsilon,
+        delta=recipe.privacy.delta,
+        local_epsilon=recipe.randomizer.replacement_epsilon,
+        min_cohort=recipe.privacy.min_cohort,
+        expected=None if expected is None else round(expected),
+        reports=at,
+        bins=recipe.encoding.size,
+        bytes_per_report=16 * recipe.encoding.size + 1000,
+        std_error=error,
+        relative_error=error / at,
+        more=0 if refused else _more(ledgers.fullest, question),
+        fresh_devices=fresh_share(ledgers, recipe.study),
+        checks=outcomes,
+        exhausted=exhausted,
+    )
+
+
+def _more(fullest: LedgerModel, question: Question) -> int:
+    """In disjoint cohorts a device answers at most once; otherwise, what its budget allows."""
+    recipe = question.recipe(number=1, opens=0)
+    if question.participation.once_per_study:
+        return min(1, LedgerModel.empty(fullest.policy).more(recipe))
+    return fullest.more(recipe)
+
+
+def for_accuracy(
+    study: Study,
+    features: AnyFeature | Sequence[AnyFeature],
+    *,
+    std_error: float | None,
+    relative_error: float | None,
+    reports: int | None,
+    options: Mapping[str, Any],
+) -> Question:
+    """Plan the question with the smallest epsilon that reaches an accuracy."""
+    if (std_error is None) == (relative_error is None):
+        raise InvalidInput("give either std_error (in devices, with reports) or relative_error")
+    for name in ("epsilon", "local_epsilon", "min_cohort"):
+        if name in options and not (name == "local_epsilon" and relative_error is not None):
+            raise InvalidInput(f"{name} follows from the accuracy: leave it out")
+    chosen = tuple(features) if isinstance(features, Sequence) else (features,)
+    deny = options.get("deny", ())
+    denied = (deny,) if isinstance(deny, DenyList) else tuple(deny)
+    query = options.get("query") or simple_query(study.fleet.policy, study.terms, chosen, denied)
+    refs = refs_of(options.get("reads") or reads_of(query, study.terms))
+    length = Encoding(chosen, denied).size
+    terms = study.terms
+    crowd = options.get("crowd") or terms.crowds[0]
+    mechanism = Mechanism(options.get("mechanism") or terms.mechanisms[0])
+    bounded = (options.get("report") or terms.report_kinds[0]) == "bounded"
+    delta = options.get("delta")
+    if delta is None:
+        delta = study.histogram(chosen, **{**options, "local_epsilon": "0.1"}).privacy.delta
+    limit = min(terms.budget.local_epsilon, *(terms.fields[ref].local_epsilon for ref in refs))
+    largest = limit / 2 if mechanism is Mechanism.SYMMETRIC else limit
+    setting = Setting(
+        local_epsilon=options.get("local_epsilon") or min(largest, MAX_LOCAL_EPSILON),
+        mechanism=mechanism,
+        crowd=crowd,
+        honest_fraction=terms.honest_fraction or 1 if crowd == "honest" else 1,
+    )
+    if relative_error is not None:
+        found: Cost = cost_of_accuracy(
+            setting, relative_error=relative_error, delta=delta, length=length, bounded=bounded
+        )
+    elif reports is None or std_error is None:
+        raise InvalidInput("std_error is a number of devices: add the number of reports, reports=")
+    else:
+        found = accuracy_for_cohort(
+            setting, std_error=std_error, reports=reports, delta=delta, length=length,
+            bounded=bounded,
+        )  # fmt: skip
+    return study.histogram(
+        chosen,
+        **{
+            **options,
+            "epsilon": found.charge.epsilon,
+            "delta": delta,
+            "local_epsilon": found.charge.release.setting.local_epsilon,
+            "min_cohort": max(found.min_cohort, terms.cohort.smallest),
+            "mechanism": mechanism,
+            "crowd": crowd,
+        },
+    )

@@ -1,4 +1,4 @@
-"""What came back: frozen estimates that explain themselves."""
+"""A result: estimates with intervals that can explain themselves."""
 
 from __future__ import annotations
 
@@ -14,81 +14,80 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chorister.analyst import pictures, saving, steps, tables, words
-from chorister.analyst.comparison import Comparison, compare
+from chorister.analyst import display, files, postprocessing
 from chorister.analyst.estimate import (
     Estimates,
     Floats,
-    Method,
+    IntervalMethod,
+    Labels,
+    Part,
+    ResultView,
     WeightCheck,
     check_weight,
+    column_names,
     estimate,
+    part_columns,
     quantile,
 )
-from chorister.analyst.files import write_atomically
-from chorister.analyst.view import Labels, Part, View, column_names, part_columns
+from chorister.analyst.postprocessing import Comparison, compare
+from chorister.analyst.tables import Tabular
 from chorister.encoding import AnyFeature, Encoding
 from chorister.errors import DecodeError, InvalidInput
-from chorister.privacy import Interval, Mechanism
+from chorister.privacy import HostileInfluence, Interval, Mechanism
 from chorister.recipe import Recipe
 
 if TYPE_CHECKING:
     import altair
-    import pandas
-    import polars
-    import pyarrow  # type: ignore[import-untyped]
-
-__all__ = ["Part", "Result", "column_names"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Result:
+class Result(Tabular):
     """Estimated numbers of devices, row by row, with intervals of the noise.
 
-    Everything is computed from what the aggregators released; nothing can be changed. Steps such
-    as `marginal`, `filter` or `nonnegative` give another result and are listed in `steps`.
+    Everything is computed from what the aggregators released. A result never changes: `marginal`,
+    `filter`, `nonnegative` and the like return a new one, and are listed in its `steps`.
     """
 
     recipe: Recipe
-    """The question, to the letter."""
+    """The question exactly as it was asked."""
     parts: tuple[Part, ...]
-    """What was released, group by group and arm by arm."""
+    """What was released, by group and arm."""
     missing: tuple[tuple[str, ...], ...] = ()
-    """Groups with fewer reports than the minimum cohort: nothing of them was released."""
+    """Groups with fewer reports than the minimum cohort: nothing was released about them."""
     round: int | None = None
-    """Its number in its study."""
+    """The number of its round in the study."""
     confidence: float = 0.95
     candidates: int = 1
-    """Over how many rows the intervals hold at once."""
+    """For how many rows the intervals hold at once."""
     steps: tuple[str, ...] = ()
-    """What was done to the released sums beyond removing the noise's mean."""
-    view: View | None = None
+    """What was done beyond subtracting the mean of the noise."""
+    view: ResultView | None = None
 
     def __post_init__(self) -> None:
         if not self.parts:
-            raise InvalidInput("a result has at least one released part")
+            raise InvalidInput("a result needs at least one released part")
         size = self.recipe.encoding.size
         for part in self.parts:
             if part.sums.shape != (size,) or part.sums.dtype != np.uint64:
-                raise InvalidInput(f"a part has {size:,} sums, one a bin, as unsigned integers")
+                raise InvalidInput(f"a part needs {size:,} sums, one per bin, as unsigned integers")
             part.sums.flags.writeable = False
-        quantile(self.confidence, self.candidates)  # raises unless they make sense
+        quantile(self.confidence, self.candidates)  # raises if they are invalid
 
-    # --- What was asked, and what it cost -------------------------------------------------------
+    # --- The question and its cost --------------------------------------------------------------
 
     @property
     def features(self) -> tuple[AnyFeature, ...]:
-        """The bucketing rules."""
+        """What was counted."""
         return self.recipe.features
 
     @property
     def encoding(self) -> Encoding:
-        """The features as one encoding: bins and labels."""
+        """All features together: bins and their labels."""
         return self.recipe.encoding
 
     @property
     def n_reports(self) -> int:
-        """Verified reports, of all groups."""
+        """Verified reports of all groups."""
         return sum(part.reports for part in self.parts)
 
     @property
@@ -103,32 +102,32 @@ class Result:
 
     @property
     def min_cohort(self) -> int:
-        """Below so many reports nothing would have been released."""
+        """With fewer reports, nothing would have been released."""
         return self.recipe.privacy.min_cohort
 
     @property
     def mechanism(self) -> Mechanism:
-        """Which private one-hot encoding."""
+        """How devices randomized their reports."""
         return self.recipe.privacy.mechanism
 
     @property
     def noise_trials(self) -> int:
-        """M: each aggregator added Bin(M, q) to every bin; 0 where none did."""
+        """M, if each aggregator added Bin(M, q) to every bin; 0 if none did."""
         return self.min_cohort - 1 if self.recipe.privacy.crowd == "noised" else 0
 
     @property
     def bounded(self) -> bool:
-        """Whether the aggregators verified that no report sets more than its share of bits."""
+        """Whether the aggregators verified that no report sets more bits than it may."""
         return self.recipe.privacy.report == "bounded"
 
     @property
-    def hostile_influence(self) -> tuple[int, float]:
-        """What one hostile report can do at most: how many bins, and by how much each."""
+    def hostile_influence(self) -> HostileInfluence:
+        """How far one hostile report can move the estimates."""
         return self.recipe.randomizer.hostile_influence(bounded=self.bounded)
 
     @cached_property
     def weight(self) -> tuple[WeightCheck, ...]:
-        """The check of the total weight, part by part."""
+        """Whether the total weight of each part fits honest reports."""
         return tuple(
             check_weight(
                 self.recipe.randomizer,
@@ -142,7 +141,7 @@ class Result:
 
     @property
     def marked(self) -> bool:
-        """Whether a total weight is too unlikely to be honest chance: look at `weight`."""
+        """Whether a total weight is too unlikely for honest reports: see `weight`."""
         return any(check.marked for check in self.weight)
 
     # --- Arrays ---------------------------------------------------------------------------------
@@ -156,17 +155,17 @@ class Result:
 
     @cached_property
     def counts(self) -> Floats:
-        """Estimates as released, one a bin; with groups or arms, one row a part."""
+        """Estimates as released, one per bin; with groups or arms, one row per part."""
         return self._shaped([part.value for part in self._by_part])
 
     @cached_property
     def variance(self) -> Floats:
-        """Variances of `counts`, at the estimate."""
+        """Variances of `counts`."""
         return self._shaped([part.variance for part in self._by_part])
 
     @property
     def noise_sigma(self) -> float:
-        """The standard error of a bin that nobody holds (of the first group)."""
+        """The standard error of a bin that nobody holds (in the first group)."""
         return float(np.sqrt(self._by_part[0].base[0]))
 
     def _shaped(self, arrays: list[Floats]) -> Floats:
@@ -175,15 +174,15 @@ class Result:
         return found
 
     @cached_property
-    def table(self) -> View:
-        """Labels and rows, whatever was done to them."""
+    def table(self) -> ResultView:
+        """Labels and rows after all steps."""
         if self.view is not None:
             return self.view
-        return View(labels=self._all_labels(), rows=self.rows)
+        return ResultView(labels=self._all_labels(), rows=self.rows)
 
     @cached_property
     def rows(self) -> Estimates:
-        """The law of every row's noise."""
+        """The estimate and the distribution of its noise for every row."""
         return self.view.rows if self.view is not None else Estimates.stacked(list(self._by_part))
 
     def __len__(self) -> int:
@@ -191,7 +190,7 @@ class Result:
 
     @property
     def labels(self) -> Labels:
-        """The label columns: groups first, then one column a feature."""
+        """The label columns: groups first, then one column per feature."""
         return self.table.labels
 
     @property
@@ -203,11 +202,11 @@ class Result:
 
     @property
     def std_error(self) -> Floats:
-        """Of the noise, row by row."""
+        """The standard error of the noise, row by row."""
         return self.rows.std_error
 
-    def intervals(self, *, method: Method = "score") -> Interval:
-        """Intervals of the noise at this result's confidence, over its candidates."""
+    def intervals(self, *, method: IntervalMethod = "score") -> Interval:
+        """Intervals of the noise at this result's confidence, for all its candidates."""
         found = self.rows.interval(
             self.confidence,
             candidates=self.candidates,
@@ -247,17 +246,17 @@ class Result:
         }
         return groups | cells
 
-    # --- Steps: each gives another result -------------------------------------------------------
+    # --- Steps, each returning a new result -----------------------------------------------------
 
     def with_confidence(self, confidence: float) -> Result:
-        """The same with other intervals."""
+        """Return the same estimates with other intervals."""
         return replace(self, confidence=confidence)
 
     def simultaneous(self) -> Result:
-        """With intervals that hold for all rows that were asked about at once.
+        """Return intervals that hold for all rows of the question at once.
 
-        Bonferroni over all candidates of the round, not only over those that are shown: to show the
-        largest ones is a choice that depends on the noise.
+        This is Bonferroni over all candidates of the round, not only those shown: which rows are
+        largest depends on the noise.
         """
         every = self.encoding.size * len(self.parts)
         return replace(
@@ -267,55 +266,61 @@ class Result:
         )
 
     def group(self, *values: str) -> Result:
-        """The result of one group, or of one arm of an experiment (its name comes last)."""
-        return steps.group(self, values)
+        """Return the result of one group, or of one arm of an experiment (its name comes last)."""
+        return postprocessing.group(self, values)
 
     def marginal(self, *columns: str) -> Result:
-        """Sums over all other label columns. Bins' noises are independent, so variances add up."""
-        return steps.marginal(self, columns)
+        """Sum over all other label columns."""
+        return postprocessing.marginal(self, columns)
 
     def filter(self, **wanted: str | Sequence[str]) -> Result:
-        """The rows whose labels are among those given: `result.filter(age=["[10, 20)"])`."""
-        return steps.filtered(self, wanted)
+        """Keep the rows with these labels: `result.filter(age=["[10, 20)"])`."""
+        return postprocessing.filtered(self, wanted)
 
     def top(self, count: int = 10) -> Result:
-        """The rows with the largest estimates, largest first.
+        """Keep the rows with the largest estimates, largest first.
 
-        Their estimates are too high on average: they were chosen by their noise as well. Use
+        On average their estimates are too high, because their noise helped to select them. Use
         `simultaneous()` intervals, or ask a fresh cohort about them.
         """
         order = np.argsort(-self.estimate, kind="stable")[:count]
-        return steps.rows(self, order, f"the {len(order):,} largest of {len(self):,} rows")
+        return postprocessing.rows(self, order, f"the {len(order):,} largest of {len(self):,} rows")
 
     def nonnegative(self) -> Result:
-        """The nearest counts that are not negative and add up to the reports (Norm-Sub).
+        """Find the nearest non-negative counts that add up to the reports (Norm-Sub).
 
-        Estimates are then biased near 0; intervals stay the noise's, cut to what is possible.
+        Estimates are then biased near 0; the intervals still cover the noise, clipped to what is
+        possible.
         """
-        return steps.nonnegative(self)
+        return postprocessing.nonnegative(self)
 
     def summing_to_reports(self) -> Result:
-        """Use that every device is in exactly one bin: unbiased, and a little more precise."""
-        return steps.summing_to_reports(self)
+        """Use that every device is in exactly one bin: unbiased and slightly more precise."""
+        return postprocessing.summing_to_reports(self)
 
-    def consistent(self, coarser: Result, parents: Sequence[int]) -> Result:
-        """Combine with a coarser result: `parents[i]` is the row of it in which row i lies, or -1.
+    def consistent(
+        self, coarser: Result, parents: Sequence[int], *, same_devices: bool = False
+    ) -> Result:
+        """Combine with a coarser result; `parents[i]` is its row that contains row i, or -1.
 
-        Precision-weighted least squares on shares of the reports: unbiased if both are.
+        This is precision-weighted least squares on shares of the reports: unbiased if both are. The
+        intervals still concern the devices that answered *this* question. The coarser result counts
+        as another sample of the fleet, with its sampling variance, unless you know that the same
+        devices answered both and pass `same_devices=True`.
         """
-        return steps.consistent(self, coarser, parents)
+        return postprocessing.consistent(self, coarser, parents, same_devices=same_devices)
 
     def compare(self, other: Result, *, population: bool = False) -> Comparison:
-        """How the shares of reports differ, row by row, with intervals of the difference.
+        """Compare the shares of reports, row by row, with intervals of the difference.
 
-        Of the noise alone, unless `population`: then also of the chance that other devices had
-        answered, which is what matters if the two results are about two cohorts.
+        The intervals cover the noise alone. With `population=True` they also cover the chance that
+        other devices had answered, which matters if the two results come from different cohorts.
         """
-        steps.unprocessed(self, "compare")
-        steps.unprocessed(other, "compare")
+        postprocessing.unprocessed(self, "compare")
+        postprocessing.unprocessed(other, "compare")
         return compare(self, other, population=population)
 
-    # --- Out ------------------------------------------------------------------------------------
+    # --- Output ---------------------------------------------------------------------------------
 
     def columns(self) -> dict[str, Any]:
         """All columns: labels, estimate, std_error, ci_low, ci_high."""
@@ -328,35 +333,19 @@ class Result:
             "ci_high": interval.high,
         }
 
-    def to_polars(self) -> polars.DataFrame:
-        """As a polars frame."""
-        return tables.to_polars(self.columns())
-
-    def to_arrow(self) -> pyarrow.Table:
-        """As an Arrow table."""
-        return tables.to_arrow(self.columns())
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """As a pandas frame."""
-        return tables.to_pandas(self.columns())
-
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        return tables.arrow_stream(self.columns(), requested_schema)
-
-    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str | None:
-        """As CSV: into a file, or as text."""
-        return tables.to_csv(self.columns(), path)
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
 
     def plot(self, *, top: int = 30) -> altair.LayerChart:
-        """Estimates with their intervals, as a chart."""
-        return pictures.bars(self, top=top)
+        """Chart the estimates with their intervals."""
+        return display.bar_chart(self, top=top)
 
     def explain(self) -> str:
-        """In words: what was asked, of whom, what it cost, what the numbers mean."""
-        return words.explain(self)
+        """Say what was asked, of whom, what it cost, and what the numbers mean."""
+        return display.explain(self)
 
     def _repr_html_(self) -> str:
-        return tables.html(self)
+        return display.notebook_html(self)
 
     def __repr__(self) -> str:
         return (
@@ -367,14 +356,14 @@ class Result:
     # --- Files ----------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """Everything, as JSON."""
-        return json.dumps(saving.result_to_tree(self), ensure_ascii=False)
+        """Write everything as JSON."""
+        return json.dumps(files.result_to_tree(self), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Result:
-        """What `to_json` wrote; anything else raises `DecodeError`."""
-        if len(text) > saving.MAX_BYTES:
-            raise DecodeError(f"a result has at most {saving.MAX_BYTES:,} bytes")
+        """Read what `to_json` wrote; raise `DecodeError` for anything else."""
+        if len(text) > files.MAX_BYTES:
+            raise DecodeError(f"a result has at most {files.MAX_BYTES:,} bytes")
         try:
             tree = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -383,15 +372,14 @@ class Result:
 
     @classmethod
     def from_tree(cls, tree: Any) -> Result:  # noqa: ANN401 (any JSON)
-        """The same from JSON values."""
         try:
-            return cls(**saving.fields_from_tree(tree))
+            return cls(**files.fields_from_tree(tree))
         except InvalidInput as error:
             raise DecodeError(f"not a saved result: {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to a file, whole or not at all."""
-        write_atomically(Path(path), self.to_json().encode())
+        files.write_atomically(Path(path), self.to_json().encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:

@@ -1,4 +1,4 @@
-"""Rounds on disk: one JSON file each, replaced as a whole, so that a study survives a crash."""
+"""Rounds on disk: one JSON file each, replaced atomically, so that a study survives a crash."""
 
 from __future__ import annotations
 
@@ -14,21 +14,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from chorister.analyst.files import require_format, write_atomically
+from chorister.analyst.files import require_format, result_to_tree, write_atomically
 from chorister.analyst.result import Result
-from chorister.analyst.saving import result_to_tree
 from chorister.canonical import WIRE
 from chorister.errors import ChoristerError, DecodeError, StudyError
 from chorister.recipe import Recipe
-
-__all__ = ["Archive", "Round", "State"]
 
 _FORMAT: Final = "chorister-round-1"
 _STUDY_FORMAT: Final = "chorister-study-1"
 
 
-class State(StrEnum):
-    """How far a round is."""
+class RoundState(StrEnum):
+    """How far a round has come."""
 
     ASKED = "asked"
     COLLECTED = "collected"
@@ -38,21 +35,20 @@ class State(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Round:
-    """One question of a study: as it was asked, and what became of it."""
+    """One question of a study: as it was asked, and its outcome."""
 
-    sequence: int  # among all rounds that the fleet was asked, of all studies
+    sequence: int  # among all rounds of the fleet, in all studies
     number: int  # in its study, from 1
-    digest: str  # of the question: the same question is not asked twice
+    digest: str  # of the question, so that it is not asked twice
     recipe: Recipe
-    target: int | None  # reports at which to collect; None: at the window's end
-    state: State = State.ASKED
-    published: bool = False  # the fleet knows it
+    target: int | None  # collect at this many reports; None: when the window ends
+    state: RoundState = RoundState.ASKED
+    published: bool = False
     result: Result | None = None
     failure: dict[str, Any] | None = None  # the error's name, message and fields
-    handles: dict[str, Any] = field(default_factory=dict)  # what a collection needs to go on
+    handles: dict[str, Any] = field(default_factory=dict)  # of the leader's collection jobs
 
     def to_json(self) -> str:
-        """Everything, as JSON."""
         return json.dumps(
             {
                 "format": _FORMAT,
@@ -72,7 +68,7 @@ class Round:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Round:
-        """What `to_json` wrote; anything else raises `DecodeError`."""
+        """Read what `to_json` wrote; raise `DecodeError` for anything else."""
         try:
             tree = json.loads(text)
             require_format(tree, _FORMAT)
@@ -83,7 +79,7 @@ class Round:
                 digest=str(tree["digest"]),
                 recipe=Recipe.model_validate(tree["recipe"], context=WIRE),
                 target=tree["target"],
-                state=State(tree["state"]),
+                state=RoundState(tree["state"]),
                 published=bool(tree["published"]),
                 result=None if result is None else Result.from_tree(result),
                 failure=tree["failure"],
@@ -106,39 +102,39 @@ class _Identity:
 
 
 class Archive:
-    """The rounds of all studies that one fleet was asked: in memory, or in a folder."""
+    """The rounds of all studies of one fleet, in memory or in a folder."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self.patience = 10.0  # seconds to wait for another process that writes
+        self.lock_seconds = 10.0  # to wait for another process that is asking
         self._rounds: dict[str, dict[int, Round]] = {}
-        self._seen: dict[Path, tuple[int, int]] = {}  # files as they were last read or written
-        self._memory = threading.RLock()  # of the two above
-        self._threads = threading.RLock()  # one thread of this process asks at a time
-        self._waiting: dict[tuple[str, int], threading.Lock] = {}  # and one waits for a round
+        self._seen: dict[Path, tuple[int, int]] = {}  # versions of the files last read or written
+        self._memory = threading.RLock()  # guards the two above
+        self._threads = threading.RLock()  # lets one thread of this process ask at a time
+        self._waiting: dict[tuple[str, int], threading.Lock] = {}  # lets one wait per round
         self.refresh()
 
     def refresh(self) -> None:
-        """Read what another process wrote since."""
+        """Read what other processes have written since."""
         if self.folder is None:
             return
         with self._memory:
             for path in sorted(self.folder.glob("*/round-*.json")):
-                if self._seen.get(path) != (mark := _mark(path)):
+                if self._seen.get(path) != (version := _version(path)):
                     self._load(path)
-                    self._seen[path] = mark
+                    self._seen[path] = version
 
     def _load(self, path: Path) -> None:
         try:
             found = Round.from_json(path.read_bytes())
         except (OSError, ChoristerError) as error:
             raise StudyError(
-                f"{path} can't be read ({error}): restore it, or move its study's folder away"
+                f"can't read {path} ({error}): restore it, or move the folder of its study away"
             ) from None
         self._rounds.setdefault(path.parent.name, {})[found.number] = found
 
     def register(self, *, name: str, analysis: str, policy: str, fleet: str) -> None:
-        """Begin a study, or check that this is the study that was begun under this name."""
+        """Begin a study, or check that the one of this name is the same study."""
         with self._memory:
             self._rounds.setdefault(name, {})
         if self.folder is None:
@@ -149,10 +145,7 @@ class Archive:
             document = {"format": _STUDY_FORMAT, **identity}
             write_atomically(path, json.dumps(document, indent=2).encode())
             return
-        try:
-            stored = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise StudyError(f"{path} can't be read ({error}): restore it") from None
+        stored = read_study(path)
         for key in ("analysis", "fleet"):
             if stored.get(key) != identity[key]:
                 raise StudyError(
@@ -161,44 +154,43 @@ class Archive:
                 )
 
     def rounds(self, study: str) -> list[Round]:
-        """The rounds of a study, in order."""
         with self._memory:
             return [self._rounds.get(study, {})[n] for n in sorted(self._rounds.get(study, {}))]
 
     def all_rounds(self) -> list[Round]:
-        """Those of all studies, in the order in which the fleet was asked."""
+        """The rounds of all studies, in the order in which the fleet was asked."""
         with self._memory:
             found = [round_ for rounds in self._rounds.values() for round_ in rounds.values()]
         return sorted(found, key=lambda round_: round_.sequence)
 
     def write(self, study: str, round_: Round) -> None:
-        """Keep a round, durably if there is a folder."""
+        """Store a round, durably if there is a folder."""
         with self._memory:
             if self.folder is not None:
                 path = self.folder / study / f"round-{round_.number:04}.json"
                 write_atomically(path, round_.to_json().encode())
-                self._seen[path] = _mark(path)
+                self._seen[path] = _version(path)
             self._rounds.setdefault(study, {})[round_.number] = round_
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Only one process writes at a time; what others wrote before is read.
+        """Let only one process ask at a time, and read what others have written before.
 
         Threads of this process wait for each other as long as it takes.
         """
-        with self._threads, self._locked(".lock", self.patience):
+        with self._threads, self._locked(".lock", self.lock_seconds):
             yield
 
     @contextmanager
     def waiting(self, study: str, number: int) -> Iterator[None]:
-        """Only one process waits for a round; others may ask, and wait for other rounds."""
+        """Let only one process wait for a round; others may ask, and wait for other rounds."""
         with self._memory:
             turn = self._waiting.setdefault((study, number), threading.Lock())
         with turn, self._locked(f"{study}/.round-{number:04}.lock", 0.0):
             yield
 
     @contextmanager
-    def _locked(self, name: str, patience: float) -> Iterator[None]:
+    def _locked(self, name: str, seconds: float) -> Iterator[None]:
         if self.folder is None:
             yield
             return
@@ -206,15 +198,25 @@ class Archive:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            _acquire(descriptor, path.parent, patience)
+            _acquire(descriptor, path.parent, seconds)
             self.refresh()
             yield
         finally:
             os.close(descriptor)
 
 
-def _acquire(descriptor: int, folder: Path, patience: float) -> None:
-    deadline = time.monotonic() + patience
+def read_study(path: Path) -> dict[str, Any]:
+    """Read which analysis and fleet a study on disk belongs to."""
+    try:
+        stored: dict[str, Any] = json.loads(path.read_bytes())
+        require_format(stored, _STUDY_FORMAT)
+    except (OSError, ValueError, RecursionError) as error:
+        raise StudyError(f"can't read {path} ({error}): restore it") from None
+    return stored
+
+
+def _acquire(descriptor: int, folder: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -228,7 +230,7 @@ def _acquire(descriptor: int, folder: Path, patience: float) -> None:
             return
 
 
-def _mark(path: Path) -> tuple[int, int]:
-    """What changes whenever a file is replaced."""
+def _version(path: Path) -> tuple[int, int]:
+    """Changes whenever a file is replaced."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns

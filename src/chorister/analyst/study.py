@@ -7,8 +7,21 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from chorister.analyst.asking import (
+from chorister.analyst.budget import (
+    StudyBudget,
+    expect_answers,
+    expected_ledgers,
+    fresh_share,
+    refusal,
+    study_budget,
+)
+from chorister.analyst.cohorts import Cohorts, RoundsPlan, choose_cohorts, plan_rounds
+from chorister.analyst.fleet import Fleet
+from chorister.analyst.progress import History, OnProgress, Progress, StudyStatus, progress_bar
+from chorister.analyst.question import Question, check_target, for_accuracy
+from chorister.analyst.request import (
     PrivacyRequest,
+    Real,
     as_arms,
     as_participation,
     expected_cohort,
@@ -17,16 +30,8 @@ from chorister.analyst.asking import (
     simple_query,
     smallest_share,
 )
-from chorister.analyst.bars import waiting_bar
-from chorister.analyst.cohorts import Cohorts, RoundsPlan, choose_cohorts, plan_rounds
-from chorister.analyst.features import Real
-from chorister.analyst.fleet import Fleet, Gathered, Progress, Tell, answered, foreseen
-from chorister.analyst.ledgers import refusal
-from chorister.analyst.planning import StudyBudget, for_accuracy, study_budget
-from chorister.analyst.question import Question, check_target
 from chorister.analyst.result import Result
-from chorister.analyst.rounds import Round, State
-from chorister.analyst.status import History, Status, history_of, status_of
+from chorister.analyst.rounds import Round, RoundState
 from chorister.encoding import AnyFeature, DenyList, Selection
 from chorister.errors import (
     CohortTooSmall,
@@ -39,17 +44,15 @@ from chorister.policy import Analysis, Crowd, ReportKind
 from chorister.privacy import Mechanism
 from chorister.recipe import Participation, Recipe
 
-__all__ = ["Study"]
-
 _WEEK = 7 * 86_400
 
 
 class _Withdrawn(Exception):
-    """Another thread cancelled while this one waited."""
+    """The question was cancelled while this thread waited for its result."""
 
 
 class Study:
-    """Ask, look, ask again. `histogram` plans a question; `ask` asks it and waits."""
+    """A named sequence of rounds: `histogram` plans a question, `ask` asks it and waits."""
 
     def __init__(self, fleet: Fleet, name: str, analysis: str) -> None:
         found = fleet.policy.analyses.get(analysis)
@@ -60,9 +63,9 @@ class Study:
         self.name = name
         self.analysis = analysis
         self.terms: Analysis = found
-        """What the policy says about this analysis."""
+        """The policy's entry for this analysis."""
         self.bar: bool | None = None
-        """Whether a bar shows how cohorts fill; None for where there is a terminal."""
+        """Whether to show a progress bar while waiting; None: if there is a terminal."""
         fleet.archive.register(
             name=name,
             analysis=analysis,
@@ -97,14 +100,14 @@ class Study:
         grace: int | None = None,
         repeat: int = 0,
     ) -> Question:
-        """Plan a histogram: the question is priced and asked later.
+        """Plan a histogram. Nothing is asked or spent yet.
 
-        What is left out follows from the policy: the query from the features' columns, the fields
-        read from the query, epsilon and delta from the budgets, the local epsilon and the minimum
-        cohort from the number of devices. Every group, and every arm of an experiment (a name with
-        a weight, drawn by each device itself), is a cohort of its own. `participation` is
-        "everyone" (the default) or the share of the devices that answered nothing in this study
-        yet; `window` and `grace` are seconds.
+        Whatever you leave out follows from the policy: the query from the features' columns, the
+        fields read from the query, epsilon and delta from the budgets, the local epsilon and the
+        minimum cohort from the number of devices. Every group, and every arm of an experiment (a
+        name with a weight, drawn by each device itself), is a separate cohort. `participation` is
+        "everyone" (the default) or a share of the devices that have answered nothing in this study
+        yet; `window` and `grace` are in seconds.
         """
         chosen = tuple(features) if isinstance(features, Sequence) else (features,)
         denied = (deny,) if isinstance(deny, DenyList) else tuple(deny)
@@ -128,7 +131,7 @@ class Study:
         cohort = None
         if local_epsilon is None and min_cohort is None:
             parts = self.fleet.policy.cells(tuple(group_by), 0)
-            cohort = self._sure_cohort(who, smallest_share(drawn) / parts)
+            cohort = self._safe_cohort(who, smallest_share(drawn) / parts)
         privacy = request.resolve(self.fleet.policy, self.terms, refs_of(read), cohort=cohort)
         limits = self.terms.window
         return Question(
@@ -149,28 +152,24 @@ class Study:
             repeat=repeat,
         )
 
-    def _sure_cohort(self, who: Participation, part: float) -> int | None:
-        """A cohort that is reached almost surely by this part, counting who is left in the study.
+    def _safe_cohort(self, who: Participation, part: float) -> int | None:
+        """A cohort that this part of the remaining devices reaches almost surely.
 
-        Of groups nobody knows how large they are: they are taken to be equal.
+        The sizes of groups are unknown: they are assumed to be equal.
         """
         devices = self.fleet.devices
         if devices is None:
             return None
         left = 1.0
         if who.once_per_study:
-            left = sum(
-                weight
-                for ledger, weight in foreseen(self.fleet).classes.values()
-                if all(charge.study != self.name for charge in ledger.charges)
-            )
+            left = fresh_share(expected_ledgers(self.fleet), self.name)
         chance = float(who.probability) * part
         return expected_cohort(devices * left * chance, Decimal(chance), self.fleet.margin)
 
     def cohorts(
         self, rounds: int, *, reads: Mapping[str, Iterable[str]], wanted: Cohorts | None = None
     ) -> Cohorts:
-        """Whether everyone can answer so many rounds, or each goes to devices of its own."""
+        """Whether every device can answer all the rounds, or each round needs its own devices."""
         return choose_cohorts(self.fleet.policy, self.terms, refs_of(reads), rounds, wanted)
 
     def plan_rounds(
@@ -188,7 +187,7 @@ class Study:
         """Price a sequence of rounds before the first is asked; see `chorister.analyst.cohorts`."""
         known = devices if devices is not None else self.fleet.devices
         if known is None:
-            raise InvalidInput("say how many devices there are, about: devices=...")
+            raise InvalidInput("say about how many devices there are: devices=...")
         return plan_rounds(
             self.fleet.policy,
             self.analysis,
@@ -212,10 +211,10 @@ class Study:
         reports: int | None = None,
         **options: Any,  # noqa: ANN401 (whatever `histogram` takes)
     ) -> Question:
-        """The question with the least epsilon that gives this accuracy.
+        """Plan the question with the smallest epsilon that reaches an accuracy.
 
-        Either the standard error of an empty bin in devices, with so many reports; or the same as a
-        share of the reports, and the number of reports follows. Other options are `histogram`'s.
+        Give the standard error of an empty bin either in devices, together with the number of
+        reports, or as a share of the reports. The other options are those of `histogram`.
         """
         return for_accuracy(
             self, features, std_error=std_error, relative_error=relative_error, reports=reports,
@@ -224,14 +223,14 @@ class Study:
 
     @property
     def budget(self) -> StudyBudget:
-        """What devices that answered everything have spent, limit by limit, and what is left."""
+        """What a device that answered everything has spent and has left, limit by limit."""
         return study_budget(self)
 
     # --- Asking ---------------------------------------------------------------------------------
 
     @property
     def rounds(self) -> list[Round]:
-        """All rounds so far."""
+        """All rounds so far, in order."""
         return self.fleet.archive.rounds(self.name)
 
     @property
@@ -244,14 +243,14 @@ class Study:
     ) -> Result:
         """Ask a question and wait for its result.
 
-        A question that this study holds already is not asked again: its result is returned, or
-        waited for. So after a crash, or when a notebook's cell runs twice, nothing is spent twice;
-        `question.again()` asks on purpose.
+        A question that this study has already asked is not asked again: its result is returned, or
+        waited for. So nothing is spent twice after a crash, or when a notebook cell runs twice.
+        Use `question.again()` to ask again on purpose.
         """
         return self.wait(self.post(question, target=target), bar=bar)
 
     def post(self, question: Question, *, target: int | None = None) -> Round:
-        """Ask a question without waiting: `wait` or `ask` fetches the result later."""
+        """Ask a question without waiting; `wait` or `ask` fetches the result later."""
         if question.study.name != self.name or question.study.fleet is not self.fleet:
             raise InvalidInput("this question was planned in another study")
         check_target(question, target)
@@ -259,7 +258,7 @@ class Study:
             stored = self._find(question)
             if stored is None:
                 stored = self._begin(question, target)
-            if stored.state is State.ASKED and not stored.published:
+            if stored.state is RoundState.ASKED and not stored.published:
                 stored = self._publish(stored)
         return stored
 
@@ -287,11 +286,11 @@ class Study:
         return round_
 
     def _expect_enough(self, recipe: Recipe) -> None:
-        """Refuse what would charge devices for nothing."""
-        ledgers = foreseen(self.fleet)
+        """Refuse a question that would charge devices for nothing."""
+        ledgers = expected_ledgers(self.fleet)
         if (exhausted := ledgers.why_nobody(recipe)) is not None:
             raise exhausted
-        share = answered(ledgers, recipe)
+        share = expect_answers(ledgers, recipe)
         devices, least = self.fleet.devices, recipe.privacy.min_cohort
         if devices is None or recipe.group_by:
             return
@@ -300,15 +299,15 @@ class Study:
         if expected + 6.0 * expected**0.5 < least:
             raise CohortTooSmall(
                 f"at most about {expected:,.0f} of {devices:,} devices would answer, but nothing "
-                f"is released below {least:,}: ask a larger share, a smaller local epsilon, or a "
-                "larger epsilon (each lowers the minimum cohort)",
+                f"is released below {least:,}: ask a larger share, or lower the minimum cohort "
+                "with a smaller local epsilon or a larger epsilon",
                 reports=round(expected),
                 needed=least,
             )
 
     def _publish(self, round_: Round) -> Round:
         if self.fleet.clock.now() >= round_.recipe.window.closes:
-            self._fail(round_, "WindowOver", "its answer period passed before it was published")
+            self._fail(round_, "WindowOver", "its window ended before it was published")
             raise WindowOver(
                 f"round {round_.number} was never published and its window is over: ask again with "
                 "`question.again()`"
@@ -319,34 +318,34 @@ class Study:
         return published
 
     def wait(self, round_: Round, *, bar: bool | None = None) -> Result:
-        """The result of a round; while it waits, a bar shows how the cohort fills."""
-        if round_.state is not State.ASKED:
+        """Wait for the result of a round, with a progress bar."""
+        if round_.state is not RoundState.ASKED:
             return self._outcome(round_)
-        waiting = self.fleet.archive.waiting(self.name, round_.number)
-        with waiting:
-            done = self._stored(round_)  # perhaps another was quicker
-            if done.state is State.ASKED:
-                with waiting_bar(self.name, round_, self.bar if bar is None else bar) as tell:
-                    done = self._gather(done, tell)
+        with self.fleet.archive.waiting(self.name, round_.number):
+            done = self._stored(round_)  # another thread or process may have been quicker
+            if done.state is RoundState.ASKED:
+                show = self.bar if bar is None else bar
+                with progress_bar(self.name, round_, show) as on_progress:
+                    done = self._collect(done, on_progress)
         return self._outcome(done)
 
-    def _gather(self, round_: Round, tell: Tell) -> Round:
+    def _collect(self, round_: Round, on_progress: OnProgress) -> Round:
         archive = self.fleet.archive
         latest = [round_]
 
-        def keep(changed: Round) -> None:
+        def save(changed: Round) -> None:
             if self._cancelled(round_):
                 raise _Withdrawn
             archive.write(self.name, changed)
             latest.append(changed)
 
-        def tell_unless_cancelled(progress: Progress) -> None:
+        def unless_cancelled(progress: Progress) -> None:
             if self._cancelled(round_):
                 raise _Withdrawn
-            tell(progress)
+            on_progress(progress)
 
         try:
-            gathered = self.fleet.gather(round_, tell_unless_cancelled, keep)
+            released = self.fleet.collect(round_, unless_cancelled, save)
         except _Withdrawn:
             return self._stored(round_)
         except CohortTooSmall as error:
@@ -355,37 +354,43 @@ class Study:
             )
         except WindowOver as error:
             return self._fail(round_, "WindowOver", str(error))
-        done = replace(latest[-1], state=State.COLLECTED, result=_result(round_, gathered))
+        result = Result(
+            recipe=round_.recipe,
+            parts=released.parts,
+            missing=released.missing,
+            round=round_.number,
+        )
+        done = replace(latest[-1], state=RoundState.COLLECTED, result=result)
         with archive.asking():
             if self._cancelled(round_):
-                return self._stored(round_)  # what came too late is not looked at
+                return self._stored(round_)  # a result that comes too late is not kept
             archive.write(self.name, done)
-        self.fleet.settle(done)
+        self.fleet.acknowledge(done)
         return done
 
     def _stored(self, round_: Round) -> Round:
         return next(each for each in self.rounds if each.number == round_.number)
 
     def _cancelled(self, round_: Round) -> bool:
-        """Whether another thread or process took the question back in the meantime."""
+        """Whether another thread or process has cancelled the question in the meantime."""
         self.fleet.archive.refresh()
-        return self._stored(round_).state is State.WITHDRAWN
+        return self._stored(round_).state is RoundState.WITHDRAWN
 
     def _fail(self, round_: Round, error: str, message: str, **fields: int | None) -> Round:
         failure = {"error": error, "message": message, **fields}
-        failed = replace(round_, state=State.FAILED, failure=failure)
+        failed = replace(round_, state=RoundState.FAILED, failure=failure)
         self.fleet.archive.write(self.name, failed)
         return failed
 
     def _outcome(self, round_: Round) -> Result:
-        if round_.state is State.WITHDRAWN:
+        if round_.state is RoundState.WITHDRAWN:
             raise QuestionWithdrawn(
                 f"round {round_.number} was cancelled: ask again with `question.again()`"
             )
         if round_.result is not None:
             return round_.result
         failure = round_.failure or {}
-        message = str(failure.get("message", "it has no result"))
+        message = str(failure.get("message", "the round has no result"))
         if failure.get("error") == "CohortTooSmall":
             raise CohortTooSmall(
                 message, reports=failure.get("reports"), needed=int(failure.get("needed", 0))
@@ -395,47 +400,38 @@ class Study:
         raise StudyError(message)
 
     def cancel(self, number: int | None = None) -> None:
-        """Take back the question of an open round (the newest one): no more devices answer it.
+        """Withdraw the question of an open round (by default the newest): devices stop answering.
 
-        What devices were charged for it stays charged: their reports may be on the way.
+        Devices that already answered stay charged: their reports may be on the way.
         """
-        still_open = [round_ for round_ in self.rounds if round_.state is State.ASKED]
+        still_open = [round_ for round_ in self.rounds if round_.state is RoundState.ASKED]
         chosen = [round_ for round_ in still_open if number in (None, round_.number)]
         if not chosen:
-            raise InvalidInput("no such round is open; see study.status()")
+            raise InvalidInput("there is no such open round; see study.status()")
         with self.fleet.archive.asking():
             if chosen[-1].published:
                 self.fleet.withdraw(chosen[-1])
-            withdrawn = replace(chosen[-1], state=State.WITHDRAWN)
+            withdrawn = replace(chosen[-1], state=RoundState.WITHDRAWN)
             self.fleet.archive.write(self.name, withdrawn)
 
     # --- Looking --------------------------------------------------------------------------------
 
     def history(self) -> History:
-        """All rounds with what became of them."""
-        return history_of(self.rounds)
+        """List all rounds with their outcomes."""
+        return History(self.rounds)
 
-    def status(self) -> Status:
-        """Why is there no result yet? The step that waits and for what, rejections, times."""
-        return status_of(self)
+    def status(self) -> StudyStatus:
+        """Why is there no result yet? The step that is waiting and for what, rejections, times."""
+        return StudyStatus.of(self)
 
     def result(self, number: int = -1) -> Result:
-        """The result of a round (the newest one), without waiting."""
+        """Return the result of a round (by default the newest) without waiting."""
         rounds = self.rounds
         for round_ in rounds:
             if round_.number == number or (number == -1 and round_ is rounds[-1]):
-                if round_.state is State.ASKED:
+                if round_.state is RoundState.ASKED:
                     raise StudyError(
                         f"round {round_.number} has no result yet: {self.status().explain()}"
                     )
                 return self._outcome(round_)
-        raise InvalidInput(f"there is no round {number}; there are {len(rounds)}")
-
-
-def _result(round_: Round, gathered: Gathered) -> Result:
-    return Result(
-        recipe=round_.recipe,
-        parts=gathered.parts,
-        missing=gathered.missing,
-        round=round_.number,
-    )
+        raise InvalidInput(f"there is no round {number}; the study has {len(rounds)}")

@@ -1,91 +1,120 @@
-"""Results as frames, CSV and HTML. polars, pyarrow and pandas are loaded when asked for."""
+"""Columns as data frames, CSV and HTML. polars, pyarrow and pandas are loaded only when used."""
 
 from __future__ import annotations
 
 import csv
-import html as escaping
+import html
+import importlib
 import io
 import os
+import re
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from chorister.analyst.extras import needed
+from chorister.errors import InvalidInput
+from chorister.policy.values import legible
 
 if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow  # type: ignore[import-untyped]
 
-    from chorister.analyst.result import Result
+ROWS_SHOWN: Final = 20
+_FORMULA: Final = tuple("=+-@＝＋－＠")
+"""How a formula begins, including the full-width characters of East Asian input."""
+_NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 
-__all__ = ["arrow_stream", "html", "html_table", "to_arrow", "to_csv", "to_pandas", "to_polars"]
 
-_ROWS_SHOWN = 20
+def needed(name: str) -> Any:  # noqa: ANN401 (a module)
+    """Import a package of the extra `analyst`, which `pip install chorister` leaves out."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != name:
+            raise
+        extra = "pip install pandas" if name == "pandas" else 'pip install "chorister[analyst]"'
+        raise InvalidInput(f"this needs {name}, which is not installed: {extra}") from None
+
+
+class Tabular(ABC):
+    """Anything with columns: exports to data frames and CSV."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def columns(self) -> dict[str, Any]:
+        """All columns by name: lists or arrays of the same length."""
+
+    def to_polars(self) -> polars.DataFrame:
+        """Convert to a polars data frame."""
+        return to_polars(self.columns())
+
+    def to_arrow(self) -> pyarrow.Table:
+        """Convert to an Arrow table."""
+        return needed("pyarrow").table(self.columns())
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Convert to a pandas data frame."""
+        frame: pandas.DataFrame = needed("pandas").DataFrame(self.columns())
+        return frame
+
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str | None:
+        """Write CSV to a file, or return it as text."""
+        return to_csv(self.columns(), path)
 
 
 def to_polars(columns: dict[str, Any]) -> polars.DataFrame:
-    """Columns as a polars frame."""
     frame: polars.DataFrame = needed("polars").DataFrame(columns)
     return frame
 
 
-def to_arrow(columns: dict[str, Any]) -> pyarrow.Table:
-    """Columns as an Arrow table."""
-    return needed("pyarrow").table(columns)
-
-
-def to_pandas(columns: dict[str, Any]) -> pandas.DataFrame:
-    """Columns as a pandas frame."""
-    frame: pandas.DataFrame = needed("pandas").DataFrame(columns)
-    return frame
-
-
-def arrow_stream(columns: dict[str, Any], requested_schema: object | None) -> object:
-    """Columns through the Arrow PyCapsule interface."""
-    return to_arrow(columns).__arrow_c_stream__(requested_schema)
-
-
 def to_csv(columns: dict[str, Any], path: str | os.PathLike[str] | None) -> str | None:
-    """Columns as CSV: into a file, or as text."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*(_plain(column) for column in columns.values()), strict=True))
+    """Write CSV to a file, or return it as text.
+
+    Labels are words that other people chose. So texts are quoted, and a text that a spreadsheet
+    would run as a formula gets an apostrophe in front.
+    """
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerow(map(_harmless, columns))
+    writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    cells = (map(_harmless, _plain(column)) for column in columns.values())
+    writer.writerows(zip(*cells, strict=True))
     if path is None:
         return text.getvalue()
-    Path(path).write_text(text.getvalue(), encoding="utf-8")
+    Path(path).write_text(text.getvalue(), encoding="utf-8", newline="")
     return None
+
+
+def _harmless(value: Any) -> Any:  # noqa: ANN401 (a text or a number)
+    if not isinstance(value, str) or _NUMBER.fullmatch(value):
+        return value
+    # Programs drop spaces, marks and control characters before a formula, each its own.
+    first = next((c for c in value if c.isprintable() and not c.isspace()), "")
+    runs = value.startswith(("\t", "\r", "\n")) or first in _FORMULA
+    return f"'{value}" if runs else value
 
 
 def _plain(column: Any) -> list[Any]:  # noqa: ANN401 (a list or an array)
     return column.tolist() if hasattr(column, "tolist") else list(column)
 
 
-def html_table(columns: dict[str, Any], *, rows: int = _ROWS_SHOWN) -> str:
-    """The first rows as an HTML table; every text is escaped."""
-    head = "".join(f"<th>{escaping.escape(name)}</th>" for name in columns)
+def html_table(columns: dict[str, Any], *, rows: int = ROWS_SHOWN) -> str:
+    """The first rows as an HTML table. All text is escaped."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
     body = []
     lists = [_plain(column[:rows]) for column in columns.values()]
     for row in zip(*lists, strict=True):
         cells = "".join(
             f'<td style="text-align:right">{value:,.1f}</td>'
             if isinstance(value, float)
-            else f"<td>{escaping.escape(str(value))}</td>"
+            else f"<td>{html.escape(legible(str(value)))}</td>"
             for value in row
         )
         body.append(f"<tr>{cells}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 
-def html(result: Result) -> str:
-    """What a notebook shows: the largest rows, and how to read them."""
-    shown = result.top(_ROWS_SHOWN) if len(result) > _ROWS_SHOWN else result
-    more = ""
-    if len(result) > len(shown):
-        more = f"<p>The {len(shown):,} largest of {len(result):,} rows.</p>"
-    summary = result.explain().split("\n")[0]
-    mark = ""
-    if result.marked:
-        checks = " ".join(check.explain() for check in result.weight if check.marked)
-        mark = f"<p><strong>{escaping.escape(checks)}</strong></p>"
-    return f"<div><p>{escaping.escape(summary)}</p>{mark}{html_table(shown.columns())}{more}</div>"
+def paragraphs(text: str) -> str:
+    """HTML with one paragraph per line. All text is escaped."""
+    return "".join(f"<p>{html.escape(line)}</p>" for line in text.split("\n"))

@@ -1,6 +1,6 @@
-"""The `chorister` command: one Typer application, one module a group of commands.
+"""The `chorister` command: one Typer application, with one module per group of commands.
 
-Exit codes: 0 done; 1 a check said no (a refused recipe, a policy that contradicts itself);
+Exit codes: 0 done; 1 a check failed (a refused recipe, a policy that contradicts itself);
 2 the command line or an input was wrong; 3 a bug in Chorister.
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import traceback
-from typing import Annotated, Any, Final, NoReturn
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn, TypeAlias
 
 import typer
 from rich.console import Console
@@ -16,39 +17,41 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from chorister import __version__
-from chorister.errors import ChoristerError, InternalError
-
-__all__ = ["OPERATORS", "QUESTIONS", "ROLES", "START", "app", "console"]
+from chorister.errors import ChoristerError, InternalError, InvalidInput
 
 console = Console()
 
-# The chapters of `chorister --help`.
-START: Final = "Begin here: everything on this machine"
+JSON: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+CABundle: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--ca-bundle", help="Trust only the certificate authorities in this PEM file."),
+]
+
+# The sections of `chorister --help`.
+START: Final = "Start here: everything on this machine"
 ROLES: Final = "Take part: run a device or a server"
 QUESTIONS: Final = "Questions: what may be asked, and what it costs"
 OPERATORS: Final = "For operators and auditors"
-_CHAPTERS: Final = (START, QUESTIONS, ROLES, OPERATORS)
+_SECTIONS: Final = (START, QUESTIONS, ROLES, OPERATORS)
 
 
 class _Group(TyperGroup):
-    """Turns an error into one line and an exit code; a bug shows its traceback above the line."""
+    """Turns an error into one line and an exit code, with a traceback if it is a bug."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 (the signature is Click's)
-        """Chapter by chapter, as `--help` shows them."""
+        """Sort commands by section, as `--help` shows them."""
         names = super().list_commands(ctx)
         panels = {name: getattr(self.commands[name], "rich_help_panel", None) for name in names}
-        places = {chapter: place for place, chapter in enumerate(_CHAPTERS)}
+        places = {section: place for place, section in enumerate(_SECTIONS)}
         return sorted(names, key=lambda name: places.get(str(panels[name]), len(places)))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (Click's)
-        """Options before the first command."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
             _end(error)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 (the signature is Click's)
-        """The command, with its own options."""
         try:
             return super().invoke(ctx)
         except ChoristerError as error:
@@ -60,21 +63,21 @@ class _Group(TyperGroup):
 
 
 def _end(error: Exception) -> NoReturn:
-    """Of what is no error of ours: wrong options, the end of a command, or a bug."""
+    """Handle an exception that is not ours: wrong options, the end of a command, or a bug."""
     kind = type(error)
     if kind.__module__.partition(".")[0] not in {"click", "typer"}:
         traceback.print_exc()
         _fail(f"a bug in Chorister, please report it: {error!r}", 3)
-    told: Any = error
-    context = getattr(told, "ctx", None)
+    raised: Any = error
+    context = getattr(raised, "ctx", None)
     if context is None or kind.__name__ == "NoArgsIsHelpError":
         raise error
-    message = str(told.format_message()).rstrip(".")
-    _fail(f"{message}; see `{context.command_path} --help`", int(told.exit_code))
+    message = str(raised.format_message()).rstrip(".")
+    _fail(f"{message}; see `{context.command_path} --help`", int(raised.exit_code))
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    # Paths and names stay whole, to be copied.
+    # Without line breaks, so that paths and names can be copied.
     line = f"[bold red]error:[/] {escape(message)}"
     Console(stderr=True).print(line, highlight=False, soft_wrap=True)
     sys.exit(code)
@@ -99,6 +102,13 @@ def root(
         raise typer.Exit
 
 
+def read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"can't read {path}: {error.strerror}") from None
+
+
 # Each module adds its commands to `app`.
 from chorister.cli import (  # noqa: E402, F401
     demo,
@@ -109,7 +119,6 @@ from chorister.cli import (  # noqa: E402, F401
     log,
     policy,
     privacy,
-    publish,
     recipe,
     serve,
     serve_console,

@@ -1,4 +1,4 @@
-"""`python -m chorister.cli`: the same as the command `chorister`."""
+"""`python -m chorister.cli`, the same as the command `chorister`."""
 
 from chorister.cli import app
 

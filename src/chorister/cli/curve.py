@@ -1,4 +1,4 @@
-"""The paper's figure: epsilon of the aggregate against the cohort's size, by every method."""
+"""The paper's figure: epsilon of the aggregate against the cohort's size, for every method."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from tempfile import TemporaryFile
 from chorister.errors import InvalidInput
 from chorister.privacy import Mechanism, Method
 
-__all__ = ["COHORTS", "LOCAL_EPSILONS", "Point", "check_target", "draw"]
-
 LOCAL_EPSILONS = (3, 6)
 COHORTS = tuple(round(100 * 10 ** (i / 4)) for i in range(17))  # 100 to a million
 
@@ -22,14 +20,14 @@ _LABELS = {
     Method.CLONES: "clones 2022",
     Method.CLOSED_FORM: "closed form",
 }
-# Okabe and Ito's colours are told apart with any colour vision; dashes help in print.
+# Okabe and Ito's colours can be distinguished with any colour vision; dashes help in print.
 _COLOURS = ["#0072B2", "#009E73", "#E69F00", "#CC79A7"]
 _DASHES = [[1, 0], [8, 3], [4, 3], [2, 3]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One value of one curve."""
+    """One point of one curve."""
 
     local_epsilon: int
     cohort: int
@@ -38,7 +36,7 @@ class Point:
 
 
 def check_target(to: Path) -> None:
-    """Raise unless a figure can be written there: before anything is computed."""
+    """Raise `InvalidInput` unless a figure can be written there, before computing anything."""
     if to.suffix not in {".svg", ".png", ".html"}:
         raise InvalidInput(f"--to must end in .svg, .png or .html, not {to.suffix or 'nothing'!r}")
     if not to.parent.is_dir():
@@ -49,13 +47,13 @@ def check_target(to: Path) -> None:
         with TemporaryFile(dir=to.parent):
             pass
     except OSError as error:
-        raise InvalidInput(f"nothing can be written to {to.parent}: {error.strerror}") from None
+        raise InvalidInput(f"can't write to {to.parent}: {error.strerror}") from None
     if find_spec("altair") is None or find_spec("vl_convert") is None:
-        raise InvalidInput("drawing needs the analyst's packages: install chorister[analyst]")
+        raise InvalidInput("drawing needs more packages: install chorister[analyst]")
 
 
 def draw(points: Sequence[Point], to: Path, *, delta: str, mechanism: Mechanism) -> None:
-    """Write the figure in the format that the file's ending names."""
+    """Write the figure in the format of the file's suffix."""
     check_target(to)
     import altair as alt
 
@@ -132,4 +130,4 @@ def draw(points: Sequence[Point], to: Path, *, delta: str, mechanism: Mechanism)
         else:
             chart.save(to)
     except OSError as error:
-        raise InvalidInput(f"{to} cannot be written: {error.strerror}") from None
+        raise InvalidInput(f"can't write {to}: {error.strerror}") from None

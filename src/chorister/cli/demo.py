@@ -1,8 +1,8 @@
 """`chorister demo`: a real private study on this machine, from an event on a device to a report.
 
 Registry, leader and helper are three processes on loopback with fresh keys; every device has its
-own encrypted store, policy, ledger and audit log. Simulated is what people hold, so that the truth
-is known, and when devices look at the log.
+own encrypted store, policy, ledger and audit log. Only the people's data is simulated, so that the
+truth is known, and when devices poll.
 """
 
 from __future__ import annotations
@@ -30,24 +30,20 @@ REPORT = Path("chorister-demo.html")
 
 
 class LiveSteps:
-    """Steps on the terminal, the one under way with a bar."""
+    """Steps on the terminal, with a progress bar for the current one."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
         self._task: Any = None
 
     def step(self, what: str, total: int = 0) -> Callable[[int, int], None]:
-        """Begin a step; the one before is done."""
+        """Begin a step, and finish the previous one."""
         self.finish()
         task = self._task = self._bar.add_task(what, total=total or None)
 
-        def tell(done: int, of: int) -> None:
-            self._bar.update(task, completed=done, total=of)
-
-        return tell
+        return lambda done, total: self._bar.update(task, completed=done, total=total)
 
     def finish(self) -> None:
-        """The last step is done."""
         if self._task is not None:
             self._bar.update(self._task, total=1, completed=1)
             self._bar.stop_task(self._task)
@@ -58,23 +54,25 @@ def demo(
     algorithm: Annotated[
         Algorithm, typer.Option(help="What to find out.", case_sensitive=False)
     ] = Algorithm.NGRAMS,
-    devices: Annotated[int, typer.Option(help="Simulated devices.")] = 2000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the people's data; noise has none.")] = 1,
+    devices: Annotated[int, typer.Option(help="Number of simulated devices.")] = 2000,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed for the people's data. Noise has no seed.")
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     report: Annotated[
         Path | None,
-        typer.Option(help=f"The HTML report's file; {REPORT} if left out, none with --json."),
+        typer.Option(help=f"File for the HTML report (default: {REPORT}; none with --json)."),
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="Also write the result's picture alone, as SVG.")
+        Path | None, typer.Option(help="Also write the chart as an SVG file.")
     ] = None,
 ) -> None:
-    """Watch a real private study on this machine, beside the truth.
+    """Run a real private study on this machine, and compare its result with the truth.
 
-    Starts a registry and two aggregators on loopback with fresh keys, makes a fleet of devices, and
-    puts one question after another to them. Shows the estimates with their intervals beside the
+    Starts a registry and two aggregators on loopback with fresh keys, creates a fleet of devices,
+    and asks them one question after another. Shows the estimates with their intervals next to the
     truth, what each device spent, what the aggregators saw and could not see, and a question that
-    the devices refuse. Everything is deleted at the end but the report.
+    the devices refuse. At the end, everything but the report is deleted.
     """
     story = STORIES[algorithm]
     if devices < story.least_devices:
@@ -113,12 +111,12 @@ def demo(
         return
     print_outcome(outcome, console, devices=devices)
     if target is not None:
-        console.print(f"\nThe report: {escape(str(target.absolute()))}", soft_wrap=True)
+        console.print(f"\nReport: {escape(str(target.absolute()))}", soft_wrap=True)
 
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """SIGTERM ends as Ctrl-C does: servers are stopped, files deleted."""
+    """Let SIGTERM end the command as Ctrl-C does: servers stop, files are deleted."""
 
     def end(_: int, __: FrameType | None) -> None:
         sys.exit(143)

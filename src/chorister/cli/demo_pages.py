@@ -1,4 +1,4 @@
-"""The demo's outcome: as JSON, on the terminal, and as one HTML page that needs no network."""
+"""The outcome of the demo: as JSON, on the terminal, and as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -19,18 +19,15 @@ from chorister.cli.demo_stories import Estimate
 from chorister.device.audit_pages import as_html, as_text
 from chorister.errors import InvalidInput
 
-__all__ = ["as_json_tree", "picture", "print_outcome", "write_picture", "write_report"]
-
-_MOST_ROWS: Final = 24
-_MOST_ON_PAGE: Final = 50
-_WIDTH: Final = 24
+_MAX_ROWS: Final = 24
+_MAX_ROWS_ON_PAGE: Final = 50
+_BAR_CHARACTERS: Final = 24
 
 
 # --- JSON -----------------------------------------------------------------------------------------
 
 
 def as_json_tree(outcome: Outcome, *, devices: int) -> dict[str, Any]:
-    """The keys that others rely on, and a few more."""
     rounds = [
         {
             "round": number,
@@ -87,7 +84,7 @@ def as_json_tree(outcome: Outcome, *, devices: int) -> dict[str, Any]:
 
 
 def print_outcome(outcome: Outcome, console: Console, *, devices: int) -> None:
-    """What was found, what it cost, who saw what, and what was refused."""
+    """Print what was found, what it cost, who saw what, and what was refused."""
     console.print()
     console.print(f"[bold]{outcome.story.question}[/] {devices:,} simulated devices")
     if outcome.story.people == "phrases":
@@ -99,14 +96,14 @@ def print_outcome(outcome: Outcome, console: Console, *, devices: int) -> None:
         console.print(f"\n[bold]{line[0]}[/]")
         for text in line[1:]:
             console.print(escape(text), highlight=False)
-    console.print("\n[bold]One question too many[/]")
-    text = "An analyst asks about a column that no analysis of the policy opens. The audit log of "
-    console.print(f"{text}device 0, as its owner reads it:", highlight=False)
+    console.print("\n[bold]A question that devices refuse[/]")
+    text = "An analyst asks about a column that no analysis in the policy may read. The owner of "
+    console.print(f"{text}device 0 finds this in its audit log:", highlight=False)
     console.print(escape(as_text([outcome.refused])), highlight=False)
 
 
 def _shown(rows: list[Estimate]) -> list[Estimate]:
-    return sorted(rows, key=lambda row: -row.estimate)[:_MOST_ROWS]
+    return sorted(rows, key=lambda row: -row.estimate)[:_MAX_ROWS]
 
 
 def _table(rows: list[Estimate]) -> Table:
@@ -131,16 +128,19 @@ def _numbers(row: Estimate) -> tuple[str, str, str]:
 
 
 def _bar(row: Estimate, widest: float) -> str:
-    """A bar as long as the estimate, with a stroke at the truth."""
+    """A bar for the estimate, with a mark at the truth."""
     widest = max(widest, 1.0)
-    filled, stroke = round(max(row.estimate, 0) / widest * _WIDTH), row.truth / widest * _WIDTH
-    cells = ["[cyan]█[/]" if i < filled else " " for i in range(_WIDTH + 1)]
-    cells[min(round(stroke), _WIDTH)] = "[bold]│[/]"
+    filled, stroke = (
+        round(max(row.estimate, 0) / widest * _BAR_CHARACTERS),
+        row.truth / widest * _BAR_CHARACTERS,
+    )
+    cells = ["[cyan]█[/]" if i < filled else " " for i in range(_BAR_CHARACTERS + 1)]
+    cells[min(round(stroke), _BAR_CHARACTERS)] = "[bold]│[/]"
     return "".join(cells)
 
 
 def _tree(rows: list[Estimate]) -> Tree:
-    """The phrases under their beginnings, each with estimate, interval and truth."""
+    """The phrases as a tree, each with estimate, interval and truth."""
     tree = Tree(f"{_covered(rows)}\n[dim]estimate (interval), truth[/]", guide_style="dim")
     branches: dict[str, Any] = {"": tree}
     known = {row.label: row for row in rows}
@@ -164,11 +164,11 @@ def _leaf(phrase: str, row: Estimate | None) -> str:
 
 def _covered(rows: list[Estimate]) -> str:
     inside = sum(row.covered for row in rows)
-    return f"{inside} of {len(rows)} intervals hold the truth"
+    return f"{inside} of {len(rows)} intervals contain the truth"
 
 
 def _words(outcome: Outcome) -> list[tuple[str, ...]]:
-    """Paragraphs with their headings, for terminal and page alike."""
+    """Headings with their paragraphs, for the terminal and the page."""
     spent = Counter((each.reports, each.epsilon, each.delta) for each in outcome.spent)
     costs = [
         f"{count:,} devices sent {reports} report{'' if reports == 1 else 's'}: epsilon "
@@ -187,16 +187,16 @@ def _words(outcome: Outcome) -> list[tuple[str, ...]]:
         (
             "What each device spent",
             *costs,
-            "Few devices hide each other, so the demo allows an epsilon that a real policy would "
-            "not: with a million of them the same accuracy costs a fraction.",
+            "So few devices hide each other poorly. That is why the demo allows a larger epsilon "
+            "than a real policy would: with a million devices, the same accuracy costs a fraction.",
         ),
         ("What the aggregators saw", *_saw(outcome)),
         (
             "What they could not see",
-            "Any one answer, or even any one noisy bit: each aggregator has one random share of "
-            "every report, and both check together, without opening it, that it is a vector of few "
-            "bits. Each adds noise of its own before its sum leaves. Here both run on one machine, "
-            "which therefore could put the shares together: in the field two operators run them.",
+            "Any single answer, or even a single noisy bit: each aggregator has one random share "
+            "of every report, and together they check, without opening it, that it sets only a few "
+            "bits. Each adds its own noise before it releases its sum. Here both run on one "
+            "machine, which could combine the shares; in production, two operators run them.",
         ),
     ]
 
@@ -213,10 +213,10 @@ def _saw(outcome: Outcome) -> list[str]:
     return [
         f"Leader: {uploaded:,} sealed reports for {_number(len(leader), 'task')}, "
         f"{rejected} rejected, each with the time of its task (not of its upload) and a random id; "
-        "that a device took part, when, and its network address.",
-        f"Helper: its own shares of {sum(status.verified for status in helper):,} reports, through "
-        "the leader; no address.",
-        "Analyst: for each round one noisy sum a bin, after both aggregators added their noise.",
+        "it also saw that a device took part, when, and its network address.",
+        f"Helper: its shares of {sum(status.verified for status in helper):,} reports, through the "
+        "leader; no addresses.",
+        "Analyst: one noisy sum per bin and round, after both aggregators added their noise.",
     ]
 
 
@@ -245,7 +245,6 @@ dd{margin:0;overflow-wrap:anywhere;white-space:pre-wrap}.scroll{overflow-x:auto}
 
 
 def write_report(outcome: Outcome, path: Path, *, devices: int) -> None:
-    """One file with everything in it."""
     _write(path, _page(outcome, devices))
 
 
@@ -253,12 +252,12 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InvalidInput(f"{path} can't be written: {error.strerror}") from None
+        raise InvalidInput(f"can't write {path}: {error.strerror}") from None
 
 
 def _page(outcome: Outcome, devices: int) -> str:
     title = html_escape(outcome.story.question)
-    largest = sorted(outcome.estimates, key=lambda row: -row.estimate)[:_MOST_ON_PAGE]
+    largest = sorted(outcome.estimates, key=lambda row: -row.estimate)[:_MAX_ROWS_ON_PAGE]
     largest.sort(key=lambda row: (row.round, -row.estimate))
     rows = "".join(
         f"<tr><td>{html_escape(row.label)}</td><td>{row.estimate:z,.1f}</td>"
@@ -267,7 +266,7 @@ def _page(outcome: Outcome, devices: int) -> str:
         for row in largest
     )
     left_out = len(outcome.estimates) - len(largest)
-    more = f"<p>And {left_out:,} smaller ones, of which <code>--json</code> has all.</p>"
+    more = f"<p>And {left_out:,} smaller ones; <code>--json</code> prints all of them.</p>"
     sections = "".join(
         f"<h2>{html_escape(heading)}</h2>"
         + "".join(f"<p>{html_escape(text)}</p>" for text in texts)
@@ -281,31 +280,31 @@ def _page(outcome: Outcome, devices: int) -> str:
         f"<title>{title}</title><style>{_STYLE}</style></head><body>"
         f"<h1>{title}</h1><p>{devices:,} simulated devices, "
         f"{_number(len(outcome.rounds), 'round')}, "
-        f"{outcome.seconds:,.0f} seconds; the people are made up, all else is real: registry, "
-        "leader and helper as processes of their own, encrypted stores, ledgers, secret shares, "
-        "noise.</p>"
+        f"{outcome.seconds:,.0f} seconds. The people are made up; everything else is real: "
+        "separate processes for registry, leader and helper, encrypted stores, ledgers, secret "
+        "shares and noise.</p>"
         f"<figure>{picture(outcome)}</figure>"
         f"<p>{html_escape(outcome.found.explain())}</p>"
-        f"<h2>Estimates beside the truth</h2><p>{_covered(outcome.estimates)}. Only a simulation "
-        "knows the truth: the number of devices that answered this round and hold this (in parts, "
-        "where a device had several answers to choose from).</p>"
+        f"<h2>Estimates and truth</h2><p>{_covered(outcome.estimates)}. Only a simulation knows "
+        "the truth: how many of the devices that answered this round hold this value (a fraction, "
+        "if a device had several answers to choose from).</p>"
         '<div class="scroll"><table><thead><tr><th>what</th><th>estimate</th><th>interval</th>'
         f"<th>truth</th></tr></thead><tbody>{rows}</tbody></table></div>"
         f"{more if left_out else ''}{sections}"
-        "<h2>One question too many</h2><p>An analyst asked about a column that no analysis of the "
-        "policy opens. The audit log of device 0, as its owner reads it:</p>"
+        "<h2>A question that devices refuse</h2><p>An analyst asked about a column that no "
+        "analysis in the policy may read. The owner of device 0 finds this in its audit log:</p>"
         f"{body}</body></html>\n"
     )
 
 
 def write_picture(outcome: Outcome, path: Path) -> None:
-    """The picture alone, as a web page or a README shows it: on white, whatever is around it."""
+    """Write the chart as SVG, on a white background."""
     svg = picture(outcome).replace("<svg ", '<svg style="background:#fff" ', 1)
     _write(path, svg + "\n")
 
 
 def picture(outcome: Outcome) -> str:
-    """The chart as SVG, drawn without a network, in fonts as wide as they were measured."""
-    from chorister.console.charts import Look, draw
+    """Draw the chart as SVG, without a network."""
+    from chorister.console.charts import ChartStyle, draw
 
-    return draw(outcome.found.plot().to_dict(), Look("light", "wide"))
+    return draw(outcome.found.plot().to_dict(), ChartStyle("light", "wide"))

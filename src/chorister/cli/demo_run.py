@@ -1,4 +1,4 @@
-"""The demo's course: servers, devices, a study, a question too many, and what everybody saw."""
+"""The demo: servers, devices, a study, a question that is refused, and what everybody saw."""
 
 from __future__ import annotations
 
@@ -13,34 +13,32 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from chorister.aggregator.config import load_config
-from chorister.aggregator.progress import TaskStatus, task_status
 from chorister.aggregator.service import open_core
-from chorister.analyst import fleet as analyst_fleet
-from chorister.analyst import rounds as analyst_rounds
-from chorister.analyst.live import Connection
-from chorister.analyst.profile import Profile
-from chorister.cli.demo_stories import Estimate, Round, Story
+from chorister.aggregator.storage.statistics import TaskStatus, task_status
+from chorister.analyst.fleet import ReleasedSums
+from chorister.analyst.live_fleet import LiveFleet, Profile
+from chorister.analyst.progress import OnProgress
+from chorister.analyst.rounds import Round
+from chorister.cli.demo_stories import Estimate, Story, StoryRound
 from chorister.clock import SystemClock
 from chorister.device import Sandbox
 from chorister.device.audit import Event, Record
 from chorister.errors import InternalError
 from chorister.fleet.deployment import Deployment
-from chorister.fleet.sample_policy import PolicyTerms
-from chorister.fleet.simulated import FleetPlan, SimulatedFleet, numbers_of
-from chorister.fleet.worker import Done
+from chorister.fleet.deployment_files import SampleTerms
+from chorister.fleet.device_worker import DeviceOutcome
+from chorister.fleet.simulated_fleet import FleetPlan, SimulatedFleet, devices_that_answered
 from chorister.recipe import Recipe, sign
 from chorister.transparency.client import RegistryClient
 from chorister.transparency.entries import RecipeEntry
 
-__all__ = ["Outcome", "Show", "run_demo", "temporary_place"]
-
-# One report a device, for epsilon 2: a few thousand devices hide each other less well than the
+# One report per device, for epsilon 2: a few thousand devices hide each other less well than the
 # millions of a real fleet, and the demo says so.
-TERMS: Final = PolicyTerms(
+TERMS: Final = SampleTerms(
     reports=1, epsilon="2", device_epsilon="2", device_reports=1, longest_window="15m"
 )
 _MARGIN: Final = "0.9"
-_BYTES_A_DEVICE: Final = 200_000
+_BYTES_PER_DEVICE: Final = 200_000
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 (a folder of our own is made in it)
 
 
@@ -48,22 +46,22 @@ class Show(Protocol):
     """Where progress is shown."""
 
     def step(self, what: str, total: int = 0) -> Callable[[int, int], None]:
-        """Begin a step; what is returned is told how far it is."""
+        """Begin a step; the returned function is called with its progress."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """All that the demo has to tell."""
+    """Everything that the demo shows."""
 
     story: Story
     found: Any  # what the algorithm found: it can be drawn and explained
-    rounds: list[Round]
-    answered: list[int]  # devices, a round
+    rounds: list[StoryRound]
+    answered: list[int]  # devices per round
     estimates: list[Estimate]
-    spent: list[Done]
+    spent: list[DeviceOutcome]
     refused: Record
-    explained: list[str]  # what the same device says of the refused recipe, check by check
+    explained: list[str]  # the checks that the refused recipe fails on the same device
     servers: dict[str, list[TaskStatus]]
     seconds: float
     policy_epsilon: Decimal
@@ -71,16 +69,16 @@ class Outcome:
 
 @contextmanager
 def temporary_place(devices: int) -> Iterator[Path]:
-    """A folder that is deleted at the end: in memory where there is room, else on disk."""
+    """A folder that is deleted at the end: in memory if there is room, else on disk."""
     base: Path | None = None
-    if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > devices * _BYTES_A_DEVICE + 10**8:
+    if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > devices * _BYTES_PER_DEVICE + 10**8:
         base = _MEMORY
     with tempfile.TemporaryDirectory(prefix="chorister-demo-", dir=base) as folder:
         yield Path(folder)
 
 
-class _DemoConnection(Connection):
-    """A live connection whose simulated fleet is told to look at the log when there is news."""
+class _DemoFleet(LiveFleet):
+    """A live fleet whose simulated devices poll as soon as there is a new question."""
 
     def __init__(self, deployment: Deployment, fleet: SimulatedFleet, show: Show) -> None:
         profile = Profile.load(deployment.profile)
@@ -101,47 +99,47 @@ class _DemoConnection(Connection):
         self._devices = fleet
         self._show = show
 
-    def gather(
+    def collect(
         self,
-        round_: analyst_rounds.Round,
-        tell: analyst_fleet.Tell,
-        keep: Callable[[analyst_rounds.Round], None],
-    ) -> analyst_fleet.Gathered:
+        round_: Round,
+        on_progress: OnProgress,
+        save: Callable[[Round], None],
+    ) -> ReleasedSums:
         """Let the devices answer, then collect without waiting for the window's end."""
         recipe = round_.recipe
         self._show.step(f"round {round_.number}: both aggregators cosign the question")
         self._deployment.await_recipe(recipe)
         through = self._show.step(
-            f"round {round_.number}: devices look at the log, decide, answer, upload",
+            f"round {round_.number}: devices poll, decide, answer and upload",
             self.devices or 0,
         )
         done = self._devices.answer(through, again=False)
-        self.answered.append(list(numbers_of(done, recipe.id)))
-        self._show.step(f"round {round_.number}: leader and helper verify and add up")
-        # The simulation knows that nobody else will answer: the least cohort is target enough.
-        return super().gather(replace(round_, target=recipe.privacy.min_cohort), tell, keep)
+        self.answered.append(list(devices_that_answered(done, recipe.id)))
+        self._show.step(f"round {round_.number}: leader and helper verify and add up the reports")
+        # Nobody else will answer, so there is no need to wait for more than the minimum cohort.
+        return super().collect(replace(round_, target=recipe.privacy.min_cohort), on_progress, save)
 
 
 def run_demo(place: Path, story: Story, *, devices: int, seed: int, show: Show) -> Outcome:
-    """All of it; the servers are stopped at the end, whatever happens."""
+    """Run the whole demo. The servers are stopped at the end, whatever happens."""
     begun = time.monotonic()
     deployment = Deployment.create(place / "servers", TERMS, devices=devices, margin=_MARGIN)
     plan = FleetPlan(devices=devices, seed=seed, kind=story.people)
 
-    def tell(what: str) -> None:
+    def say(what: str) -> None:
         show.step(what)
 
     with (
-        deployment.running(tell),
+        deployment.running(say),
         SimulatedFleet(place / "fleet", deployment, plan) as fleet,
     ):
-        fleet.make(show.step("devices, each with a key, a store and a ledger of its own", devices))
-        connection = _DemoConnection(deployment, fleet, show)
+        fleet.make(show.step("creating devices, each with its own key, store and ledger", devices))
+        connection = _DemoFleet(deployment, fleet, show)
         study = connection.study("demo", analysis=story.analysis)
-        study.bar = False  # the demo shows its own
+        study.bar = False  # the demo shows its own progress
         run = story.run(study, devices)
         rounds = [
-            Round(
+            StoryRound(
                 result=step.result,
                 people=[fleet.people[number] for number in connection.answered[step.number - 1]],
             )
@@ -153,8 +151,8 @@ def run_demo(place: Path, story: Story, *, devices: int, seed: int, show: Show) 
                     f"{len(round_.people)} devices answered round {round_.result.round}, but "
                     f"{round_.result.n_reports} reports were counted"
                 )
-        spent = fleet.spent(show.step("what each device spent", devices))
-        show.step("one question too many")
+        spent = fleet.spent(show.step("reading what each device spent", devices))
+        show.step("asking a question that devices refuse")
         refused, explained = ask_too_much(deployment, connection, fleet, rounds[-1].result.recipe)
         servers = {role: _tasks(deployment, role) for role in ("leader", "helper")}
     return Outcome(
@@ -173,9 +171,9 @@ def run_demo(place: Path, story: Story, *, devices: int, seed: int, show: Show) 
 
 
 def ask_too_much(
-    deployment: Deployment, connection: _DemoConnection, fleet: SimulatedFleet, like: Recipe
+    deployment: Deployment, connection: _DemoFleet, fleet: SimulatedFleet, like: Recipe
 ) -> tuple[Record, list[str]]:
-    """Publish a question about a column that no analysis opens; what one device makes of it."""
+    """Publish a question about a column that no analysis may read; return one device's refusal."""
     now = SystemClock().now()
     tree = like.model_dump(mode="json", exclude_none=True) | {
         "id": "whom-do-you-write-to",
@@ -197,15 +195,16 @@ def ask_too_much(
         registry.submit(entry)
     deployment.await_recipe(recipe)
     with Sandbox() as sandbox, fleet.device(0, sandbox=sandbox) as device:
+        time.sleep(device.quiet_seconds())
         run = device.run_once()
         if recipe.id not in run.refused:
-            raise InternalError("a device did not refuse what its policy does not open")
+            raise InternalError("a device did not refuse a question that its policy does not allow")
         checks = [f"{each.name}: {each.why}" for each in device.explain(recipe) if not each.passed]
         for record in device.audit.records(newest=5):
             question = record.entry.question
             if record.entry.event is Event.REFUSED and question and question.id == recipe.id:
                 return record, checks
-    raise InternalError("a refusal is not in the audit log")
+    raise InternalError("a refusal is missing from the audit log")
 
 
 def _tasks(deployment: Deployment, role: str) -> list[TaskStatus]:

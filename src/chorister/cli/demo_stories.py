@@ -1,4 +1,4 @@
-"""What the demo can show: for each algorithm its people, its questions, and the truth beside."""
+"""What the demo can show: for each algorithm, its people, its questions, and the truth."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorister.encoding import Grid, split_words
-from chorister.fleet.data import AREAS, COMMUTES, VOCABULARY, Person
+from chorister.fleet.people import AREAS, COMMUTES, VOCABULARY, Person
 from chorister.recipe import Recipe
 
 if TYPE_CHECKING:
-    from chorister.analyst.algorithms.running import Run
+    from chorister.analyst.algorithms.run import AlgorithmRun
     from chorister.analyst.result import Result
     from chorister.analyst.study import Study
 
-__all__ = ["STORIES", "Algorithm", "Estimate", "Round", "Story"]
-
 
 class Algorithm(StrEnum):
-    """As the command line spells them."""
+    """What `chorister demo --algorithm` accepts."""
 
     NGRAMS = "ngrams"
     HEATMAP = "heatmap"
@@ -33,7 +31,7 @@ class Algorithm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """One row of the result, beside the truth that only a simulation knows."""
+    """One row of the result, next to the truth, which only a simulation knows."""
 
     label: str
     round: int
@@ -45,28 +43,28 @@ class Estimate:
 
     @property
     def covered(self) -> bool:
-        """Whether the interval holds the truth."""
+        """Whether the interval contains the truth."""
         return self.ci_low <= self.truth <= self.ci_high
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Round:
+class StoryRound:
     """One round with the people who answered it."""
 
     result: Result
     people: Sequence[Person]
 
     def truth(self) -> NDArray[np.float64]:
-        """How many of these people each bin stands for.
+        """How many of these people are in each bin.
 
-        Somebody with several rows that fit reports one of them by chance; so that person counts in
-        parts, which add up to one.
+        A person with several rows reports one of them at random, so they count as fractions that
+        add up to one.
         """
         recipe = self.result.recipe
         encoding, rows_of = recipe.encoding, reader(recipe)
         counted = np.zeros(encoding.size)
         for person in self.people:
-            bins = encoding.find(rows_of(person))
+            bins = np.array(encoding.find(rows_of(person)), dtype=np.int64)
             if len(bins):
                 hits = bins[bins > 0] if (bins > 0).any() else bins
                 np.add.at(counted, hits, 1.0 / len(hits))
@@ -76,7 +74,7 @@ class Round:
 
 
 def reader(recipe: Recipe) -> Callable[[Person], dict[str, list[Any]]]:
-    """What the recipe's query returns for a person; the demo's queries are simple ones."""
+    """Return a function from a person to the rows of the query, which is simple in the demo."""
     wanted = recipe.encoding.columns
     if wanted == ("ngram",):
         length = max(len(split_words(label)) for label in _texts(recipe))
@@ -105,25 +103,25 @@ def _texts(recipe: Recipe) -> Sequence[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """One algorithm, as the demo tells it."""
+    """How the demo shows one algorithm."""
 
     question: str
     people: str
     analysis: str
     least_devices: int
-    run: Callable[[Study, int], Run[Any]]
-    rows: Callable[[Any, Sequence[Round]], list[Estimate]]
+    run: Callable[[Study, int], AlgorithmRun[Any]]
+    rows: Callable[[Any, Sequence[StoryRound]], list[Estimate]]
 
 
-def _ngrams(study: Study, devices: int) -> Run[Any]:
+def _ngrams(study: Study, devices: int) -> AlgorithmRun[Any]:
     from chorister.analyst.algorithms.ngrams import discover_ngrams
 
-    # A third round needs a first cohort that hides everybody in it, of a small share of all.
+    # With three rounds, the first cohort is a small share of all, and must still hide everybody.
     depth = 3 if devices >= 1200 else 2
     return discover_ngrams(study, VOCABULARY, max_n=depth, cohorts="disjoint")
 
 
-def _ngram_rows(found: Any, rounds: Sequence[Round]) -> list[Estimate]:  # noqa: ANN401 (`Ngrams`)
+def _ngram_rows(found: Any, rounds: Sequence[StoryRound]) -> list[Estimate]:  # noqa: ANN401 (`Ngrams`)
     columns = found.columns()
     truths = [
         dict(zip(_bin_labels(each.result), each.truth().tolist(), strict=True)) for each in rounds
@@ -144,7 +142,7 @@ _NUMBERS: Final = ("estimate", "std_error", "ci_low", "ci_high")
 
 def _bin_labels(result: Result) -> list[str]:
     feature = result.recipe.features[0]
-    if isinstance(feature, Grid):  # where it is says more than the cell's number
+    if isinstance(feature, Grid):  # coordinates say more than the number of a cell
         return [feature.label(0), *(_place(feature, i) for i in range(1, feature.size))]
     labels = [" · ".join(each) for each in zip(*result.labels.values(), strict=True)]
     return [label.strip() for label in labels]
@@ -155,8 +153,8 @@ def _place(grid: Grid, index: int) -> str:
     return f"{x0:.2f} – {x1:.2f}, {y0:.2f} – {y1:.2f}"
 
 
-def _last_round(_: Any, rounds: Sequence[Round]) -> list[Estimate]:  # noqa: ANN401
-    """Every cell of the last round, as it was released."""
+def _last_round(_: Any, rounds: Sequence[StoryRound]) -> list[Estimate]:  # noqa: ANN401
+    """Every cell of the last round, as released."""
     last = rounds[-1]
     columns, truth = last.result.columns(), last.truth()
     return [
@@ -170,21 +168,21 @@ def _last_round(_: Any, rounds: Sequence[Round]) -> list[Estimate]:  # noqa: ANN
     ]
 
 
-def _heatmap(study: Study, _: int) -> Run[Any]:
+def _heatmap(study: Study, _: int) -> AlgorithmRun[Any]:
     from chorister.analyst.algorithms.heatmap import heatmap
 
     return heatmap(study, ("longitude", "latitude"), (-5, 42, 9, 52), depth=5, cohorts="disjoint")
 
 
-def _distribution(study: Study, _: int) -> Run[Any]:
+def _distribution(study: Study, _: int) -> AlgorithmRun[Any]:
     from chorister.analyst.algorithms.distribution import distribution
 
     return distribution(study, "score", 0, 100, cohorts="disjoint")
 
 
-def _crosstab(study: Study, _: int) -> Run[Any]:
+def _crosstab(study: Study, _: int) -> AlgorithmRun[Any]:
     from chorister.analyst.algorithms.crosstab import crosstab
-    from chorister.analyst.features import categories
+    from chorister.analyst.request import categories
 
     rows, columns = categories("area", AREAS), categories("commute", COMMUTES)
     return crosstab(study, rows, columns, cohorts="disjoint")

@@ -1,9 +1,9 @@
-"""`chorister device`: keep events, answer recipes, and see what left."""
+"""`chorister device`: store events, answer recipes, and see what was sent."""
 
 from __future__ import annotations
 
-import datetime as dt
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from chorister.cli import ROLES, app, console
+from chorister.cli import JSON, ROLES, app, console, read_file
 from chorister.cli.device_folder import (
     DeviceSettings,
     InFile,
@@ -21,6 +21,7 @@ from chorister.cli.device_folder import (
     create_device,
     open_device,
 )
+from chorister.clock import utc_minute
 from chorister.device import Run, Status
 from chorister.device.audit_pages import as_html, as_json, as_text
 from chorister.device.loop import keep_running
@@ -29,7 +30,7 @@ from chorister.policy.values import duration_text
 from chorister.recipe import SignedRecipe
 
 commands = typer.Typer(
-    no_args_is_help=True, help="Run a device: keep events, answer recipes, see what left."
+    no_args_is_help=True, help="Run a device: store events, answer recipes, see what was sent."
 )
 app.add_typer(commands, name="device", rich_help_panel=ROLES)
 audit_commands = typer.Typer(
@@ -42,12 +43,11 @@ Folder = Annotated[
     Path,
     typer.Option("--folder", "-f", envvar="CHORISTER_DEVICE", help="The device's folder."),
 ]
-# Of a group, whose commands show their help without one.
+# For a group of commands, whose help needs no folder.
 AnyFolder = Annotated[
     Path | None,
     typer.Option("--folder", "-f", envvar="CHORISTER_DEVICE", help="The device's folder."),
 ]
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
 
 
 @commands.command()
@@ -56,21 +56,24 @@ def init(
     policy: Annotated[Path, typer.Option(help="What the device allows, in TOML.")],
     registry: Annotated[str, typer.Option(help="URL of the public log.")],
     key_file: Annotated[
-        Path | None, typer.Option(help="Keep the key in this file, outside the folder.")
+        Path | None, typer.Option(help="Store the key in this file, outside the folder.")
     ] = None,
     head_file: Annotated[
-        Path | None, typer.Option(help="Keep the ledger's head in this file, outside the folder.")
+        Path | None, typer.Option(help="Store the ledger's head in this file, outside the folder.")
     ] = None,
     keyring: Annotated[
-        str | None, typer.Option(help="Keep key and head in the keyring, under this name.")
+        str | None,
+        typer.Option(help="Store key and head in the system's keyring, under this name."),
     ] = None,
-    proxy: Annotated[str | None, typer.Option(help="Hide the network address behind it.")] = None,
-    opt_in: Annotated[bool, typer.Option(help="The person takes part.")] = False,
+    proxy: Annotated[
+        str | None, typer.Option(help="URL of a proxy that hides the network address.")
+    ] = None,
+    opt_in: Annotated[bool, typer.Option(help="The person agrees to take part.")] = False,
 ) -> None:
-    """Make a device: a folder with two encrypted databases, and a key elsewhere."""
+    """Create a device: a folder with two encrypted databases, and a key elsewhere."""
     if (key_file is None) == (keyring is None):
         raise InvalidInput(
-            "give either --key-file or --keyring: the key is kept outside the folder"
+            "give either --key-file or --keyring: the key must be outside the folder"
         )
     settings = DeviceSettings(
         registry=registry,
@@ -82,8 +85,8 @@ def init(
         if opt_in:
             device.opt_in()
     if settings.head is None:
-        console.print("no head store: a restored backup of the ledger would not be noticed")
-    console.print(f"made a device in {escape(str(folder))}", highlight=False)
+        console.print("There is no head store: a restored backup of the ledger would go unnoticed.")
+    console.print(f"created a device in {escape(str(folder))}", highlight=False)
 
 
 def _head(head_file: Path | None, keyring: str | None) -> InFile | InKeyring | None:
@@ -99,12 +102,12 @@ def _absolute(path: Path | None) -> Path:
 @commands.command()
 def donate(
     folder: Folder,
-    table: Annotated[str, typer.Argument(help="A stream, or a profile.")],
+    table: Annotated[str, typer.Argument(help="A stream or a profile.")],
     file: Annotated[
-        typer.FileText, typer.Argument(help="One JSON object a line; - is standard input.")
+        typer.FileText, typer.Argument(help="One JSON object per line; - for standard input.")
     ] = "-",  # type: ignore[assignment]  # Click opens it
 ) -> None:
-    """Keep events of a stream, or replace the row of a profile."""
+    """Store events of a stream, or replace the row of a profile."""
     events = list(_events(file))
     with open_device(folder) as device:
         if table in device.policy.profiles:
@@ -112,9 +115,9 @@ def donate(
         else:
             kept = device.donate_many(table, events)
     if not kept:
-        console.print("nothing was kept: the person has not opted in")
+        console.print("nothing was stored: the person has not opted in")
         raise typer.Exit(1)
-    console.print(f"kept {len(events)}", highlight=False)
+    console.print(f"stored {len(events)}", highlight=False)
 
 
 def _events(file: Iterator[str]) -> Iterator[dict[str, Any]]:
@@ -132,19 +135,21 @@ def _events(file: Iterator[str]) -> Iterator[dict[str, Any]]:
 @commands.command()
 def run(
     folder: Folder,
-    once: Annotated[bool, typer.Option(help="Do what is to be done now, then end.")] = False,
+    once: Annotated[bool, typer.Option(help="Do what is due now, then exit.")] = False,
     json_: JSON = False,
 ) -> None:
-    """Poll the log, answer what the policy and the budget allow, send what is due."""
+    """Poll the log, answer what policy and budget allow, send what is due."""
     with open_device(folder) as device:
         if once:
-            _show_run(device.run_once(), json_)
+            while (done := device.run_once()).waiting:  # for another process
+                time.sleep(device.quiet_seconds())
+            _show_run(done, json_)
             return
         try:
             for each in keep_running(device):
                 _show_run(each, json_)
         except KeyboardInterrupt:
-            console.print("stopped; what waits in the outbox is sent at the next start")
+            console.print("stopped; reports in the outbox are sent after the next start")
 
 
 def _show_run(done: Run, json_: bool) -> None:
@@ -152,12 +157,12 @@ def _show_run(done: Run, json_: bool) -> None:
         typer.echo(json.dumps(asdict(done)))
         return
     parts = [
-        *(["nothing was done: " + done.silent] if done.silent else []),
+        *([f"nothing was done: {done.silent}"] if done.silent else []),
         *done.problems,
         *(f"refused {id_}" for id_ in done.refused),
-        *(f"not drawn for {id_}" for id_ in done.declined),
+        *(f"not selected for {id_}" for id_ in done.declined),
         *(f"answered {id_}" for id_ in done.answered),
-        f"{done.uploaded} sent, {done.postponed} to be sent again, {done.dropped} dropped",
+        f"{done.uploaded} sent, {done.postponed} to retry, {done.dropped} dropped",
     ]
     for part in parts:
         console.print(escape(part), highlight=False, soft_wrap=True)
@@ -165,7 +170,7 @@ def _show_run(done: Run, json_: bool) -> None:
 
 @commands.command()
 def status(folder: Folder, json_: JSON = False) -> None:
-    """Consent, budgets, what waits, and what protects this device."""
+    """Show consent, budgets, the outbox, and what protects this device."""
     with open_device(folder) as device:
         found = device.status()
     if json_:
@@ -205,29 +210,29 @@ def _show_status(found: Status) -> None:
 def _time(seconds: int | None) -> str:
     if seconds is None:
         return "none"
-    return dt.datetime.fromtimestamp(seconds, tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return utc_minute(seconds)
 
 
 @commands.command()
 def pause(
-    folder: Folder, off: Annotated[bool, typer.Option("--off", help="Go on.")] = False
+    folder: Folder, off: Annotated[bool, typer.Option("--off", help="Resume.")] = False
 ) -> None:
-    """Stop everything: no poll, no query, no upload, until `pause --off`. Donations are kept."""
+    """Stop polling, querying and uploading until `pause --off`. Donations are still stored."""
     with open_device(folder) as device:
         if off:
             device.resume()
         else:
             device.pause()
-    console.print("the device goes on" if off else "paused")
+    console.print("resumed" if off else "paused")
 
 
 @commands.command()
 def consent(
     folder: Folder,
-    opted_in: Annotated[bool, typer.Option("--in/--out", help="Take part, or no longer.")],
-    keep: Annotated[bool, typer.Option("--keep", help="With --out: do not delete events.")] = False,
+    opted_in: Annotated[bool, typer.Option("--in/--out", help="Take part, or stop taking part.")],
+    keep: Annotated[bool, typer.Option("--keep", help="With --out: don't delete events.")] = False,
 ) -> None:
-    """Opt in or out. Opting out stops everything, drops what waits, and deletes all events."""
+    """Opt in or out. Opting out stops everything, empties the outbox and deletes all events."""
     with open_device(folder) as device:
         if opted_in:
             device.opt_in()
@@ -238,14 +243,15 @@ def consent(
 
 @commands.command()
 def purge(
-    folder: Folder, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
+    folder: Folder,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask for confirmation.")] = False,
 ) -> None:
-    """Delete every event and profile. What was spent, and the audit log, stay."""
+    """Delete all events and profiles, but not the spent budget and the audit log."""
     if not yes:
-        typer.confirm("Delete every event and profile?", abort=True)
+        typer.confirm("Delete all events and profiles?", abort=True)
     with open_device(folder) as device:
         device.purge()
-    console.print("every event and profile was deleted; what was spent stays spent")
+    console.print("deleted all events and profiles; what was spent stays spent")
 
 
 @commands.command()
@@ -254,8 +260,8 @@ def explain(
     recipe: Annotated[Path, typer.Argument(help="A signed recipe (JWS).")],
     json_: JSON = False,
 ) -> None:
-    """Would this device answer a recipe now? Every check, with its reason; exit with 1 if not."""
-    signed = SignedRecipe.parse(recipe.read_bytes().strip())
+    """Would this device answer a recipe now? Show every check; exit with 1 if not."""
+    signed = SignedRecipe.parse(read_file(recipe).strip())
     with open_device(folder) as device:
         checks = device.explain(signed)
     allowed = all(each.passed for each in checks)
@@ -276,10 +282,10 @@ def audit(
     context: typer.Context,
     folder: AnyFolder = None,
     json_: JSON = False,
-    html: Annotated[bool, typer.Option("--html", help="Print one web page.")] = False,
-    newest: Annotated[int | None, typer.Option(help="Only the newest so many.")] = None,
+    html: Annotated[bool, typer.Option("--html", help="Print a web page.")] = False,
+    newest: Annotated[int | None, typer.Option(help="Show only this many, the newest.")] = None,
 ) -> None:
-    """What was asked, by whom, what was decided and why, what it cost, and what was sent."""
+    """Show who asked what, what was decided and why, what it cost and what was sent."""
     if context.invoked_subcommand is not None:
         context.obj = folder
         return
@@ -290,7 +296,7 @@ def audit(
 
 @audit_commands.command("verify")
 def audit_verify(context: typer.Context, folder: AnyFolder = None, json_: JSON = False) -> None:
-    """Verify the chains of the audit log and the ledger; exit with 2 where one is broken."""
+    """Verify the chains of the audit log and the ledger; exit with 2 if one is broken."""
     with open_device(_named(folder or context.obj)) as device:
         device.verify()
         count, head = device.audit.verify(), device.audit.head()
@@ -302,5 +308,5 @@ def audit_verify(context: typer.Context, folder: AnyFolder = None, json_: JSON =
 
 def _named(folder: Path | None) -> Path:
     if folder is None:
-        raise InvalidInput("which device? Say --folder FOLDER, or set CHORISTER_DEVICE")
+        raise InvalidInput("give --folder FOLDER, or set CHORISTER_DEVICE")
     return folder

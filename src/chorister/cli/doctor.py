@@ -1,6 +1,6 @@
 """`chorister doctor`: what is wrong with a deployment, and what to do about it.
 
-Looks and changes nothing. Exit codes: 0 all is well, or there are notes only; 1 something is wrong.
+It changes nothing. Exit codes: 0 if there are no problems (there may be notes), else 1.
 """
 
 from __future__ import annotations
@@ -24,34 +24,36 @@ _MARKS = {"good": "[green]✓[/]", "note": "[yellow]![/]", "bad": "[red]✗[/]"}
 @app.command(rich_help_panel=START)
 def doctor(
     folder: Annotated[
-        Path | None, typer.Argument(help=f"A folder of `chorister up`; {FOLDER} if left out.")
+        Path | None, typer.Argument(help=f"A folder of `chorister up` (default: {FOLDER}).")
     ] = None,
     config: Annotated[
         list[Path] | None,
-        typer.Option("--config", help="Instead: a registry's, leader's or helper's settings."),
+        typer.Option(
+            "--config", help="Instead: the settings file of a registry, leader or helper."
+        ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check settings, keys, permissions, clocks, reachability and the sandbox; exit with 1 if bad.
+    """Check settings, keys, permissions, clocks, reachability and the sandbox.
 
-    With a folder of `chorister up` everything in it; on an operator's machine give --config once
-    for each server that runs there.
+    Exits with 1 if there are problems. Give it a folder of `chorister up`; or, on an operator's
+    machine, --config once for each server that runs there.
     """
     try:
         from chorister.fleet.deployment import Deployment
-        from chorister.fleet.examination import Examination
+        from chorister.fleet.health_check import HealthCheck
     except ModuleNotFoundError as error:
         raise missing(error) from error
     if folder is not None and config:
         raise InvalidInput("give a folder or --config, not both")
-    examination = Examination()
+    health_check = HealthCheck()
     if config:
         for path in config:
-            examination.server(path)
+            health_check.server(path)
     else:
-        examination.deployment(Deployment.open(folder or FOLDER))
-    examination.sandbox()
-    findings = examination.findings
+        health_check.deployment(Deployment.open(folder or FOLDER))
+    health_check.sandbox()
+    findings = health_check.findings
     bad = sum(each.state == "bad" for each in findings)
     if json_:
         found = {"healthy": not bad, "findings": [asdict(each) for each in findings]}
@@ -62,6 +64,7 @@ def doctor(
             console.print(line, highlight=False, soft_wrap=True)
             if each.remedy:
                 console.print(f"    {escape(each.remedy)}", highlight=False, soft_wrap=True)
-        console.print("all is well" if not bad else f"{bad} to mend", highlight=False)
+        problems = f"{bad} problem{'' if bad == 1 else 's'} found"
+        console.print(problems if bad else "no problems found", highlight=False)
     if bad:
         raise typer.Exit(1)

@@ -1,7 +1,7 @@
-"""`chorister keygen`: the keys, secrets and tokens of operators and analysts.
+"""`chorister keygen`: create the keys, secrets and tokens of operators and analysts.
 
-Private halves go into files that only their owner can read, and never replace one that is there;
-what others need to know is printed.
+Private keys are written to files that only their owner can read, never over an existing file; what
+others need to know is printed.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from chorister._native import HPKEKeypair
 from chorister.canonical import b64url_encode, sha256
 from chorister.cli import OPERATORS, app
+from chorister.key_files import (
+    new_secret,
+    token_digest,
+    write_collector_key,
+    write_private,
+    write_signing_key,
+)
 
-commands = typer.Typer(no_args_is_help=True, help="Make keys, secrets and tokens.")
+commands = typer.Typer(no_args_is_help=True, help="Create keys, secrets and tokens.")
 app.add_typer(commands, name="keygen", rich_help_panel=OPERATORS)
 
 File = Annotated[Path, typer.Argument(help="The file to write; it must not exist.")]
@@ -27,69 +31,49 @@ JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 @commands.callback()
 def keygen() -> None:
-    """Make keys, secrets and tokens, each in a file that only you can read."""
+    """Create keys, secrets and tokens, each in a file that only you can read."""
 
 
 @commands.command("cosigning")
 def cosigning_command(file: File, json_: JSON = False) -> None:
-    """An Ed25519 key to cosign with (PEM); policies list the public half.
+    """Create an Ed25519 key for cosigning (PEM); policies list its public key.
 
-    The log's key and authors' keys are of the same kind.
+    Use it for the log's key and for authors' keys, too.
     """
-    key = Ed25519PrivateKey.generate()
-    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    _write(file, pem)
-    _tell(json_, public_key=b64url_encode(key.public_key().public_bytes_raw()))
+    _print(json_, public_key=write_signing_key(file))
 
 
 @commands.command("collector")
 def collector_command(
     file: File,
-    config_id: Annotated[int, typer.Option(min=0, max=255, help="The config's id.")] = 1,
+    config_id: Annotated[int, typer.Option(min=0, max=255, help="The id of the config.")] = 1,
     json_: JSON = False,
 ) -> None:
-    """An analyst's HPKE key pair (JSON), to which both aggregators seal results.
+    """Create an analyst's HPKE key pair (JSON), to which both aggregators seal results.
 
-    Recipes and policies name it by its digest; both aggregators are given its config.
+    Recipes and policies name it by its digest; both aggregators need its config.
     """
-    keys = HPKEKeypair.generate(config_id)
-    document = {
-        "config": b64url_encode(keys.config),
-        "config_id": config_id,
-        "public_key": b64url_encode(keys.public_key),
-        "private_key": b64url_encode(keys.private_key()),
-    }
-    _write(file, json.dumps(document, indent=1).encode() + b"\n")
-    _tell(json_, hpke_config=b64url_encode(keys.config), digest=sha256(keys.config).hex())
+    config = write_collector_key(file, config_id)
+    _print(json_, hpke_config=b64url_encode(config), digest=sha256(config).hex())
 
 
 @commands.command("secret")
 def secret_command(file: File, json_: JSON = False) -> None:
-    """32 random bytes: an at-rest key, or the verify key that leader and helper share."""
-    from chorister.aggregator.secret_files import new_secret
-
-    _write(file, new_secret().encode() + b"\n")
-    _tell(json_, bytes=32)
+    """Create 32 random bytes: an at-rest key, or the verify key that leader and helper share."""
+    write_private(file, new_secret().encode() + b"\n")
+    _print(json_, bytes=32)
 
 
 @commands.command("token")
 def token_command(file: File, json_: JSON = False) -> None:
-    """A bearer token; whoever accepts it is given its digest alone."""
-    from chorister.aggregator.secret_files import new_secret, token_digest
-
+    """Create a bearer token; whoever accepts it gets only its digest."""
     token = new_secret()
-    _write(file, token.encode() + b"\n")
-    _tell(json_, digest=token_digest(token.encode()).hex())
+    write_private(file, token.encode() + b"\n")
+    _print(json_, digest=token_digest(token.encode()).hex())
 
 
-def _write(file: Path, data: bytes) -> None:
-    from chorister.aggregator.secret_files import write_private
-
-    write_private(file, data)
-
-
-def _tell(json_: bool, **public: str | int) -> None:
-    """What may be known, alone on its lines, to be copied."""
+def _print(json_: bool, **public: str | int) -> None:
+    """Print what may be public, one value per line, to be copied."""
     if json_:
         typer.echo(json.dumps(public))
     else:

@@ -1,30 +1,24 @@
-"""`chorister keys`: an aggregator's report keys, to which devices seal.
+"""`chorister keys`: an aggregator's report keys, to which devices seal their reports.
 
-The aggregator makes, logs, retires and destroys them by itself (`hpke_lifetime` in its settings);
-an operator looks, or asks for the next one before its time.
+The aggregator creates, publishes, retires and destroys them by itself (`hpke_lifetime` in its
+settings); an operator can list them, or ask for the next one early.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from chorister.canonical import sha256
 from chorister.cli import OPERATORS, app, console
-from chorister.cli.serve import missing
-from chorister.clock import SystemClock
+from chorister.cli.serve import aggregator_database
+from chorister.clock import utc_minute
 
-if TYPE_CHECKING:
-    from chorister.aggregator.hpke_keys import KeyRing
-
-commands = typer.Typer(no_args_is_help=True, help="An aggregator's report keys: look, rotate.")
+commands = typer.Typer(no_args_is_help=True, help="List and rotate an aggregator's report keys.")
 app.add_typer(commands, name="keys", rich_help_panel=OPERATORS)
 
 Config = Annotated[Path, typer.Option("--config", help="The aggregator's settings.")]
@@ -33,8 +27,8 @@ JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 @commands.command("list")
 def list_command(config: Config, json_: JSON = False) -> None:
-    """All report keys ever made: waiting for the log, in use, retired or destroyed."""
-    with _opened(config) as keys:
+    """List all report keys ever created: waiting, in use, retired or destroyed."""
+    with aggregator_database(config) as (_, core):
         found = [
             {
                 "config_id": each.config[0],
@@ -44,13 +38,13 @@ def list_command(config: Config, json_: JSON = False) -> None:
                 "published": each.published,
                 "retired": each.retired,
             }
-            for each in keys.listing()
+            for each in core.keys.list_keys()
         ]
     if json_:
         typer.echo(json.dumps({"keys": found}))
         return
     table = Table(show_edge=False)
-    for title in ("id", "digest", "state", "made", "in the log", "retired"):
+    for title in ("id", "digest", "state", "created", "published", "retired"):
         table.add_column(title)
     for row in found:
         times = (_time(row[name]) for name in ("created", "published", "retired"))
@@ -60,39 +54,23 @@ def list_command(config: Config, json_: JSON = False) -> None:
 
 @commands.command("rotate")
 def rotate_command(config: Config, json_: JSON = False) -> None:
-    """Make the next report key now; the running aggregator signs it and puts it into the log.
+    """Create the next report key now; the running aggregator publishes it in the log.
 
-    Devices use it from the next checkpoint that both aggregators cosigned. The one before still
-    opens what was sealed to it, and is destroyed when nothing can be any more.
+    Devices use it from the next checkpoint that both aggregators cosign. The key before it still
+    opens reports that were sealed to it, and is destroyed once there can be no more of them.
     """
-    with _opened(config) as keys:
-        waiting = keys.unpublished()
-        made = waiting[0] if waiting else keys.generate()
+    with aggregator_database(config) as (_, core):
+        waiting = core.keys.unpublished()
+        made = waiting[0] if waiting else core.keys.generate()
     if json_:
         digest = sha256(made).hex()
         typer.echo(json.dumps({"config_id": made[0], "digest": digest, "made": not waiting}))
         return
     if waiting:
-        typer.echo(f"key {made[0]} is on its way into the log already")
+        typer.echo(f"key {made[0]} is already waiting to be published")
     else:
-        typer.echo(f"made key {made[0]}; the aggregator logs it within a minute while it runs")
+        typer.echo(f"created key {made[0]}; a running aggregator publishes it within a minute")
 
 
 def _time(value: object) -> str:
-    if not isinstance(value, int):
-        return ""
-    return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M")
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[KeyRing]:
-    try:
-        from chorister.aggregator.config import load_config
-        from chorister.aggregator.service import open_core
-    except ModuleNotFoundError as error:
-        raise missing(error) from error
-    core = open_core(load_config(path), SystemClock(), migrate=False)
-    try:
-        yield core.keys
-    finally:
-        core.database.close()
+    return utc_minute(value) if isinstance(value, int) else ""

@@ -1,11 +1,10 @@
-"""`chorister log`: read a public log, and check everything in it."""
+"""`chorister log`: read a public log and verify everything in it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from chorister.canonical import key_id
-from chorister.cli import OPERATORS, app, console
-from chorister.clock import SystemClock
+from chorister.cli import JSON, OPERATORS, CABundle, app, console, read_file
+from chorister.clock import SystemClock, utc_minute
 from chorister.errors import ChoristerError, InternalError, InvalidInput
 from chorister.policy import Policy
 from chorister.transparency.auditor import Audit, audit, read_entries, read_policies
@@ -42,8 +41,7 @@ from chorister.transparency.trust import Authority
 commands = typer.Typer(no_args_is_help=True, help="Read and verify the public log.")
 app.add_typer(commands, name="log", rich_help_panel=OPERATORS)
 
-Where = Annotated[str, typer.Argument(metavar="URL|DIR", help="A registry's URL, or a folder.")]
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Where = Annotated[str, typer.Argument(metavar="URL|DIR", help="A registry's URL or a folder.")]
 
 
 @commands.command("verify")
@@ -51,30 +49,31 @@ def verify_command(
     where: Where,
     policy: Annotated[
         list[Path] | None,
-        typer.Option(help="A policy whose keys to trust; otherwise those the log publishes."),
+        typer.Option(help="A policy whose keys to trust; by default those that the log publishes."),
     ] = None,
     earlier_policy: Annotated[
         list[Path] | None,
-        typer.Option(help="A policy of the past, under which old entries were logged."),
+        typer.Option(help="A former policy, under which old entries were logged."),
     ] = None,
     since: Annotated[
         list[Path] | None,
-        typer.Option(help="A checkpoint kept from earlier, which the log has to extend."),
+        typer.Option(help="An earlier checkpoint, which the log must extend."),
     ] = None,
     fresh: Annotated[
         bool | None,
-        typer.Option(help="Whether the checkpoint must be recent; by default, at a URL."),
+        typer.Option(help="Whether the checkpoint must be recent; by default only at a URL."),
     ] = None,
+    ca_bundle: CABundle = None,
     json_: JSON = False,
 ) -> None:
-    """Check everything from an empty state; exit with 1 at the first thing that is wrong."""
+    """Verify the whole log from scratch; exit with 1 at the first error."""
     own = [Policy.load(path) for path in policy or ()]
     past = [Policy.load(path) for path in earlier_policy or ()]
     if past and not own:
-        raise InvalidInput("--earlier-policy goes with --policy, which is today's")
-    kept = [SignedCheckpoint.parse(_read(path)) for path in since or ()]
+        raise InvalidInput("--earlier-policy needs --policy as well, for the current policy")
+    kept = [SignedCheckpoint.parse(read_file(path)) for path in since or ()]
     must_be_fresh = _is_url(where) if fresh is None else fresh
-    with _source(where) as source:
+    with _source(where, ca_bundle) as source:
         try:
             found = audit(
                 source,
@@ -88,7 +87,7 @@ def verify_command(
         except InternalError:
             raise
         except ChoristerError as error:
-            _report_wrong(error, json_)
+            _report_error(error, json_)
             raise typer.Exit(1) from None
     if json_:
         typer.echo(json.dumps(_summary(found, own_policies=bool(own))))
@@ -100,12 +99,13 @@ def verify_command(
 def show_command(
     where: Where,
     entry: Annotated[
-        int | None, typer.Option(min=0, help="One entry in full, with its inclusion proof.")
+        int | None, typer.Option(min=0, help="Show one entry in full, with its inclusion proof.")
     ] = None,
+    ca_bundle: CABundle = None,
     json_: JSON = False,
 ) -> None:
-    """List the entries in words. This does not check signatures of checkpoints: verify does."""
-    with _source(where) as source:
+    """List the entries. This does not verify the checkpoint's signatures: use `log verify`."""
+    with _source(where, ca_bundle) as source:
         try:
             checkpoint = SignedCheckpoint.parse(source.read(CHECKPOINT, limit=MAX_NOTE)).checkpoint
             leaves = list(read_leaves(source, 0, checkpoint.size))
@@ -114,14 +114,17 @@ def show_command(
         except InternalError:
             raise
         except ChoristerError as error:
-            _report_wrong(error, json_)
+            _report_error(error, json_)
             raise typer.Exit(1) from None
     listed = state.current(checkpoint.time)
-    current = {address for _, address in listed.recipes + listed.hpke_configs}
+    current = {address for _, address in listed.hpke_configs}
+    current |= {recipe.address for recipe in listed.recipes}
     rows = [_row(logged, logged.address in current) for logged in entries]
     if entry is not None:
         if entry >= len(rows):
-            raise InvalidInput(f"the log has {len(rows)} entries; the last one is {len(rows) - 1}")
+            raise InvalidInput(
+                f"the log has {len(rows)} entries: choose one of 0 to {len(rows) - 1}"
+            )
         detail = rows[entry] | {
             "proof": [node.hex() for node in inclusion_proof(entry, leaves)],
             "size": checkpoint.size,
@@ -146,23 +149,16 @@ def _is_url(where: str) -> bool:
 
 
 @contextlib.contextmanager
-def _source(where: str) -> Iterator[Source]:
+def _source(where: str, ca_bundle: Path | None) -> Iterator[Source]:
     if _is_url(where):
-        with HTTPSource(where) as source:
+        with HTTPSource(where, ca_bundle=ca_bundle) as source:
             yield source
         return
     folder = Path(where)
     if not folder.is_dir():
         raise InvalidInput(f"{where} is neither a folder nor an http(s) URL")
-    # A registry's own folder holds the public one.
+    # A registry's own folder contains the public one.
     yield FolderSource(folder / "public" if (folder / "leaves").is_file() else folder)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"can't read {path}: {error.strerror}") from error
 
 
 # --- In words ------------------------------------------------------------------------------------
@@ -173,7 +169,9 @@ def _row(logged: Logged, current: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"index": logged.index, "address": logged.address.hex()}
     if isinstance(entry, RecipeEntry) and logged.recipe is not None:
         recipe = logged.recipe.recipe
-        what = f"{recipe.id} of {recipe.analysis}, answered until {_time(recipe.window.closes)}"
+        what = (
+            f"{recipe.id} of {recipe.analysis}, answered until {utc_minute(recipe.window.closes)}"
+        )
         signer = entry.author_key
         row |= {"kind": "recipe", "what": what, "digest": logged.recipe.digest.hex()}
     elif isinstance(entry, RecipeEnd):
@@ -184,11 +182,11 @@ def _row(logged: Logged, current: bool) -> dict[str, Any]:
         signer = entry.signer
         row |= {"kind": "revocation", "what": f"author key {key_id(entry.key)}"}
     elif isinstance(entry, HPKEConfigEntry):
-        span = f"{_time(entry.not_before)} to {_time(entry.not_after)}"
+        span = f"{utc_minute(entry.not_before)} to {utc_minute(entry.not_after)}"
         signer = entry.signer
         row |= {"kind": "hpke config", "what": f"{entry.aggregator}, valid {span}"}
     else:
-        raise InternalError(f"entry {logged.index} has no words")
+        raise InternalError(f"entry {logged.index} can't be described")
     return row | {"by": key_id(signer), "current": current}
 
 
@@ -229,7 +227,7 @@ def _print_summary(found: Audit, *, own_policies: bool) -> None:
     summary = _summary(found, own_policies=own_policies)
     lines = {
         "log": found.checkpoint.origin,
-        "checkpoint": f"{summary['size']} entries at {_time(found.checkpoint.time)}",
+        "checkpoint": f"{summary['size']} entries at {utc_minute(found.checkpoint.time)}",
         "root": summary["root"],
         "cosigned by": ", ".join(summary["cosigned_by"]),
         "recipes": f"{summary['recipes']}, of which {summary['open_recipes']} are open",
@@ -238,7 +236,7 @@ def _print_summary(found: Audit, *, own_policies: bool) -> None:
         "HPKE configs": summary["hpke_configs"],
     }
     if found.unjudged:
-        lines["of others"] = f"{found.unjudged} entries of which the given policies do not speak"
+        lines["of others"] = f"{found.unjudged} entries that the given policies do not cover"
     if found.candidate is not None:
         waiting = ", ".join(found.waiting_for)
         lines["candidate"] = f"{found.candidate.size} entries, waiting for {waiting}"
@@ -253,17 +251,10 @@ def _print_summary(found: Audit, *, own_policies: bool) -> None:
         )
 
 
-def _report_wrong(error: ChoristerError, json_: bool) -> None:
+def _report_error(error: ChoristerError, json_: bool) -> None:
     if json_:
         wrong = {"ok": False, "wrong": type(error).__name__, "why": str(error)}
         typer.echo(json.dumps(wrong))
     else:
         text = f"[bold red]wrong[/] ({type(error).__name__}): {escape(str(error))}"
         console.print(text, highlight=False, soft_wrap=True)
-
-
-def _time(seconds: int) -> str:
-    try:
-        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    except (ValueError, OverflowError, OSError):
-        return str(seconds)

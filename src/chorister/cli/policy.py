@@ -1,4 +1,4 @@
-"""`chorister policy`: what a policy means, and what changes between two."""
+"""`chorister policy`: what a policy means, and what changes from one to the next."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from chorister.cli import QUESTIONS, app, console
+from chorister.cli import JSON, QUESTIONS, app, console
 from chorister.policy import Policy
+from chorister.policy.bounds import CostBound, analysis_cost, device_cost, field_cost
 from chorister.policy.contradictions import findings
-from chorister.policy.cost import Cost, analysis_cost, device_cost, field_cost
 from chorister.policy.diff import diff
 from chorister.policy.explain import explain
+from chorister.policy.values import legible
 
-commands = typer.Typer(no_args_is_help=True, help="Read policies: what a device allows.")
+commands = typer.Typer(
+    no_args_is_help=True, help="Check, explain and compare policies: what a device allows."
+)
 app.add_typer(commands, name="policy", rich_help_panel=QUESTIONS)
 
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-File = Annotated[Path, typer.Argument(help="A policy in TOML.")]
+File = Annotated[Path, typer.Argument(help="A policy, in TOML.")]
 
 
 @commands.command("check")
 def check_command(file: File, json_: JSON = False) -> None:
-    """Explain a policy in words; exit with 1 where it contradicts itself."""
+    """Explain a policy in words; exit with 1 if it contradicts itself."""
     policy = Policy.load(file)
     found = findings(policy)
     contradictions = [finding for finding in found if finding.kind == "contradiction"]
@@ -45,10 +47,11 @@ def check_command(file: File, json_: JSON = False) -> None:
         for section in explain(policy):
             console.print(f"[bold]{escape(section.title)}[/]", highlight=False)
             for line in section.lines:
-                console.print(f"  - {escape(line)}", highlight=False, soft_wrap=True)
+                console.print(f"  - {escape(legible(line))}", highlight=False, soft_wrap=True)
         for finding in found:
             colour = "red" if finding.kind == "contradiction" else "yellow"
-            text = f"[{colour}]{finding.kind}[/] {escape(finding.field)}: {escape(finding.why)}"
+            why = escape(legible(finding.why))
+            text = f"[{colour}]{finding.kind}[/] {escape(finding.field)}: {why}"
             console.print(text, highlight=False, soft_wrap=True)
         verdict = "contradicts itself" if contradictions else "is consistent"
         console.print(f"policy {escape(policy.name)} {verdict}", highlight=False)
@@ -58,23 +61,29 @@ def check_command(file: File, json_: JSON = False) -> None:
 
 @commands.command("diff")
 def diff_command(old: File, new: File, json_: JSON = False) -> None:
-    """Say what became askable from OLD to NEW, what it can cost, and what no longer is."""
+    """Show what can be asked under NEW that could not under OLD, at what cost, and vice versa."""
     changes = diff(Policy.load(old), Policy.load(new))
     if json_:
         typer.echo(json.dumps({"changes": [asdict(change) for change in changes]}))
         return
-    titles = {"more": "More may be asked or spent", "less": "Less may", "other": "Also changed"}
+    titles = {
+        "more": "More may be asked or spent",
+        "less": "Less may be asked or spent",
+        "other": "Also changed",
+    }
     for kind, title in titles.items():
         lines = [change for change in changes if change.kind == kind]
         if lines:
             console.print(f"[bold]{title}[/]", highlight=False)
         for change in lines:
-            text = f"  - {escape(change.field)}: {escape(change.what)}"
+            text = f"  - {escape(change.field)}: {escape(legible(change.what))}"
             console.print(text, highlight=False, soft_wrap=True)
     if not changes:
-        console.print("both mean the same", highlight=False)
+        console.print("Both mean the same.", highlight=False)
     else:
-        console.print("What a device has spent stays spent: no update refunds.", highlight=False)
+        console.print(
+            "What a device has spent stays spent: an update never refunds it.", highlight=False
+        )
 
 
 def _costs(policy: Policy) -> dict[str, object]:
@@ -93,7 +102,7 @@ def _costs(policy: Policy) -> dict[str, object]:
     }
 
 
-def _cost(cost: Cost) -> dict[str, object]:
+def _cost(cost: CostBound) -> dict[str, object]:
     return {
         "epsilon": str(cost.epsilon),
         "delta": str(cost.delta),

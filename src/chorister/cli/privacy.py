@@ -1,4 +1,4 @@
-"""`chorister privacy`: what a release reveals, what it needs, and what many of them add up to."""
+"""`chorister privacy`: what a release reveals, what it needs, and what several add up to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from rich.progress import track
 from rich.table import Table
 
-from chorister.cli import QUESTIONS, app, console
+from chorister.cli import JSON, QUESTIONS, app, console
 from chorister.cli.curve import COHORTS, LOCAL_EPSILONS, Point, check_target, draw
 from chorister.errors import InvalidInput
 from chorister.privacy import (
@@ -37,34 +37,36 @@ privacy = typer.Typer(
     name="privacy",
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="What a sum over a cohort reveals: epsilon, delta, cohort and local epsilon, certified.",
+    help="What a sum over a cohort reveals: certified epsilon, delta, cohort and local epsilon.",
 )
 app.add_typer(privacy, rich_help_panel=QUESTIONS)
 
-Cohort: TypeAlias = Annotated[int, typer.Option("--cohort", help="Least number of reports.")]
+Cohort: TypeAlias = Annotated[int, typer.Option("--cohort", help="The smallest number of reports.")]
 LocalEpsilon: TypeAlias = Annotated[
     str, typer.Option("--local-epsilon", help="The mechanism's parameter eps0.")
 ]
 Epsilon: TypeAlias = Annotated[str, typer.Option("--epsilon", help="Epsilon of the aggregate.")]
 Delta: TypeAlias = Annotated[str, typer.Option("--delta", help="Delta of the aggregate.")]
 MechanismOption: TypeAlias = Annotated[
-    Mechanism, typer.Option("--mechanism", help="Which private one-hot encoding.")
+    Mechanism, typer.Option("--mechanism", help="The private one-hot encoding.")
 ]
 MethodOption: TypeAlias = Annotated[
-    Method | None, typer.Option("--method", help="Only this method; all of them by default.")
+    Method | None, typer.Option("--method", help="Only this method; by default all of them.")
 ]
 CrowdOption: TypeAlias = Annotated[
     Crowd,
-    typer.Option("--crowd", help="Other people assumed honest, or noise of both aggregators."),
+    typer.Option(
+        "--crowd",
+        help="What hides a device: other people assumed honest, or both aggregators' noise.",
+    ),
 ]
 HonestFraction: TypeAlias = Annotated[
-    str, typer.Option("--honest-fraction", help="Share of an honest crowd, as in 9/10.")
+    str, typer.Option("--honest-fraction", help="The honest share of the crowd, such as 9/10.")
 ]
-AsJSON: TypeAlias = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 _MEANING = {
-    Method.EXACT: "supremum over everybody else's data, certified; what devices enforce",
-    Method.CLONES: "Feldman, McMillan, Talwar 2022, on our sums",
+    Method.EXACT: "certified supremum over everyone else's data; devices enforce this",
+    Method.CLONES: "Feldman, McMillan, Talwar 2022, applied to our sums",
     Method.CLOSED_FORM: "the paper's theorem",
     Method.RENYI: "certified Renyi divergence at the best order",
 }
@@ -108,9 +110,9 @@ def _remembered_cohort(setting: Setting, target: str, wanted: str, method: Metho
 
 
 def _assumption(setting: Setting) -> str:
-    """What the figures rest on, in words."""
+    """Say what the figures assume."""
     if setting.crowd is Crowd.NOISED:
-        return "Holds if one of the two aggregators is honest, whoever the other clients are."
+        return "Holds if one of the two aggregators is honest, even if all other clients are not."
     if setting.honest_fraction == 1:
         return "Assumes that every member of the cohort is honest; `--crowd noised` does not."
     return (
@@ -145,9 +147,9 @@ def show_epsilon(
     method: MethodOption = None,
     crowd: CrowdOption = Crowd.HONEST,
     honest_fraction: HonestFraction = "1",
-    as_json: AsJSON = False,
+    as_json: JSON = False,
 ) -> None:
-    """What one release over a cohort reveals at a given delta."""
+    """Compute the epsilon of one release over a cohort, at a given delta."""
     setting = _setting(local, mechanism, crowd, honest_fraction)
     if as_json or method is not None:
         found = _remembered_epsilon(setting, cohort, wanted, method or Method.EXACT)
@@ -168,7 +170,7 @@ def show_epsilon(
 def _show_bounds(
     table: Table, bound: Callable[[Method], Bound], method: Method | None, form: str
 ) -> None:
-    """A row for each method, or for the one that was asked for."""
+    """Print one row per method, or one for the given method."""
     for each in [method] if method else list(Method):
         try:
             found = bound(each)
@@ -191,9 +193,9 @@ def show_delta(
     method: MethodOption = None,
     crowd: CrowdOption = Crowd.HONEST,
     honest_fraction: HonestFraction = "1",
-    as_json: AsJSON = False,
+    as_json: JSON = False,
 ) -> None:
-    """What is left over at a given epsilon."""
+    """Compute the delta of one release over a cohort, at a given epsilon."""
     setting = _setting(local, mechanism, crowd, honest_fraction)
     if as_json:
         found = delta(setting, cohort=cohort, epsilon=target, method=method or Method.EXACT)
@@ -218,16 +220,16 @@ def show_cohort(
     method: MethodOption = None,
     crowd: CrowdOption = Crowd.HONEST,
     honest_fraction: HonestFraction = "1",
-    as_json: AsJSON = False,
+    as_json: JSON = False,
 ) -> None:
-    """The least cohort that gives an epsilon and a delta."""
+    """Compute the smallest cohort for a given epsilon and delta."""
     setting = _setting(local, mechanism, crowd, honest_fraction)
     if as_json:
         chosen = method or Method.EXACT
         least = _remembered_cohort(setting, target, wanted, chosen)
         print(json.dumps({"min_cohort": least, "method": chosen}))
         return
-    title = f"Least cohort for epsilon {target}, delta {wanted}, {_describe(setting)}"
+    title = f"Smallest cohort for epsilon {target}, delta {wanted}, {_describe(setting)}"
     table = _table(title, "cohort", "times exact")
     cohorts: dict[Method, int] = {}
     refusals: list[InvalidInput] = []
@@ -265,9 +267,9 @@ def show_local(
     method: MethodOption = None,
     crowd: CrowdOption = Crowd.HONEST,
     honest_fraction: HonestFraction = "1",
-    as_json: AsJSON = False,
+    as_json: JSON = False,
 ) -> None:
-    """The largest local epsilon that a cohort supports."""
+    """Compute the largest local epsilon that a cohort supports."""
     chosen = method or Method.EXACT
     largest = local_epsilon(
         cohort=cohort,
@@ -294,13 +296,13 @@ def show_compose(
     cohort: Cohort,
     local: LocalEpsilon,
     wanted: Delta,
-    count: Annotated[int, typer.Option("--count", help="How many such releases.")],
+    count: Annotated[int, typer.Option("--count", help="The number of releases.")],
     mechanism: MechanismOption = Mechanism.ASYMMETRIC,
     crowd: CrowdOption = Crowd.HONEST,
     honest_fraction: HonestFraction = "1",
-    as_json: AsJSON = False,
+    as_json: JSON = False,
 ) -> None:
-    """What several releases add up to, at one delta for all of them."""
+    """Compute what several releases add up to, at one delta for all of them."""
     setting = _setting(local, mechanism, crowd, honest_fraction)
     sequence = FixedSequence.repeated(Release(setting=setting, cohort=cohort), count)
     composed = compose(sequence, wanted)
@@ -346,9 +348,9 @@ def show_curve(
     wanted: Delta = "1e-6",
     mechanism: MechanismOption = Mechanism.ASYMMETRIC,
     crowd: CrowdOption = Crowd.HONEST,
-    as_json: AsJSON = False,
+    as_json: JSON = False,
 ) -> None:
-    """Draw epsilon against the cohort's size by every method, and print the table."""
+    """Plot epsilon against the cohort's size for every method, and print a table."""
     check_target(to)
     points: list[Point] = []
     jobs = [(local, cohort) for local in LOCAL_EPSILONS for cohort in COHORTS]
@@ -362,7 +364,7 @@ def show_curve(
             except InvalidInput:
                 if method is not Method.CLOSED_FORM:
                     raise
-                continue  # the theorem says nothing here, so the curve begins further right
+                continue  # the theorem does not apply here, so its curve starts further right
             points.append(
                 Point(local_epsilon=local, cohort=cohort, method=method, epsilon=found.upper)
             )

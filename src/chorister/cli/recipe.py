@@ -1,46 +1,75 @@
-"""`chorister recipe`: write a recipe, sign it, and see whether a policy allows it."""
+"""`chorister recipe`: write, sign and explain recipes, and put them into the public log.
+
+`publish`, `end` and `revoke` may be repeated: what is already in the log stays as it is.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from rich.markup import escape
 
-from chorister.cli import QUESTIONS, app, console
+from chorister.canonical import b64url_decode, b64url_encode, key_id
+from chorister.cli import JSON, QUESTIONS, CABundle, app, console, read_file
 from chorister.clock import SystemClock
 from chorister.device import Sandbox
 from chorister.device.verifier import Reads, query_columns, verify_query
-from chorister.errors import InvalidInput, QueryRefused, RecipeError
+from chorister.errors import (
+    DecodeError,
+    InvalidInput,
+    NotAuthorized,
+    QueryRefused,
+    RecipeError,
+    SubmissionRefused,
+)
+from chorister.key_files import read_signing_key
 from chorister.policy import Analysis, Policy
+from chorister.policy.values import visible
 from chorister.recipe import Check, Recipe, SignedRecipe, check, sign
-from chorister.recipe.schema import json_schema
+from chorister.recipe.model import json_schema
 from chorister.recipe.template import template
+from chorister.transparency.auditor import read_policies
+from chorister.transparency.client import RegistryClient
+from chorister.transparency.entries import (
+    EndReason,
+    Entry,
+    KeyRevocation,
+    RecipeEnd,
+    RecipeEntry,
+)
+from chorister.transparency.sources import HTTPSource
 
-commands = typer.Typer(no_args_is_help=True, help="Write, sign and explain recipes.")
+commands = typer.Typer(no_args_is_help=True, help="Write, sign, explain and publish recipes.")
 app.add_typer(commands, name="recipe", rich_help_panel=QUESTIONS)
 
-# Without these there is nothing to compile the query on.
+# The query can be compiled only if these pass.
 _BEFORE_THE_QUERY: Final = frozenset({"analysis", "query", "fields"})
 
-PolicyOption = Annotated[Path, typer.Option("--policy", help="The policy in TOML.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Where to; else printed.")]
+PolicyOption = Annotated[Path, typer.Option("--policy", help="The policy, in TOML.")]
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A signed recipe.")]
+RegistryURL = Annotated[str, typer.Option("--registry", help="The registry's URL.")]
+Key = Annotated[Path, typer.Option("--key", help="The Ed25519 key to sign with, PEM (PKCS 8).")]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Write to this file instead of standard output."),
+]
 
 
 @commands.command("new")
 def new_command(
     policy: PolicyOption,
     analysis: Annotated[
-        str | None, typer.Option(help="One of the policy's; its first if left out.")
+        str | None, typer.Option(help="An analysis of the policy; by default the first.")
     ] = None,
     output: Output = None,
 ) -> None:
-    """Write a recipe that the policy allows, as a draft to change."""
+    """Write a recipe that the policy allows, as a draft to edit."""
     rules = Policy.load(policy)
 
     def columns(terms: Analysis, query: str, reads: Reads) -> tuple[str, ...]:
@@ -49,33 +78,36 @@ def new_command(
 
     recipe = template(rules, analysis, now=SystemClock().now(), columns=columns)
     value = json.loads(recipe.canonical())
-    # In the order of the model, which is the order in which one reads a recipe.
+    # In the order of the model, which is easier to read.
     ordered = {name: value[name] for name in Recipe.model_fields}
     _write(json.dumps(ordered, indent=2, ensure_ascii=False).encode() + b"\n", output)
 
 
 @commands.command("sign")
 def sign_command(
-    file: Annotated[Path, typer.Argument(help="A draft in JSON.")],
+    file: Annotated[Path, typer.Argument(help="A draft, in JSON.")],
     key: Annotated[Path, typer.Option("--key", help="The author's Ed25519 key, PEM (PKCS 8).")],
     output: Output = None,
 ) -> None:
-    """Sign a draft: canonical JSON in a compact JWS."""
-    _write(sign(Recipe.draft(read_file(file)), private_key(key)), output)
+    """Sign a draft, as canonical JSON in a compact JWS."""
+    _write(sign(Recipe.draft(read_file(file)), read_signing_key(key, owner_only=False)), output)
 
 
 @commands.command("explain")
 def explain_command(
-    file: Annotated[Path, typer.Argument(metavar="RECIPE", help="A signed recipe, or a draft.")],
+    file: Annotated[Path, typer.Argument(metavar="RECIPE", help="A signed recipe or a draft.")],
     policy: PolicyOption,
-    at: Annotated[int | None, typer.Option(help="Judge as of this time (POSIX seconds).")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    at: Annotated[
+        int | None,
+        typer.Option(help="Also check whether the recipe is open at this time (POSIX seconds)."),
+    ] = None,
+    json_: JSON = False,
 ) -> None:
-    """Show each check with its outcome in words; exit with 1 where one fails.
+    """Show the outcome of each check, with reasons; exit with 1 if one fails.
 
-    The query is compiled as a device would do it, in a sandbox, on tables without rows.
-    Whether the recipe is open is judged only with --at: next week's can be explained today. What
-    is no recipe at all exits with 2; with --json it has failed one check, called form.
+    The query is compiled as a device does it, in a sandbox, on tables without rows.
+    Whether the recipe is open is checked only with --at, so you can explain next week's today.
+    A file that is not a recipe exits with 2; with --json it fails one check, called form.
     """
     data, rules = read_file(file), Policy.load(policy)
     try:
@@ -95,31 +127,33 @@ def explain_command(
     else:
         for outcome in checks:
             mark = "[green]yes[/]" if outcome.passed else "[bold red]NO [/]"
-            text = f"{mark} {outcome.name:<14} {escape(outcome.why)}"
+            text = f"{mark} {outcome.name:<14} {escape(visible(outcome.why))}"
             console.print(text, highlight=False, soft_wrap=True)
         if not signed:
-            console.print("a draft: no device answers it before it is signed", highlight=False)
+            console.print(
+                "This is a draft: no device answers it until you sign it.", highlight=False
+            )
         console.print("allowed" if allowed else "refused", highlight=False)
     if not allowed:
         raise typer.Exit(1)
 
 
 def _compiled(recipe: Recipe | SignedRecipe, policy: Policy) -> Check:
-    """Whether devices can run the query, and find in its result what the features read."""
+    """Check that devices can run the query, and that its result has the features' columns."""
     body = recipe.recipe if isinstance(recipe, SignedRecipe) else recipe
     try:
         with Sandbox() as sandbox:
             verify_query(policy, body, sandbox)
     except QueryRefused as error:
         return Check(name="query-class", passed=False, why=error.why, field=error.field)
-    why = "it compiles on the declared fields alone, and returns what the features read"
+    why = "compiles on the declared fields alone, and returns the columns of the features"
     return Check(name="query-class", passed=True, why=why)
 
 
 def _echo_json(checks: list[Check], *, signed: bool) -> None:
     rows = [{"name": c.name, "passed": c.passed, "why": c.why} for c in checks]
     allowed = all(outcome.passed for outcome in checks)
-    # In ASCII, which every terminal and pipe takes.
+    # In ASCII, for every terminal and pipe.
     typer.echo(json.dumps({"allowed": allowed, "signed": signed, "checks": rows}))
 
 
@@ -130,29 +164,10 @@ def schema_command(output: Output = None) -> None:
 
 
 def read_recipe(data: bytes) -> Recipe | SignedRecipe:
-    """A draft if it is a JSON object, else a JWS."""
+    """Parse a draft if the data is a JSON object, else a JWS."""
     if data.lstrip()[:1] == b"{":
         return Recipe.draft(data)
     return SignedRecipe.parse(data.strip())
-
-
-def private_key(path: Path) -> Ed25519PrivateKey:
-    """An Ed25519 key out of a PEM file."""
-    try:
-        key = load_pem_private_key(read_file(path), password=None)
-    except (TypeError, ValueError, UnsupportedAlgorithm):
-        raise InvalidInput(f"{path} is not an unencrypted private key in PEM") from None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise InvalidInput(f"{path} is not an Ed25519 key")
-    return key
-
-
-def read_file(path: Path) -> bytes:
-    """The whole file."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"can't read {path}: {error.strerror}") from None
 
 
 def _write(data: bytes, output: Path | None) -> None:
@@ -163,3 +178,108 @@ def _write(data: bytes, output: Path | None) -> None:
         output.write_bytes(data)
     except OSError as error:
         raise InvalidInput(f"can't write {output}: {error.strerror}") from None
+
+
+# --- The public log -------------------------------------------------------------------------------
+
+
+class Reason(StrEnum):
+    """Why a recipe ends."""
+
+    WITHDRAWN = "withdrawn"
+    TARGET_REACHED = "target-reached"
+
+
+@commands.command("publish")
+def publish_command(
+    file: RecipeFile, registry: RegistryURL, ca_bundle: CABundle = None, json_: JSON = False
+) -> None:
+    """Publish a signed recipe in the public log; exit with 1 if the registry refuses it.
+
+    The author's key is looked up in the policies that the registry publishes.
+    """
+    signed = SignedRecipe.parse(read_file(file).strip())
+    with _refusals(json_):
+        keys = [b64url_encode(key) for key in _author_keys(registry, ca_bundle, signed)]
+        SignedRecipe.open(signed.jws, keys)
+        entry = RecipeEntry(author_key=b64url_decode(keys[0]), jws=signed.jws)
+        _submit(entry, registry, ca_bundle, json_)
+
+
+@commands.command("end")
+def end_command(
+    file: RecipeFile,
+    registry: RegistryURL,
+    key: Key,
+    reason: Annotated[Reason, typer.Option(help="Why it ends.")] = Reason.WITHDRAWN,
+    ca_bundle: CABundle = None,
+    json_: JSON = False,
+) -> None:
+    """End a recipe early, with the key that signed it: devices no longer answer it."""
+    signed = SignedRecipe.parse(read_file(file).strip())
+    why = EndReason.WITHDRAWN if reason is Reason.WITHDRAWN else EndReason.TARGET_REACHED
+    end = RecipeEnd(recipe_digest=signed.digest, reason=why).signed(
+        read_signing_key(key, owner_only=False)
+    )
+    with _refusals(json_):
+        _submit(end, registry, ca_bundle, json_)
+
+
+@commands.command("revoke")
+def revoke_command(
+    author: Annotated[
+        str, typer.Option(help="The author key to revoke, 43 characters as in the policy.")
+    ],
+    registry: RegistryURL,
+    key: Key,
+    ca_bundle: CABundle = None,
+    json_: JSON = False,
+) -> None:
+    """Revoke an author key forever: devices no longer answer anything it signed.
+
+    Sign with that key itself, with another author key of its analysis, or with the log's key.
+    """
+    try:
+        revoked = b64url_decode(author)
+    except DecodeError as error:
+        raise InvalidInput(f"--author: {error}") from None
+    revocation = KeyRevocation(key=revoked).signed(read_signing_key(key, owner_only=False))
+    with _refusals(json_):
+        _submit(revocation, registry, ca_bundle, json_)
+
+
+def _author_keys(registry: str, ca_bundle: Path | None, signed: SignedRecipe) -> list[bytes]:
+    """Return the author's key, of which a JWS has only the thumbprint."""
+    with HTTPSource(registry, ca_bundle=ca_bundle) as source:
+        authors = read_policies(source).authority.authors
+    listed = authors.get(signed.recipe.analysis, frozenset())
+    found = [key for key in listed if key_id(key) == signed.key_id]
+    if not found:
+        raise NotAuthorized(
+            f"no policy of this registry lists key {signed.key_id} for {signed.recipe.analysis}"
+        )
+    return found
+
+
+def _submit(entry: Entry, registry: str, ca_bundle: Path | None, json_: bool) -> None:
+    with RegistryClient(registry, ca_bundle=ca_bundle) as client:
+        index = client.submit(entry)
+    if json_:
+        typer.echo(json.dumps({"ok": True, "index": index, "address": entry.address.hex()}))
+    else:
+        text = f"entry {index} of the log; public with the next checkpoint"
+        console.print(text, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _refusals(json_: bool) -> Iterator[None]:
+    """Exit with 1 if the registry refuses; let other errors through."""
+    try:
+        yield
+    except (NotAuthorized, SubmissionRefused) as error:
+        if json_:
+            typer.echo(json.dumps({"ok": False, "why": str(error)}))
+        else:
+            text = f"[bold red]refused[/]: {escape(str(error))}"
+            console.print(text, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None

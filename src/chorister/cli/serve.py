@@ -1,9 +1,11 @@
-"""`chorister serve`: the processes of a deployment."""
+"""`chorister serve`: run the servers of a deployment."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -12,28 +14,32 @@ from chorister.cli import ROLES, app, console
 from chorister.clock import SystemClock
 from chorister.errors import InvalidInput, ServiceError
 
+if TYPE_CHECKING:
+    from chorister.aggregator.config import HelperConfig, LeaderConfig
+    from chorister.aggregator.service import Core
+
 commands = typer.Typer(no_args_is_help=True, help="Run a server.")
 app.add_typer(commands, name="serve", rich_help_panel=ROLES)
 
 Config = Annotated[
     Path, typer.Option("--config", help="Settings in TOML; see docs/reference/aggregator.md.")
 ]
-Host = Annotated[str | None, typer.Option(help="The address to listen on; overrides the file.")]
+Host = Annotated[str | None, typer.Option(help="The address to listen on; overrides the settings.")]
 Port = Annotated[
     int | None,
-    typer.Option(min=0, max=65_535, help="The port; 0 lets the system choose. Overrides the file."),
+    typer.Option(min=0, max=65_535, help="The port; 0 for any free port. Overrides the settings."),
 ]
 BeginLog = Annotated[
     bool,
     typer.Option(
-        "--begin-log", help="Cosign a log that was never cosigned here: first start only."
+        "--begin-log", help="Cosign a log that is new to this aggregator: first start only."
     ),
 ]
 Adopt = Annotated[
     Path | None,
     typer.Option(
         "--adopt-checkpoint",
-        help="Go on after the newest checkpoint that was cosigned here; the memory of it was lost.",
+        help="Continue from this checkpoint, the newest one cosigned here, after losing `head`.",
     ),
 ]
 
@@ -50,10 +56,10 @@ def registry_command(
     ] = Path("registry.toml"),
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65_535, help="The port; 0 lets the system choose.")
+        int, typer.Option(min=0, max=65_535, help="The port; 0 for any free port.")
     ] = 8080,
     create: Annotated[
-        bool, typer.Option("--create", help="Begin a new log: for the very first start only.")
+        bool, typer.Option("--create", help="Create a new log: first start only.")
     ] = False,
 ) -> None:
     """Publish recipes and keep the public log, until stopped."""
@@ -78,7 +84,7 @@ def leader_command(
     begin_log: BeginLog = False,
     adopt_checkpoint: Adopt = None,
 ) -> None:
-    """Take reports, verify them with the helper and hand out sums, until stopped."""
+    """Accept reports, verify them with the helper, and release noisy sums, until stopped."""
     _serve_aggregator("leader", config, host, port, begin_log, adopt_checkpoint)
 
 
@@ -90,7 +96,7 @@ def helper_command(
     begin_log: BeginLog = False,
     adopt_checkpoint: Adopt = None,
 ) -> None:
-    """Verify with a leader what devices reported, until stopped."""
+    """Verify reports with the leader, until stopped."""
     _serve_aggregator("helper", config, host, port, begin_log, adopt_checkpoint)
 
 
@@ -104,7 +110,9 @@ def _serve_aggregator(
         raise missing(error) from error
     settings = load_config(path)
     if settings.role != role:
-        raise InvalidInput(f"{path} is a {settings.role}'s: chorister serve {settings.role}")
+        raise InvalidInput(
+            f"{path} is for a {settings.role}: run `chorister serve {settings.role}`"
+        )
     given = {"host": host, "port": port}
     settings = settings.model_copy(update={k: v for k, v in given.items() if v is not None})
 
@@ -115,8 +123,24 @@ def _serve_aggregator(
     serve(settings, SystemClock(), begin_log=begin, adopt=adopt, ready=ready)
 
 
+@contextlib.contextmanager
+def aggregator_database(path: Path) -> Iterator[tuple[LeaderConfig | HelperConfig, Core]]:
+    """Open the database of the aggregator with these settings, without starting a server."""
+    try:
+        from chorister.aggregator.config import load_config
+        from chorister.aggregator.service import open_core
+    except ModuleNotFoundError as error:
+        raise missing(error) from error
+    config = load_config(path)
+    core = open_core(config, SystemClock(), migrate=False)
+    try:
+        yield config, core
+    finally:
+        core.database.close()
+
+
 def missing(error: ModuleNotFoundError) -> ServiceError:
-    """What to do where the packages of servers are not installed."""
+    """Return the error for a server's packages that are not installed."""
     return ServiceError(
         f"servers need more packages ({error.name}): pip install 'chorister[server]'"
     )

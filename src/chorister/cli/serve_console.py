@@ -16,15 +16,15 @@ from chorister.errors import ServiceError
 @commands.command("console")
 def console_command(
     config: Annotated[
-        Path, typer.Option("--config", help="Settings in TOML; see docs/reference/console.md.")
+        Path, typer.Option("--config", help="Settings file (TOML); see docs/reference/console.md.")
     ] = Path("console.toml"),
     host: Host = None,
     port: Port = None,
 ) -> None:
-    """Show studies, ask questions and watch them fill, in a browser, until stopped."""
+    """Serve web pages for analysts: studies, questions, results. Runs until stopped."""
     try:
+        from chorister.console.app import serve
         from chorister.console.config import ConsoleConfig
-        from chorister.console.server import serve
     except ModuleNotFoundError as error:
         raise ServiceError(
             f"the console needs more packages ({error.name}): pip install 'chorister[console]'"

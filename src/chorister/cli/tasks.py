@@ -1,14 +1,12 @@
-"""`chorister tasks`: what an aggregator knows of its tasks, for its operator.
+"""`chorister tasks`: an aggregator's tasks with exact counts, for its operator.
 
-Exact counts: these commands read the aggregator's own database, and nobody else can.
+These commands read the aggregator's own database, so nobody else can use them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,14 +15,13 @@ from rich.table import Table
 
 from chorister.canonical import b64url_encode
 from chorister.cli import OPERATORS, app, console
-from chorister.cli.serve import missing
-from chorister.clock import SystemClock
+from chorister.cli.serve import aggregator_database
 from chorister.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from chorister.aggregator.progress import TaskStatus
+    from chorister.aggregator.storage.statistics import TaskStatus
 
-commands = typer.Typer(no_args_is_help=True, help="Look at an aggregator's tasks.")
+commands = typer.Typer(no_args_is_help=True, help="Show an aggregator's tasks.")
 app.add_typer(commands, name="tasks", rich_help_panel=OPERATORS)
 
 Config = Annotated[Path, typer.Option("--config", help="The aggregator's settings.")]
@@ -33,20 +30,19 @@ JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 @commands.callback()
 def tasks() -> None:
-    """Look at an aggregator's tasks."""
+    """Show an aggregator's tasks."""
 
 
 @commands.command("list")
 def list_command(
     config: Config,
     recipe: Annotated[
-        str | None, typer.Option(help="Only tasks of the recipe whose digest begins so (hex).")
+        str | None, typer.Option(help="Only tasks of recipes whose digest starts with this (hex).")
     ] = None,
     json_: JSON = False,
 ) -> None:
-    """All tasks: their state, how many reports were uploaded and verified, what they wait for."""
-    with _opened(config) as found:
-        found = [each for each in found if each["recipe"].startswith(recipe or "")]
+    """List all tasks: their state, reports uploaded and verified, and what they wait for."""
+    found = [each for each in _read_tasks(config) if each["recipe"].startswith(recipe or "")]
     if json_:
         typer.echo(json.dumps({"tasks": found}))
         return
@@ -55,7 +51,7 @@ def list_command(
         table.add_column(title, overflow="fold")
     for each in found:
         rejected = sum(sum(reasons.values()) for reasons in each["rejected"].values())
-        names = (each["task"][:12], each["analysis"], _whose(each["group"]), each["state"])
+        names = (each["task"][:12], each["analysis"], _group_text(each["group"]), each["state"])
         table.add_row(*names, *map(str, (each["uploaded"], each["verified"], rejected)))
     console.print(table)
     for each in found:
@@ -64,18 +60,17 @@ def list_command(
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-# An id in base64url may begin with a dash, and is no option then.
+# An id in base64url may start with a dash, and is not an option then.
 @commands.command("show", context_settings={"ignore_unknown_options": True})
 def show_command(
-    task: Annotated[str, typer.Argument(help="The task's id in base64url, or its beginning.")],
+    task: Annotated[str, typer.Argument(help="The task's id in base64url, or how it starts.")],
     config: Config,
     json_: JSON = False,
 ) -> None:
-    """One task: rejections by reason at both aggregators, and why its jobs do not step."""
-    with _opened(config) as found:
-        found = [each for each in found if each["task"].startswith(task)]
+    """Show one task: rejected reports by reason, and why its jobs fail."""
+    found = [each for each in _read_tasks(config) if each["task"].startswith(task)]
     if len(found) != 1:
-        raise InvalidInput(f"{len(found)} tasks have an id that begins with {task}")
+        raise InvalidInput(f"{len(found)} tasks have an id that starts with {task}")
     (one,) = found
     if json_:
         typer.echo(json.dumps(one))
@@ -89,8 +84,8 @@ def show_command(
         console.print(f"{name:>15}  {value}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _whose(group: str) -> str:
-    """A task's group and arm in words, from its canonical JSON."""
+def _group_text(group: str) -> str:
+    """Return a task's group and arm in words, from its canonical JSON."""
     named = json.loads(group)
     words = [f"{field}: {value}" for field, value in named["groups"].items()]
     if "arm" in named:
@@ -98,29 +93,20 @@ def _whose(group: str) -> str:
     return ", ".join(words) or "everyone"
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[list[dict[str, Any]]]:
-    try:
-        from chorister.aggregator.config import LeaderConfig, load_config
-        from chorister.aggregator.progress import task_status
-        from chorister.aggregator.queue import dead_jobs
-        from chorister.aggregator.service import open_core
-    except ModuleNotFoundError as error:
-        raise missing(error) from error
-    config = load_config(path)
-    core = open_core(config, SystemClock(), migrate=False)
-    try:
+def _read_tasks(path: Path) -> list[dict[str, Any]]:
+    with aggregator_database(path) as (config, core):
+        from chorister.aggregator.storage.statistics import task_status
+
         collectors = frozenset(each.digest for each in config.collectors)
         dead: Counter[bytes | None] = Counter()
-        if config.workers:
-            dead.update(each.task_id for each in dead_jobs(core.database))
-        leads = isinstance(config, LeaderConfig)
-        yield [
-            _described(each, collectors, leads=leads, dead=dead[each.task.task_id])
+        if core.queue is not None:
+            dead.update(each.task_id for each in core.queue.dead_jobs())
+        return [
+            _described(
+                each, collectors, leads=config.role == "leader", dead=dead[each.task.task_id]
+            )
             for each in task_status(core.database, core.tasks.all())
         ]
-    finally:
-        core.database.close()
 
 
 def _described(
@@ -129,14 +115,14 @@ def _described(
     task = status.task
     waiting = list(status.failures)
     if dead:
-        waiting.append(f"{dead} jobs that workers gave up: see chorister jobs list")
+        waiting.append(f"{dead} jobs that workers have given up: see `chorister jobs list`")
     if task.collector not in collectors:
         waiting.append(
             f"collector {task.collector.hex()[:16]}… is not in the settings: it can't collect"
         )
     if status.verified < task.min_batch_size:
         waiting.append(f"{task.min_batch_size - status.verified} more verified reports")
-    # A helper sees nothing of uploads, and nothing of what the leader refuses before it asks.
+    # A helper sees neither uploads nor what the leader rejects before it asks.
     sides = ("upload", "leader", "helper", "disputed") if leads else ("helper",)
     return {
         "task": b64url_encode(task.task_id),

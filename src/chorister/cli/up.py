@@ -18,14 +18,14 @@ from chorister.errors import InvalidInput, ServiceError
 
 if TYPE_CHECKING:
     from chorister.fleet.deployment import Deployment
-    from chorister.fleet.sample_policy import PolicyTerms
+    from chorister.fleet.deployment_files import SampleTerms
 
 FOLDER = Path("chorister-local")
-_PATIENCE = 600.0
-_OUTLIVING: list[subprocess.Popen[bytes]] = []
-"""Supervisors that go on after us: kept, for nobody waits for their end."""
+_START_TIMEOUT_SECONDS = 600.0
+_SUPERVISORS: list[subprocess.Popen[bytes]] = []
+"""They outlive this command; the references keep Python from warning about that."""
 
-Folder = Annotated[Path, typer.Argument(help="Where everything is kept.")]
+Folder = Annotated[Path, typer.Argument(help="Folder for everything.")]
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -33,17 +33,17 @@ JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def up(
     folder: Folder = FOLDER,
     fleet: Annotated[
-        int | None, typer.Option(min=0, help="Run so many simulated devices, too.")
+        int | None, typer.Option(min=0, help="Also run this many simulated devices.")
     ] = None,
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay; Ctrl-C stops everything.")
+        bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C stops everything.")
     ] = False,
     json_: JSON = False,
 ) -> None:
     """Start registry, leader, helper and console on this machine; `chorister down` stops them.
 
-    The first start makes keys, tokens and a sample policy; later ones go on where it was. One
-    person runs both aggregators then: there is no protection against whoever runs this machine.
+    The first start creates keys, tokens and a sample policy; later starts continue with them. As
+    one person runs both aggregators, there is no protection against whoever runs this machine.
     """
     try:
         from chorister.fleet.deployment import Deployment
@@ -57,18 +57,18 @@ def up(
     if pid is None:
         deployment.check_ports()
     if foreground:
-        _tell(deployment, devices, new=new, json_=json_)
+        _print_addresses(deployment, devices, new=new, json_=json_)
         Supervisor(deployment=deployment, fleet=devices).run()
         return
     if pid is None:
         with console.status("starting") if not json_ else contextlib.nullcontext():
             _start(deployment, devices)
-    _tell(deployment, devices, new=new, json_=json_, running=pid is not None)
+    _print_addresses(deployment, devices, new=new, json_=json_, running=pid is not None)
 
 
 @app.command(rich_help_panel=START)
 def down(folder: Folder = FOLDER, json_: JSON = False) -> None:
-    """Stop what `chorister up` started; nothing is lost."""
+    """Stop what `chorister up` started. Nothing is lost."""
     from chorister.fleet.deployment import Deployment
     from chorister.fleet.supervisor import stop_running
 
@@ -76,19 +76,19 @@ def down(folder: Folder = FOLDER, json_: JSON = False) -> None:
     if json_:
         typer.echo(json.dumps({"stopped": stopped}))
     else:
-        console.print("stopped" if stopped else "nothing ran")
+        console.print("stopped" if stopped else "nothing was running")
 
 
 @app.command("fleet", hidden=True)
 def fleet_command(
     folder: Folder,
-    devices: Annotated[int, typer.Option(min=1, help="Simulated devices.")],
-    seed: Annotated[int, typer.Option(min=0, help="Of the people's data.")] = 1,
+    devices: Annotated[int, typer.Option(min=1, help="Number of simulated devices.")],
+    seed: Annotated[int, typer.Option(min=0, help="Seed for the people's data.")] = 1,
 ) -> None:
-    """Run the simulated devices of a local deployment, until stopped."""
+    """Run the simulated devices of a local deployment until stopped."""
     from chorister.cli.demo import ended_in_order
     from chorister.fleet.deployment import Deployment
-    from chorister.fleet.simulated import FleetPlan, SimulatedFleet, keep_answering
+    from chorister.fleet.simulated_fleet import FleetPlan, SimulatedFleet, keep_answering
 
     deployment = Deployment.open(folder)
     plan = FleetPlan(devices=devices, seed=seed)
@@ -97,10 +97,10 @@ def fleet_command(
             console.print(line, highlight=False, markup=False)
 
 
-def _terms() -> PolicyTerms:
-    from chorister.fleet.sample_policy import PolicyTerms
+def _terms() -> SampleTerms:
+    from chorister.fleet.deployment_files import SampleTerms
 
-    return PolicyTerms(
+    return SampleTerms(
         reports=6,
         epsilon="6",
         device_epsilon="12",
@@ -111,8 +111,8 @@ def _terms() -> PolicyTerms:
 
 
 def _fleet_size(deployment: Deployment, wanted: int | None, *, running: bool) -> int:
-    """As many simulated devices as there are, or more; none where none were ever wanted."""
-    from chorister.fleet.simulated import FleetPlan, fleet_size, keep_plan
+    """The wanted number of simulated devices, or as many as there already are."""
+    from chorister.fleet.simulated_fleet import FleetPlan, fleet_size, store_plan
 
     folder = deployment.folder / "fleet"
     there = fleet_size(folder)
@@ -120,18 +120,20 @@ def _fleet_size(deployment: Deployment, wanted: int | None, *, running: bool) ->
         return there
     if wanted < there:
         raise InvalidInput(
-            f"there are {there:,} simulated devices already, and none is taken away: remove "
-            f"{folder} to begin anew"
+            f"there are already {there:,} simulated devices, and devices can't be removed: delete "
+            f"{folder} to start over"
         )
     if running:
         where = deployment.folder
-        raise InvalidInput(f"{where} runs already: `chorister down {where}`, then up again")
-    keep_plan(folder, FleetPlan(devices=wanted))
+        raise InvalidInput(
+            f"{where} is already running: `chorister down {where}`, then start it again"
+        )
+    store_plan(folder, FleetPlan(devices=wanted))
     return wanted
 
 
 def _start(deployment: Deployment, devices: int) -> None:
-    """Start a supervisor apart from this terminal, and wait until all is well."""
+    """Start a supervisor in the background, and wait until everything is ready."""
     from chorister.fleet.deployment import COMMAND
     from chorister.fleet.supervisor import is_ready, running_pid
 
@@ -147,20 +149,22 @@ def _start(deployment: Deployment, devices: int) -> None:
             stderr=file,
             start_new_session=True,
         )
-    _OUTLIVING.append(process)
-    deadline = time.monotonic() + _PATIENCE
+    _SUPERVISORS.append(process)
+    deadline = time.monotonic() + _START_TIMEOUT_SECONDS
     while not (running_pid(deployment) is not None and is_ready(deployment)):
         if process.poll() is not None:
             words = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            last = [line for line in words if "error:" in line] or words or ["it said nothing"]
+            last = [line for line in words if "error:" in line] or words or ["it wrote nothing"]
             raise ServiceError(f"it did not start: {last[-1].removeprefix('error: ')}")
         if time.monotonic() > deadline:
             process.terminate()
-            raise ServiceError(f"it did not start within {_PATIENCE:g} s; see {log.parent}")
+            raise ServiceError(
+                f"it did not start within {_START_TIMEOUT_SECONDS:g} s; see {log.parent}"
+            )
         time.sleep(0.1)
 
 
-def _tell(
+def _print_addresses(
     deployment: Deployment, devices: int, *, new: bool, json_: bool, running: bool = False
 ) -> None:
     token = deployment.folder / "console" / "token"
@@ -186,7 +190,7 @@ def _tell(
         ("devices", f"{devices:,} simulated" if devices else "none; --fleet N adds simulated ones"),
         ("stop", f"chorister down {deployment.folder}"),
     ]
-    again = "It runs already." if running else "It goes on where it was."
-    console.print("New keys, tokens and a sample policy." if new else again)
+    again = "Already running." if running else "Started again."
+    console.print("Created keys, tokens and a sample policy." if new else again)
     for name, value in lines:
         console.print(f"  {name:<13}{escape(value)}", highlight=False, soft_wrap=True)

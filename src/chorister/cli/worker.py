@@ -1,11 +1,10 @@
-"""`chorister worker` and `chorister jobs`: jobs on PostgreSQL, and the dead ones."""
+"""`chorister worker` and `chorister jobs`: run jobs on PostgreSQL, and handle dead ones."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,14 +13,16 @@ from rich.table import Table
 
 from chorister.canonical import b64url_encode
 from chorister.cli import OPERATORS, ROLES, app, console
-from chorister.cli.serve import missing
-from chorister.clock import SystemClock
+from chorister.cli.serve import aggregator_database, missing
+from chorister.clock import SystemClock, utc_text
 from chorister.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from chorister.aggregator.database import Database
+    from chorister.aggregator.jobs.job_queue import JobQueue
 
-commands = typer.Typer(no_args_is_help=True, help="Look at jobs that workers gave up.")
+commands = typer.Typer(
+    no_args_is_help=True, help="Show and revive jobs that workers have given up."
+)
 app.add_typer(commands, name="jobs", rich_help_panel=OPERATORS)
 
 Config = Annotated[Path, typer.Option("--config", help="The aggregator's settings.")]
@@ -31,7 +32,7 @@ Config = Annotated[Path, typer.Option("--config", help="The aggregator's setting
 def worker_command(
     config: Config,
     jobs: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Jobs at once; the settings say how many.")
+        int | None, typer.Option(min=1, max=64, help="Jobs at once; default: as the settings say.")
     ] = None,
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65_535, help="Port for this worker's metrics.")
@@ -40,7 +41,7 @@ def worker_command(
     """Run an aggregator's jobs until stopped; any number of workers share them (PostgreSQL)."""
     try:
         from chorister.aggregator.config import load_config
-        from chorister.aggregator.worker import run_worker
+        from chorister.aggregator.server import run_worker
     except ModuleNotFoundError as error:
         raise missing(error) from error
     settings = load_config(config)
@@ -54,7 +55,7 @@ def worker_command(
 
 @commands.callback()
 def jobs() -> None:
-    """Look at jobs that workers gave up."""
+    """Show and revive jobs that workers have given up."""
 
 
 @commands.command("list")
@@ -62,10 +63,8 @@ def list_command(
     config: Config,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Jobs that failed so often that no worker tries them any more."""
-    from chorister.aggregator.queue import dead_jobs
-
-    with _database(config) as database:
+    """List jobs that failed so often that no worker tries them any more."""
+    with _queue(config) as queue:
         found = [
             {
                 "job": each.number,
@@ -74,7 +73,7 @@ def list_command(
                 "attempts": each.attempts,
                 "since": each.since,
             }
-            for each in dead_jobs(database)
+            for each in queue.dead_jobs()
         ]
     if json_:
         typer.echo(json.dumps({"dead": found}))
@@ -83,7 +82,7 @@ def list_command(
     for title in ("job", "kind", "task", "attempts", "since"):
         table.add_column(title, overflow="fold")
     for each in found:
-        since = datetime.fromtimestamp(int(str(each["since"])), UTC).isoformat()
+        since = utc_text(int(str(each["since"]))) if each["since"] else ""
         kept = (each["job"], each["kind"], each["task"] or "", each["attempts"])
         table.add_row(*map(str, kept), since)
     console.print(table)
@@ -92,31 +91,20 @@ def list_command(
 @commands.command("revive")
 def revive_command(
     config: Config,
-    numbers: Annotated[list[int] | None, typer.Argument(help="Jobs, by their numbers.")] = None,
+    numbers: Annotated[list[int] | None, typer.Argument(help="The numbers of the jobs.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All dead jobs.")] = False,
 ) -> None:
-    """Let workers try dead jobs again, once what was wrong is put right."""
-    from chorister.aggregator.queue import revive
-
+    """Let workers try dead jobs again, once their cause is fixed."""
     if bool(numbers) == everything:
-        raise InvalidInput("name the jobs to revive, or say --all")
-    with _database(config) as database:
-        revived = revive(database, None if everything else numbers)
+        raise InvalidInput("name the jobs to revive, or use --all")
+    with _queue(config) as queue:
+        revived = queue.revive(None if everything else numbers)
     console.print(f"{revived} jobs will be tried again", highlight=False)
 
 
 @contextlib.contextmanager
-def _database(path: Path) -> Iterator[Database]:
-    try:
-        from chorister.aggregator.config import load_config
-        from chorister.aggregator.service import open_core
-    except ModuleNotFoundError as error:
-        raise missing(error) from error
-    config = load_config(path)
-    if not config.workers:
-        raise InvalidInput(f"{path} does not say `workers = true`: there is no queue of jobs")
-    core = open_core(config, SystemClock(), migrate=False)
-    try:
-        yield core.database
-    finally:
-        core.database.close()
+def _queue(path: Path) -> Iterator[JobQueue]:
+    with aggregator_database(path) as (_, core):
+        if core.queue is None:
+            raise InvalidInput(f"{path} does not say `workers = true`: there is no job queue")
+        yield core.queue

@@ -1,5 +1,6 @@
-"""Web pages for one team of analysts, over `chorister.analyst` alone.
+"""Web pages for one team of analysts, on top of `chorister.analyst`.
 
-`config` and `server` start it; `app` puts it together; `workspace` is what the pages show: the
-connections, who may see which study, and what runs in the background. `pages_*` are the pages.
+`app` serves the routes; `access` decides who may call them; `web` renders pages. `workspace` holds
+what they show: `connections` to fleets, who may see which study, and what runs in the `background`.
+`pages_*` are the pages, `forms` and `algorithms` what can be entered, `charts` what is drawn.
 """

@@ -1,4 +1,4 @@
-"""The algorithms that can be run from a page: which inputs each takes, and how it is started."""
+"""The algorithms that can be run from a page: their inputs, and how they start."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from chorister.analyst.algorithms.crosstab import crosstab
 from chorister.analyst.algorithms.distribution import distribution
 from chorister.analyst.algorithms.heatmap import heatmap
 from chorister.analyst.algorithms.ngrams import discover_ngrams
-from chorister.analyst.algorithms.running import Run
+from chorister.analyst.algorithms.run import AlgorithmRun
 from chorister.analyst.study import Study
-from chorister.canonical import culprit
+from chorister.canonical import first_error
 from chorister.console.forms import lines, number, numbers, whole
 from chorister.encoding import Categories, Intervals
 from chorister.errors import InvalidInput
-
-__all__ = ["ALGORITHMS", "Algorithm", "Input", "plan_run"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +28,7 @@ class Input:
     name: str
     label: str
     kind: Literal["text", "lines", "number", "field", "choice"] = "text"
-    types: tuple[str, ...] = ()  # for a field: which types fit
+    types: tuple[str, ...] = ()  # for a field: the types that fit
     choices: tuple[str, ...] = ()
     hint: str = ""
     required: bool = False
@@ -39,16 +37,16 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """An algorithm as a page offers it."""
+    """An algorithm that a page offers."""
 
     name: str
     title: str
     what: str
     inputs: tuple[Input, ...]
-    start: Callable[[Study, Mapping[str, str]], Run[Any]]
+    start: Callable[[Study, Mapping[str, str]], AlgorithmRun[Any]]
 
     def fits(self, study: Study) -> bool:
-        """Whether the study's analysis has fields for it."""
+        """Whether the analysis of a study has fields for it."""
         types = [study.fleet.policy.fields[ref].type for ref in study.terms.fields]
         for each in self.inputs:
             if each.kind == "field" and each.required:
@@ -61,32 +59,32 @@ class Algorithm:
 
 _EPSILON: Final = Input(
     name="epsilon", label="epsilon for all rounds", kind="number",
-    hint="what a device that answers all of them is charged; all that is allowed if left empty",
+    hint="the total charge of a device that answers all of them; empty: all that is allowed",
 )  # fmt: skip
 _DELTA: Final = Input(name="delta", label="delta for all rounds", kind="number")
 _COHORTS: Final = Input(
     name="cohorts", label="who answers", kind="choice", choices=("", "everyone", "disjoint"),
-    hint="everyone answers every round, or each round asks other devices; what the budgets allow "
-    "if left open",
+    hint="everyone answers every round, or each round asks different devices; by default, what "
+    "the budgets allow",
 )  # fmt: skip
 
 
-def plan_run(algorithm: Algorithm, study: Study, values: Mapping[str, str]) -> Run[Any]:
-    """Start an algorithm with the values of its form; nothing is asked yet."""
+def plan_run(algorithm: Algorithm, study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
+    """Plan an algorithm with the values of its form; nothing is asked yet."""
     for each in algorithm.inputs:
         if each.required and not values.get(each.name, "").strip():
-            raise InvalidInput(f"{each.label}: fill it in")
+            raise InvalidInput(f"{each.label} is missing")
         given = values.get(each.name, "")
         if each.kind == "choice" and given not in each.choices:
             raise InvalidInput(
                 f"{each.label}: choose one of {', '.join(filter(None, each.choices))}"
             )
         if each.kind == "field" and given and given not in study.terms.fields:
-            raise InvalidInput(f"{each.label}: choose one of the fields that are listed")
+            raise InvalidInput(f"{each.label}: choose one of the listed fields")
     try:
         return algorithm.start(study, values)
     except ValidationError as error:
-        field, message = culprit(error)
+        field, message = first_error(error)
         raise InvalidInput(f"{field}: {message}" if field else message) from None
 
 
@@ -99,11 +97,11 @@ def _shared(values: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _name(ref: str) -> str:
-    """The column that a field's values come in."""
+    """The column with the values of a field."""
     return ref.partition(".")[2]
 
 
-def _ngrams(study: Study, values: Mapping[str, str]) -> Run[Any]:
+def _ngrams(study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
     return discover_ngrams(
         study,
         lines(values.get("vocabulary", "")),
@@ -114,10 +112,10 @@ def _ngrams(study: Study, values: Mapping[str, str]) -> Run[Any]:
     )
 
 
-def _heatmap(study: Study, values: Mapping[str, str]) -> Run[Any]:
+def _heatmap(study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
     box = numbers(values.get("box", ""), "the box")
     if len(box) != 4:
-        raise InvalidInput("the box of a map is four numbers: x0, y0, x1, y1")
+        raise InvalidInput("the box of a map needs four numbers: x0, y0, x1, y1")
     depth = whole(values.get("depth", ""), "the finest level")
     return heatmap(
         study,
@@ -128,14 +126,14 @@ def _heatmap(study: Study, values: Mapping[str, str]) -> Run[Any]:
     )
 
 
-def _distribution(study: Study, values: Mapping[str, str]) -> Run[Any]:
+def _distribution(study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
     low, high = (number(values.get(name, "").strip(), name) for name in ("from", "to"))
     if low is None or high is None:
-        raise InvalidInput("say from where to where")
+        raise InvalidInput("give the smallest and the largest value")
     return distribution(study, _name(values["field"]), low, high, **_shared(values))
 
 
-def _crosstab(study: Study, values: Mapping[str, str]) -> Run[Any]:
+def _crosstab(study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
     axes = [_axis(study, values, side) for side in ("rows", "columns")]
     return crosstab(study, axes[0], axes[1], **_shared(values))
 
@@ -148,7 +146,7 @@ def _axis(study: Study, values: Mapping[str, str], side: str) -> Intervals | Cat
 
 
 _NUMBERS: Final = ("integer", "real")
-_CELLS: Final = "numbers: edges, such as “0 to 100 by 5”; texts: the values, one a line"
+_CELLS: Final = "for numbers: edges, such as “0 to 100 by 5”; for texts: values, one per line"
 
 ALGORITHMS: Final[dict[str, Algorithm]] = {
     each.name: each
@@ -156,20 +154,20 @@ ALGORITHMS: Final[dict[str, Algorithm]] = {
         Algorithm(
             name="ngrams",
             title="Discover phrases",
-            what="Finds the phrases that many devices hold, word by word, from a list of words.",
+            what="Finds phrases that many devices hold, word by word, from a list of known words.",
             inputs=(
                 Input(
                     name="field", label="text", kind="field", types=("text",), required=True,
-                    hint="the field whose words are looked at",
+                    hint="the field with the text",
                 ),
                 Input(
                     name="vocabulary", label="known words", kind="lines", required=True,
-                    hint="one a line; everything else counts as unknown",
+                    hint="one per line; all other words count as unknown",
                 ),
                 Input(name="max_n", label="longest phrase, in words", kind="number", value="3"),
                 Input(
                     name="deny", label="never report", kind="lines",
-                    hint="phrases that devices leave out, one a line",
+                    hint="phrases that devices skip, one per line",
                 ),
                 _EPSILON,
                 _DELTA,
@@ -180,7 +178,7 @@ ALGORITHMS: Final[dict[str, Algorithm]] = {
         Algorithm(
             name="heatmap",
             title="Draw a map",
-            what="Maps where devices are: cells are split where people are, round by round.",
+            what="Maps where devices are. Cells are split where people are, round by round.",
             inputs=(
                 Input(name="x", label="x", kind="field", types=_NUMBERS, required=True),
                 Input(name="y", label="y", kind="field", types=_NUMBERS, required=True),
@@ -190,7 +188,7 @@ ALGORITHMS: Final[dict[str, Algorithm]] = {
                 ),
                 Input(
                     name="depth", label="finest level", kind="number", value="8",
-                    hint="each level halves cells in both directions",
+                    hint="each level halves the cells in both directions",
                 ),
                 _EPSILON,
                 _DELTA,
@@ -201,7 +199,7 @@ ALGORITHMS: Final[dict[str, Algorithm]] = {
         Algorithm(
             name="distribution",
             title="Learn a distribution",
-            what="Learns how a number is distributed, with its quantiles; edges follow the data.",
+            what="Learns how a number is distributed, with quantiles; the edges adapt to the data.",
             inputs=(
                 Input(name="field", label="number", kind="field", types=_NUMBERS, required=True),
                 Input(name="from", label="from", kind="number", required=True),
@@ -215,7 +213,7 @@ ALGORITHMS: Final[dict[str, Algorithm]] = {
         Algorithm(
             name="crosstab",
             title="Cross two fields",
-            what="Crosses two fields: both alone first, then a grid that fits what was found.",
+            what="Crosses two fields: first each alone, then a grid that fits both.",
             inputs=(
                 Input(
                     name="rows", label="rows", kind="field", types=(*_NUMBERS, "text"),

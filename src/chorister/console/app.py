@@ -1,18 +1,20 @@
-"""The console as an ASGI application: every route, and what stands before them."""
+"""The console as a web application: all routes, signing in and out, and the server."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from importlib import resources
 from typing import Final
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -22,22 +24,47 @@ from chorister.console import (
     pages_devices,
     pages_privacy,
     pages_results,
-    pages_runs,
-    pages_sign_in,
     pages_studies,
 )
-from chorister.console.guard import Guard
-from chorister.console.live import Streams
-from chorister.console.sessions import Sessions
-from chorister.console.web import Handler, Web
+from chorister.console.access import RequestGuard, Sessions, cookie_name, origins_of
+from chorister.console.config import ConsoleConfig
+from chorister.console.forms import read_form
+from chorister.console.pages_studies import EventStreams
+from chorister.console.web import Handler, Visit, Web
 from chorister.console.workspace import Workspace
+from chorister.http_server import Deadlines, guarded_protocol, listen, server_url
 
-__all__ = ["build_app"]
+_WRONG_TOKEN_SECONDS: Final = 0.3
+
+
+async def show_sign_in(web: Web, request: Request) -> Response:
+    if web.session_of(request) is not None:
+        return RedirectResponse("/", status_code=303)
+    return web.page(request, "sign_in.html", None, wrong=False)
+
+
+async def sign_in(web: Web, request: Request) -> Response:
+    """Exchange a token for a new session; this browser's previous session ends."""
+    form = await read_form(request)
+    session = web.sessions.sign_in(form.get("token"))
+    if session is None:
+        await asyncio.sleep(_WRONG_TOKEN_SECONDS)
+        return web.page(request, "sign_in.html", None, status=403, wrong=True)
+    before = web.session_of(request)
+    if before is not None:
+        web.sessions.sign_out(before)
+    return web.signed_in(RedirectResponse("/", status_code=303), session)
+
+
+def sign_out(visit: Visit) -> Response:
+    visit.web.sessions.sign_out(visit.session)
+    return visit.web.signed_out(visit.go_to("/sign-in"))
+
 
 _STUDY: Final = "/studies/{connection}/{owner}/{study}"
 _PAGES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("GET", "/", pages_studies.list_studies),
-    ("POST", "/sign-out", pages_sign_in.sign_out),
+    ("POST", "/sign-out", sign_out),
     ("POST", "/studies", pages_studies.begin_study),
     ("GET", _STUDY, pages_studies.show_study),
     ("POST", _STUDY + "/share", pages_studies.share_study),
@@ -50,12 +77,12 @@ _PAGES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("GET", _STUDY + "/rounds/{number}/recipe.json", pages_results.show_recipe),
     ("POST", _STUDY + "/rounds/{number}/cancel", pages_studies.cancel_round),
     ("POST", _STUDY + "/rounds/{number}/wait", pages_studies.wait_again),
-    ("GET", _STUDY + "/run/{algorithm}", pages_runs.show_form),
-    ("POST", _STUDY + "/run/{algorithm}", pages_runs.start),
-    ("POST", _STUDY + "/run/{algorithm}/plan", pages_runs.plan),
-    ("GET", _STUDY + "/runs/{number}", pages_runs.show_run),
-    ("GET", _STUDY + "/runs/{number}/picture.svg", pages_runs.run_picture),
-    ("POST", _STUDY + "/runs/{number}/go-on", pages_runs.go_on),
+    ("GET", _STUDY + "/run/{algorithm}", pages_ask.show_form),
+    ("POST", _STUDY + "/run/{algorithm}", pages_ask.start),
+    ("POST", _STUDY + "/run/{algorithm}/plan", pages_ask.plan),
+    ("GET", _STUDY + "/runs/{number}", pages_ask.show_run),
+    ("GET", _STUDY + "/runs/{number}/picture.svg", pages_ask.run_picture),
+    ("POST", _STUDY + "/runs/{number}/go-on", pages_ask.go_on),
     ("GET", "/recipes", pages_results.list_recipes),
     ("GET", "/privacy", pages_privacy.show_privacy),
     ("GET", "/privacy/curve.svg", pages_privacy.curve),
@@ -74,13 +101,13 @@ _STATIC: Final = {
 
 
 def build_app(
-    workspace: Workspace, clock: Clock, *, origins: Iterable[str], warm: bool = True
+    workspace: Workspace, clock: Clock, *, origins: Collection[str], warm: bool = True
 ) -> ASGIApp:
-    """The application around a workspace, for browsers that find it at these origins."""
+    """Build the application; browsers reach it at these origins."""
     hours = workspace.config.session_hours
     sessions = Sessions(workspace.config.analysts, clock, seconds=hours * 3600)
-    web = Web(workspace, sessions, clock)
-    streams = Streams(web)
+    web = Web(workspace, sessions, clock, cookie=cookie_name(origins))
+    streams = EventStreams(web)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -89,18 +116,18 @@ def build_app(
         yield
         streams.closing = True
 
-    async def show_sign_in(request: Request) -> Response:
-        return await web.answered(request, lambda: pages_sign_in.show_sign_in(web, request))
+    async def sign_in_form(request: Request) -> Response:
+        return await web.answered(request, lambda: show_sign_in(web, request))
 
-    async def sign_in(request: Request) -> Response:
-        return await web.answered(request, lambda: pages_sign_in.sign_in(web, request))
+    async def signing_in(request: Request) -> Response:
+        return await web.answered(request, lambda: sign_in(web, request))
 
     async def health(_: Request) -> Response:
         return PlainTextResponse("ok\n")
 
     routes = [
-        Route("/sign-in", show_sign_in, methods=["GET"]),
-        Route("/sign-in", sign_in, methods=["POST"]),
+        Route("/sign-in", sign_in_form, methods=["GET"]),
+        Route("/sign-in", signing_in, methods=["POST"]),
         Route("/healthz", health, methods=["GET"]),
         Route("/static/{name}", _static(), methods=["GET"]),
         Route(_STUDY + "/events", streams.study, methods=["GET"]),
@@ -109,11 +136,11 @@ def build_app(
     app = Starlette(
         routes=routes, exception_handlers={HTTPException: web.no_such_request}, lifespan=lifespan
     )
-    return Guard(app, origins)
+    return RequestGuard(app, origins)
 
 
 def _static() -> Callable[[Request], Awaitable[Response]]:
-    """The files that pages load; there are no others."""
+    """Serve the files that pages load."""
     folder = resources.files("chorister.console") / "static"
     files = {
         name: ((folder if (folder / name).is_file() else folder / "vendor") / name).read_bytes()
@@ -126,10 +153,37 @@ def _static() -> Callable[[Request], Awaitable[Response]]:
         name = str(request.path_params["name"])
         if name not in files:
             raise HTTPException(404)
-        # Asked for at every page, so that an upgrade shows at once, but sent only if it changed.
+        # Checked on every page, so that an upgrade shows at once, but sent only if changed.
         headers = {"cache-control": "no-cache", "etag": tags[name]}
         if request.headers.get("if-none-match") == tags[name]:
             return Response(status_code=304, headers=headers)
         return Response(files[name], headers={**headers, "content-type": _STATIC[name]})
 
     return serve
+
+
+def serve(config: ConsoleConfig, clock: Clock, *, ready: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; `ready` is called with the URL.
+
+    Open rounds are on disk: the next start waits for them again.
+    """
+    with listen(config.host, config.port) as listener, Workspace.open(config) as workspace:
+        port = listener.getsockname()[1]
+        origins = origins_of(config.host, port, config.url)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                build_app(workspace, clock, origins=origins),
+                # Pages that follow a round stay open; browsers reconnect after a day.
+                http=guarded_protocol(Deadlines(answer=86_400.0)),
+                access_log=False,
+                log_level="warning",
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=512,
+                timeout_keep_alive=15,
+                timeout_graceful_shutdown=2,  # event streams stay open until then
+                ws="none",
+            )
+        )
+        ready(config.url or server_url("http", config.host, listener))
+        server.run(sockets=[listener])

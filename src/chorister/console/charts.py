@@ -1,7 +1,8 @@
-"""Pictures as SVG, drawn on the server by Vega: light or dark, wide or for a phone.
+"""Charts as SVG, drawn on the server: light or dark, wide or for a phone.
 
-What a picture shows is decided by `chorister.analyst`; here it only gets the page's colours and a
-width. An SVG in an `img` runs no scripts and loads nothing.
+A result is drawn as bars, as a map of cells, or as a cross table; algorithms draw their own charts.
+Here charts get the page's colours and a width. An SVG in an `img` runs no scripts and loads
+nothing.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from chorister.analyst.extras import needed
-
-__all__ = ["PIXELS", "Charts", "Look", "Theme", "Width", "as_look"]
+from chorister.analyst.result import Result
+from chorister.analyst.tables import needed
+from chorister.encoding import Grid
 
 Theme: TypeAlias = Literal["light", "dark"]
 Width: TypeAlias = Literal["wide", "narrow"]
 Spec: TypeAlias = dict[str, Any]
 
-_KEPT: Final = 300  # drawings
+_MAX_CACHED: Final = 300  # drawings
 PIXELS: Final[dict[Width, int]] = {"wide": 620, "narrow": 230}
-_NARROW: Final = 280.0  # of a picture that says how wide it would be
-# Texts are measured here and drawn by the browser: fonts that are as wide as each other.
+_NARROW: Final = 280.0  # pixels, for a chart that specifies its own width
+# Texts are measured here and drawn by the browser, so all these fonts have the same widths.
 _FONT: Final = "Arial, 'Liberation Sans', Helvetica, sans-serif"
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """How a picture is to look."""
+class ChartStyle:
+    """The theme and width of a chart."""
 
     theme: Theme
     width: Width
@@ -42,7 +43,7 @@ class _Colours:
     line: str
     paper: str
     accent: str
-    mark: str  # of lines on top of bars
+    mark: str  # for lines on top of bars
 
 
 _LIGHT: Final = _Colours(
@@ -53,8 +54,8 @@ _DARK: Final = _Colours(
     ink="#e8ecf3", faint="#9aa6b8", line="#2b3442", paper="#161c26", accent="#6ea0ff",
     mark="#e8ecf3",
 )  # fmt: skip
-# What pictures say by name or number, in the dark.
-_IN_THE_DARK: Final = {
+# Colours of charts, and their counterparts in the dark theme.
+_DARK_COLOURS: Final = {
     "white": _DARK.paper,
     "#ffffff": _DARK.paper,
     "black": _DARK.ink,
@@ -71,25 +72,27 @@ _IN_THE_DARK: Final = {
     "#4c78a8": _DARK.accent,
     "#b2302e": "#ff9d8c",
 }
-# Shades that are palest where nobody is: in the dark, darkest there.
-_SHADES_IN_THE_DARK: Final = {"blues": ["#1e2938", "#7fabff"]}
+# Shades that are palest where nobody is; in the dark theme, darkest.
+_DARK_SHADES: Final = {"blues": ["#1e2938", "#7fabff"]}
 _COLOUR_KEYS: Final = frozenset({"color", "stroke", "fill", "background", "symbolFillColor"})
 
 
-def as_look(theme: str | None, width: str | None) -> Look:
-    """From a query string; whatever is unknown is light and wide."""
-    return Look("dark" if theme == "dark" else "light", "narrow" if width == "narrow" else "wide")
+def chart_style(theme: str | None, width: str | None) -> ChartStyle:
+    """Read a style from a query string; the default is light and wide."""
+    return ChartStyle(
+        "dark" if theme == "dark" else "light", "narrow" if width == "narrow" else "wide"
+    )
 
 
 class Charts:
-    """Draws, and keeps the latest drawings. Thread-safe."""
+    """Draws charts, and caches the latest ones. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, str] = OrderedDict()
 
-    def svg(self, key: Hashable, look: Look, spec: Callable[[], Spec]) -> str:
-        """The drawing of a specification, which is asked for only if it is not kept."""
+    def svg(self, key: Hashable, look: ChartStyle, spec: Callable[[], Spec]) -> str:
+        """Return a drawing from the cache, or draw the specification."""
         whole = (key, look)
         with self._lock:
             if whole in self._kept:
@@ -98,18 +101,20 @@ class Charts:
         drawn = draw(spec(), look)
         with self._lock:
             self._kept[whole] = drawn
-            while len(self._kept) > _KEPT:
+            while len(self._kept) > _MAX_CACHED:
                 self._kept.popitem(last=False)
         return drawn
 
     def warm_up(self) -> None:
-        """Load what draws: the first picture would take seconds otherwise."""
+        """Load the drawing library: otherwise the first chart would take seconds."""
         needed("altair")
-        self.svg("warm", Look("light", "narrow"), lambda: {"mark": "bar", "data": {"values": []}})
+        self.svg(
+            "warm", ChartStyle("light", "narrow"), lambda: {"mark": "bar", "data": {"values": []}}
+        )
 
 
-def draw(spec: Spec, look: Look) -> str:
-    """A Vega-Lite specification as SVG, in the page's colours; nothing is loaded from anywhere."""
+def draw(spec: Spec, look: ChartStyle) -> str:
+    """Draw a Vega-Lite specification as SVG, in the page's colours, without a network."""
     vega = needed("vl_convert")
     colours = _DARK if look.theme == "dark" else _LIGHT
     dressed = _recoloured(spec) if look.theme == "dark" else dict(spec)
@@ -125,7 +130,7 @@ def draw(spec: Spec, look: Look) -> str:
 
 
 def _narrowed(spec: Spec) -> Spec:
-    """A picture, or several below each other, for a phone; what is drawn to scale stays so."""
+    """Fit a chart to a phone; maps keep their proportions."""
     found = dict(spec)
     if "vconcat" in spec:
         found["vconcat"] = [_narrowed(part) for part in spec["vconcat"]]
@@ -138,19 +143,19 @@ def _narrowed(spec: Spec) -> Spec:
 
 
 def _is_map(spec: Spec) -> bool:
-    """Whether rectangles in a plane are drawn."""
+    """Whether the chart draws rectangles in a plane."""
     return any({"x2", "y2"} <= part.get("encoding", {}).keys() for part in spec.get("layer", ()))
 
 
 def _recoloured(node: Any, key: str = "") -> Any:  # noqa: ANN401 (JSON values)
-    """The same specification with the colours that suit a dark page; data stay untouched."""
+    """Replace colours for the dark theme; data stay untouched."""
     if isinstance(node, dict):
-        shades = _SHADES_IN_THE_DARK.get(str(node.get("scheme")))
+        shades = _DARK_SHADES.get(str(node.get("scheme")))
         if shades is not None:
             kept = {name: value for name, value in node.items() if name != "scheme"}
             return {**kept, "range": shades}
         return {
-            # A colour may be a value, or one of two under a condition.
+            # A colour may be a value, or depend on a condition.
             name: value
             if name in ("datasets", "data")
             else _recoloured(value, key if name in ("value", "condition") else name)
@@ -159,7 +164,7 @@ def _recoloured(node: Any, key: str = "") -> Any:  # noqa: ANN401 (JSON values)
     if isinstance(node, list):
         return [_recoloured(value, key) for value in node]
     if isinstance(node, str) and key in _COLOUR_KEYS:
-        return _IN_THE_DARK.get(node.lower(), node)
+        return _DARK_COLOURS.get(node.lower(), node)
     return node
 
 
@@ -209,3 +214,100 @@ def _config(colours: _Colours, width: Width) -> Spec:
         "rect": {"stroke": None},
         "range": {"category": [colours.accent, "#e39a3b", "#2fa57f", "#c66aa0"]},
     }  # fmt: skip
+
+
+_MAX_SIDE: Final = 40  # cells per side of a cross table
+_NUMBER_PIXELS: Final = 38  # width of a cell with a number
+
+
+def picture(result: Result, *, look: ChartStyle, top: int = 25) -> dict[str, Any]:
+    """Return the Vega-Lite specification of the chart that shows a result best."""
+    if len(result.features) == 1 and isinstance(result.features[0], Grid) and _alone(result):
+        return _map(result, result.features[0])
+    if len(result.labels) == 2 and _crossed(result):
+        return _cross_table(result, PIXELS[look.width])
+    found: dict[str, Any] = result.plot(top=top).to_dict()
+    return found
+
+
+def alternative_text(result: Result) -> str:
+    """Describe a chart in words: its largest rows."""
+    best = result.top(5)
+    names = [" · ".join(labels) for labels in zip(*best.labels.values(), strict=True)]
+    parts = [
+        f"{name}: {value:,.0f}" for name, value in zip(names, best.estimate.tolist(), strict=True)
+    ]
+    return f"Estimated numbers of devices; the largest are {'; '.join(parts)}"
+
+
+def _alone(result: Result) -> bool:
+    return not result.recipe.group_by
+
+
+def _crossed(result: Result) -> bool:
+    sides = [len(set(column)) for column in result.labels.values()]
+    return max(sides) <= _MAX_SIDE and min(sides) >= 2
+
+
+def _title(result: Result) -> dict[str, Any]:
+    return {
+        "text": f"{result.n_reports:,} reports, epsilon {result.epsilon}",
+        "subtitle": f"noise of an empty cell: ±{result.noise_sigma:,.1f} devices",
+    }
+
+
+def _map(result: Result, grid: Grid) -> dict[str, Any]:
+    """One rectangle per cell; negative estimates are shown as empty."""
+    alt = needed("altair")
+    rows = []
+    for cell in range(1, grid.size):
+        x0, y0, x1, y1 = grid.rectangle(cell)
+        value = max(float(result.estimate[cell]), 0.0)
+        rows.append({"x": x0, "y": y0, "x2": x1, "y2": y1, "devices": value})
+    x0, y0, x1, y1 = (float(edge) for edge in grid.box)
+    chart = (
+        alt.Chart(alt.InlineData(values=rows), title=alt.TitleParams(**_title(result)))
+        .mark_rect()
+        .encode(
+            x=alt.X(
+                "x:Q", title=grid.columns[0], scale=alt.Scale(domain=[x0, x1], nice=False)
+            ).axis(grid=False),
+            y=alt.Y(
+                "y:Q", title=grid.columns[1], scale=alt.Scale(domain=[y0, y1], nice=False)
+            ).axis(grid=False),
+            x2="x2:Q",
+            y2="y2:Q",
+            color=alt.Color("devices:Q", scale=alt.Scale(scheme="blues"), title="devices"),
+        )
+        .properties(height=320)
+    )
+    found: dict[str, Any] = chart.to_dict()
+    return found
+
+
+def _cross_table(result: Result, pixels: int) -> dict[str, Any]:
+    """One coloured cell per pair of labels, with its number if that fits."""
+    alt = needed("altair")
+    (across, columns), (down, lines) = reversed(list(result.labels.items()))
+    rows = [
+        {"across": column, "down": line, "devices": max(value, 0.0), "shown": f"{value:,.0f}"}
+        for column, line, value in zip(columns, lines, result.estimate.tolist(), strict=True)
+    ]
+    base = alt.Chart(alt.InlineData(values=rows), title=alt.TitleParams(**_title(result))).encode(
+        x=alt.X("across:N", sort=None, title=across),
+        y=alt.Y("down:N", sort=None, title=down),
+    )
+    cells = base.mark_rect().encode(
+        color=alt.Color("devices:Q", scale=alt.Scale(scheme="blues"), title="devices")
+    )
+    found: dict[str, Any] = cells.to_dict()
+    if len(rows) <= 120 and len(set(columns)) * _NUMBER_PIXELS <= pixels:
+        most = max(row["devices"] for row in rows)
+        numbers = base.mark_text(fontSize=11).encode(
+            text="shown:N",
+            color=alt.condition(
+                f"datum.devices > {most / 2}", alt.value("#f8fafc"), alt.value("#10151d")
+            ),
+        )
+        found = alt.layer(cells, numbers).to_dict()
+    return found

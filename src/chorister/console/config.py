@@ -1,4 +1,4 @@
-"""The console's settings: one TOML file, documented in docs/reference/console.md."""
+"""The settings of the console: a TOML file, documented in docs/reference/console.md."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, StringConstraints, model_validator
 
-from chorister.canonical import Bool, Complaint, Hex32, Int, Model
+from chorister.canonical import Bool, FieldError, Hex32, Int, Model
 from chorister.settings_file import read_settings
-
-__all__ = ["AnalystConfig", "ConnectionConfig", "ConsoleConfig", "FleetConfig"]
 
 Text: TypeAlias = Annotated[
     str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1000, strict=True)
 ]
-# Without a dot: the name of a study is its owner's name, a dot, and what the owner calls it.
+# Without a dot, which separates the owner's name from the rest in the name of a study.
 AnalystName: TypeAlias = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9_][a-z0-9_-]{0,31}$", strict=True)
 ]
@@ -33,19 +31,19 @@ class AnalystConfig(Model):
     """Who may sign in."""
 
     name: AnalystName
-    """What others see, and what the names of this analyst's studies begin with."""
+    """What colleagues see. The names of this analyst's studies begin with it."""
     token_digest: Hex32
     """SHA-256 of the token, as `chorister keygen token` prints it."""
 
 
 class ConnectionConfig(Model):
-    """A fleet to ask: a live one by its profile, or a rehearsed one."""
+    """A fleet to ask: a live one with a profile, or a rehearsal."""
 
     name: ConnectionName
     title: Text | None = None
-    """What the pages call it; its name if left out."""
+    """Its title on the pages; its name if left out."""
     profile: Text | None = None
-    """An analyst's profile (TOML): the live fleet that it leads to."""
+    """For a live fleet: an analyst's profile (TOML)."""
     policy: Text | None = None
     """For a rehearsal: the policy."""
     population: Text | None = None
@@ -53,87 +51,90 @@ class ConnectionConfig(Model):
     populations: dict[Text, Text] | None = None
     """For a rehearsal: instead, one such table for each stream and profile."""
     devices: Annotated[Int, Field(ge=1)] | None = None
-    """For a rehearsal: how many devices, those without data included."""
+    """For a rehearsal: the number of devices, including those without data."""
     fill_seconds: Annotated[Int, Field(ge=0, le=3600)] = 4
-    """For a rehearsal: how long a cohort takes to fill, to be watched."""
+    """For a rehearsal: how long a cohort takes to fill."""
     folder: Text | None = None
     """For a rehearsal: where its studies are kept."""
     analysts: Annotated[tuple[AnalystName, ...], Field(min_length=1)] | None = None
-    """Who may use it; every analyst if left out."""
+    """Who may use it; all analysts if left out."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> ConnectionConfig:
         if self.profile is not None:
             for name in ("policy", "population", "populations", "devices", "folder"):
                 if getattr(self, name) is not None:
-                    raise Complaint(name, "is a rehearsal's; a live connection has a profile")
+                    raise FieldError(
+                        name, "only a rehearsal has it; a live connection has a profile"
+                    )
             return self
         if self.policy is None or self.folder is None:
-            raise Complaint("profile", "give a profile, or for a rehearsal policy and folder")
+            raise FieldError("profile", "give a profile, or a policy and a folder for a rehearsal")
         if (self.population is None) == (self.populations is None):
-            raise Complaint("population", "a rehearsal has population or populations, one of them")
+            raise FieldError("population", "a rehearsal needs either population or populations")
         return self
 
 
 class FleetConfig(Model):
-    """The local fleet of simulated devices, whose audit logs are shown."""
+    """The local fleet of simulated devices, whose audit logs the console shows."""
 
     folder: Text
     """Where the simulated devices are."""
     policy: Text
-    """The policy that they have."""
+    """Their policy."""
 
 
 class ConsoleConfig(Model):
-    """What `chorister serve console` needs to know. Paths are relative to the file."""
+    """The settings of `chorister serve console`. Paths are relative to the file."""
 
     host: Text = "127.0.0.1"
     """The address to listen on."""
     port: Annotated[Int, Field(ge=0, le=65_535)] = 8090
     """The port; 0 lets the system choose."""
     url: _Origin | None = None
-    """Where browsers find it, if a proxy with TLS is in front: https://console.example.org"""
+    """Its URL, if a proxy with TLS is in front: https://console.example.org"""
     folder: Text
-    """Where the console keeps who shares what, and which algorithms run."""
+    """Where the console keeps permissions and runs of algorithms."""
     analysts: Annotated[tuple[AnalystConfig, ...], Field(min_length=1, max_length=1000)]
     connections: Annotated[tuple[ConnectionConfig, ...], Field(min_length=1, max_length=100)]
     fleet: FleetConfig | None = None
-    """The local simulated fleet, whose devices' audit logs are shown."""
+    """The local simulated fleet, whose audit logs are shown."""
     session_hours: Annotated[Int, Field(ge=1, le=168)] = 12
-    """How long somebody stays signed in."""
+    """How long an analyst stays signed in."""
     allow_plain_http: Bool = False
-    """Serve an address that is not this machine's without TLS in front: passwords in the clear."""
+    """Serve other machines without TLS: tokens are sent in the clear."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ConsoleConfig:
         for field in ("analysts", "connections"):
             names = [each.name for each in getattr(self, field)]
             if len(set(names)) != len(names):
-                raise Complaint(field, "two have the same name")
+                raise FieldError(field, "two of them have the same name")
         digests = [each.token_digest for each in self.analysts]
         if len(set(digests)) != len(digests):
-            raise Complaint("analysts", "two have the same token")
+            raise FieldError("analysts", "two of them have the same token")
         known = {each.name for each in self.analysts}
         for connection in self.connections:
             if unknown := set(connection.analysts or ()) - known:
-                raise Complaint("connections", f"there is no analyst {min(unknown)!r}")
+                raise FieldError("connections", f"there is no analyst {min(unknown)!r}")
         if self.url is not None and urlsplit(self.url).hostname is None:
-            raise Complaint("url", "has no host")
+            raise FieldError("url", "has no host")
         secure = self.url is not None and self.url.startswith("https://")
         if self.host not in _LOOPBACK and not secure and not self.allow_plain_http:
-            raise Complaint(
-                "url", "other machines reach this address: put TLS in front and give its https URL"
+            raise FieldError(
+                "url",
+                "other machines can reach this address: put TLS in front and give its https URL",
             )
         return self
 
     @property
     def secure(self) -> bool:
-        """Whether browsers come by TLS."""
+        """Whether browsers connect with TLS."""
         return self.url is not None and self.url.startswith("https://")
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a settings file; its paths come back absolute."""
+        """Read a settings file; its paths become absolute."""
         with read_settings(path) as values:
             config = cls.model_validate(values)
         return config._at(path.resolve().parent)

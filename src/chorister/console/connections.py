@@ -1,35 +1,38 @@
-"""The fleets that a console asks: live ones by their profiles, rehearsed ones at a walking pace."""
+"""The fleets of a console: live ones with their public logs, and rehearsals in slow motion."""
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from chorister.analyst.extras import needed
-from chorister.analyst.fleet import Gathered, Progress, Tell
-from chorister.analyst.live import Connection, connect
-from chorister.analyst.population import Population
+from chorister.analyst.fleet import ReleasedSums
+from chorister.analyst.live_fleet import LiveFleet, connect
+from chorister.analyst.progress import OnProgress, Progress
 from chorister.analyst.rehearsal import Rehearsal
-from chorister.analyst.rounds import Round, State
+from chorister.analyst.rehearsal.population import Population
+from chorister.analyst.rounds import Round, RoundState, read_study
 from chorister.analyst.study import Study
+from chorister.analyst.tables import needed
 from chorister.console.config import ConnectionConfig
 from chorister.errors import ChoristerError, CohortTooSmall, ServiceError
 from chorister.policy import Policy
-from chorister.transparency.sources import HTTPSource
+from chorister.recipe import SignedRecipe
+from chorister.transparency.auditor import audit
+from chorister.transparency.entries import RecipeEnd
+from chorister.transparency.sources import HTTPSource, Source
+from chorister.transparency.trust import Authority
 
-__all__ = ["FleetConnection", "PacedRehearsal", "open_connection"]
-
-AnyFleet: TypeAlias = "PacedRehearsal | Connection"
+AnyFleet: TypeAlias = "PacedRehearsal | LiveFleet"
 _TENTHS: Final = 10
 
 
 class PacedRehearsal(Rehearsal):
-    """A rehearsal whose cohorts take some seconds to fill, for several threads at once."""
+    """A rehearsal whose cohorts take some seconds to fill. Thread-safe."""
 
     def __init__(
         self, population: Population, policy: Policy, *, folder: Path | None, fill_seconds: float,
@@ -40,63 +43,67 @@ class PacedRehearsal(Rehearsal):
             clock=None,
         )  # fmt: skip
         self.fill_seconds = fill_seconds
-        self._begun: dict[int, float] = {}  # when each round began to fill, by its sequence
+        self._begun: dict[int, float] = {}  # when each round began to fill, by sequence
         self._turn = threading.Lock()
-        self._drawn: dict[int, Gathered | CohortTooSmall] = {}
+        self._drawn: dict[int, ReleasedSums | CohortTooSmall] = {}
 
     def publish(self, round_: Round) -> None:
-        """From now on the cohort fills."""
+        """Let the cohort begin to fill."""
         self._begun.setdefault(round_.sequence, time.monotonic())
 
     def progress(self, round_: Round) -> Progress:
-        """In tenths, as a live fleet would tell it."""
+        """Report progress in tenths, as a live fleet does."""
         window = round_.recipe.window
         begun = self._begun.get(round_.sequence)
         passed = 0.0 if begun is None else time.monotonic() - begun
         filled = 1.0 if self.fill_seconds <= 0 else min(1.0, passed / self.fill_seconds)
         whole = int(filled * _TENTHS) / _TENTHS
         return Progress(
-            waiting_for="simulated devices answer" if whole < 1.0 else "reports are being added up",
+            waiting_for="simulated devices to answer"
+            if whole < 1.0
+            else "the reports to be added up",
             filled=whole,
             closes=window.closes,
             ends=window.ends,
         )
 
-    def gather(self, round_: Round, tell: Tell, keep: Callable[[Round], None]) -> Gathered:
+    def collect(
+        self, round_: Round, on_progress: OnProgress, save: Callable[[Round], None]
+    ) -> ReleasedSums:
         """Wait for the cohort, then draw what the aggregators would release."""
         self.publish(round_)
         while (progress := self.progress(round_)).filled < 1.0:
-            tell(progress)
+            on_progress(progress)
             time.sleep(max(self.fill_seconds / _TENTHS, 0.01))
         with self._turn:
-            # Devices answered in the order in which they were asked, whoever waits first.
+            # Devices answer in the order of the questions, whichever thread waits first.
             for earlier in self.archive.all_rounds():
                 if earlier.sequence >= round_.sequence:
                     break
-                if earlier.state is State.ASKED and earlier.sequence not in self._drawn:
-                    self._drawn[earlier.sequence] = self._draw(earlier, keep)
-            found = self._drawn.pop(round_.sequence, None) or self._draw(round_, keep)
+                if earlier.state is RoundState.ASKED and earlier.sequence not in self._drawn:
+                    self._drawn[earlier.sequence] = self._draw(earlier, save)
+            found = self._drawn.pop(round_.sequence, None) or self._draw(round_, save)
         if isinstance(found, CohortTooSmall):
             raise found
         return found
 
-    def _draw(self, round_: Round, keep: Callable[[Round], None]) -> Gathered | CohortTooSmall:
+    def _draw(self, round_: Round, save: Callable[[Round], None]) -> ReleasedSums | CohortTooSmall:
         try:
-            return super().gather(round_, lambda _: None, keep)
+            return super().collect(round_, lambda _: None, save)
         except CohortTooSmall as error:
             return error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetConnection:
-    """A fleet with what the pages need to know about it."""
+    """A fleet, with its name, its folder and who may use it."""
 
     name: str
     title: str
     fleet: AnyFleet = field(repr=False)
     folder: Path
-    analysts: frozenset[str] | None  # who may use it; None: everybody
-    look_seconds: float  # between two looks at an open round
+    analysts: frozenset[str] | None  # who may use it; None: everyone
+    poll_seconds: float  # between two requests about an open round
 
     @property
     def live(self) -> bool:
@@ -106,43 +113,37 @@ class FleetConnection:
     @property
     def log_source(self) -> Callable[[], HTTPSource] | None:
         """Opens the public log; None for a rehearsal."""
-        return self.fleet.log_source if isinstance(self.fleet, Connection) else None
+        return self.fleet.log_source if isinstance(self.fleet, LiveFleet) else None
 
     @property
     def policy(self) -> Policy:
-        """What the devices allow."""
         return self.fleet.policy
 
     @property
     def one_operator(self) -> bool:
-        """Whether one operator runs both aggregators, so that nothing protects against it."""
+        """Whether one operator runs both aggregators: then nothing protects against it."""
         return any(pair.one_operator for pair in self.policy.aggregators)
 
     def permits(self, analyst: str) -> bool:
-        """Whether somebody may use it."""
         return self.analysts is None or analyst in self.analysts
 
     def studies(self) -> dict[str, str]:
-        """The analysis of every study in the folder, by the study's whole name."""
+        """The analysis of every study in the folder, by the full name of the study."""
         found: dict[str, str] = {}
         for path in sorted(self.folder.glob("*/study.json")):
-            try:
-                document: Any = json.loads(path.read_bytes())
-                name, analysis = str(document["name"]), str(document["analysis"])
-            except (OSError, ValueError, KeyError, TypeError):
-                continue  # not a study's; opening it by name says what is wrong
+            stored = read_study(path)
+            name, analysis = stored.get("name"), stored.get("analysis")
             if name == path.parent.name and analysis in self.policy.analyses:
-                found[name] = analysis
+                found[str(name)] = str(analysis)
         return found
 
     def study(self, name: str, analysis: str) -> Study:
-        """Begin or resume a study, with what a notebook asked in it meanwhile."""
+        """Begin or resume a study, including what a notebook has asked in it meanwhile."""
         self.fleet.archive.refresh()
         return self.fleet.study(name, analysis=analysis)
 
 
 def open_connection(config: ConnectionConfig) -> FleetConnection:
-    """The fleet that settings describe."""
     fleet: AnyFleet
     try:
         fleet = _rehearsal(config) if config.profile is None else connect(config.profile)
@@ -151,15 +152,15 @@ def open_connection(config: ConnectionConfig) -> FleetConnection:
             folder.mkdir(parents=True, exist_ok=True)
     except (ChoristerError, OSError) as error:
         raise ServiceError(f"connection {config.name}: {error}") from error
-    if folder is None:  # both kinds were given one
-        raise ServiceError(f"connection {config.name}: its studies are kept nowhere")
+    if folder is None:  # both kinds have one
+        raise ServiceError(f"connection {config.name}: there is no folder for its studies")
     return FleetConnection(
         name=config.name,
         title=config.title or config.name,
         fleet=fleet,
         folder=folder,
         analysts=None if config.analysts is None else frozenset(config.analysts),
-        look_seconds=5.0 if config.profile is not None else 0.2,
+        poll_seconds=5.0 if config.profile is not None else 0.2,
     )
 
 
@@ -180,8 +181,118 @@ def _table(path: Path) -> Any:  # noqa: ANN401 (a polars frame)
     polars = needed("polars")
     readers = {".csv": polars.read_csv, ".parquet": polars.read_parquet}
     if path.suffix not in readers:
-        raise ServiceError(f"{path}: a population is a .csv or .parquet file")
+        raise ServiceError(f"{path}: a population must be a .csv or .parquet file")
     try:
         return readers[path.suffix](path)
     except (OSError, polars.exceptions.PolarsError) as error:
         raise ServiceError(f"can't read {path}: {error}") from None
+
+
+# --- Their public logs ---------------------------------------------------------------------------
+
+
+_CACHE_SECONDS: Final = 10.0
+_MAX_CACHED_ENTRIES: Final = 5_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoggedQuestion:
+    """A recipe in the log."""
+
+    index: int
+    signed: SignedRecipe
+    open: bool  # on the current list
+    ended: bool  # withdrawn, or its target was reached
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogPage:
+    """What the log contains, or why it can't be shown."""
+
+    origin: str
+    time: int = 0  # of the checkpoint
+    size: int = 0
+    cosignatures: int = 0
+    questions: tuple[LoggedQuestion, ...] = ()  # the newest first
+    problem: str = ""
+
+
+def read_log(source: Source, policy: Policy) -> LogPage:
+    """Verify a log from its first entry, as an auditor does; the page shows any problem."""
+    origin = policy.log.origin
+    try:
+        found = audit(source, authority=Authority.of([policy]), judge_all=False)
+    except ChoristerError as error:
+        return LogPage(origin=origin, problem=str(error))
+    current = {recipe.address for recipe in found.current.recipes}
+    ended = {
+        logged.entry.recipe_digest
+        for logged in found.entries
+        if isinstance(logged.entry, RecipeEnd)
+    }
+    questions = [
+        LoggedQuestion(
+            index=logged.index,
+            signed=logged.recipe,
+            open=logged.address in current,
+            ended=logged.recipe.digest in ended,
+        )
+        for logged in found.entries
+        # The log may serve other policies, too.
+        if logged.recipe is not None and logged.recipe.recipe.analysis in policy.analyses
+    ]
+    return LogPage(
+        origin=origin,
+        time=found.checkpoint.time,
+        size=found.checkpoint.size,
+        cosignatures=len(found.cosignatures),
+        questions=tuple(reversed(questions)),
+    )
+
+
+class PublicLogs:
+    """The logs of all live connections, cached for a few seconds. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._turns: dict[str, threading.Lock] = {}
+        self._read: dict[str, tuple[float, LogPage]] = {}
+        self._entries: dict[str, dict[str, bytes]] = {}
+
+    def of(self, connection: FleetConnection) -> LogPage | None:
+        """Read the log of a connection; None for a rehearsal, which has none."""
+        source = connection.log_source
+        if source is None:
+            return None
+        with self._lock:
+            turn = self._turns.setdefault(connection.name, threading.Lock())
+        with turn:
+            when, page = self._read.get(connection.name, (-_CACHE_SECONDS, None))
+            if page is None or time.monotonic() >= when + _CACHE_SECONDS:
+                page = self._fetch(connection, source)
+                self._read[connection.name] = (time.monotonic(), page)
+            return page
+
+    def _fetch(
+        self, connection: FleetConnection, open_source: Callable[[], AbstractContextManager[Source]]
+    ) -> LogPage:
+        kept = self._entries.setdefault(connection.name, {})
+        with open_source() as source:
+            return read_log(_CachedSource(source, kept), connection.policy)
+
+
+class _CachedSource:
+    """Fetches each entry only once: entries are named by their digests and never change."""
+
+    def __init__(self, source: Source, kept: dict[str, bytes]) -> None:
+        self._source = source
+        self._kept = kept
+
+    def read(self, path: str, *, limit: int) -> bytes:
+        """Read a file of at most `limit` bytes."""
+        if path in self._kept:
+            return self._kept[path]
+        data = self._source.read(path, limit=limit)
+        if path.startswith("entry/") and len(self._kept) < _MAX_CACHED_ENTRIES:
+            self._kept[path] = data
+        return data

@@ -1,4 +1,4 @@
-"""What a browser sends: read with limits, and turned into a question."""
+"""Forms: read with limits, turned into a question, and filled in from an earlier one."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from starlette.requests import ClientDisconnect, Request
 
 import chorister as ch
 from chorister.analyst.question import Question
+from chorister.analyst.request import simple_query
 from chorister.analyst.study import Study
-from chorister.canonical import culprit
-from chorister.console.errors import TooLarge
-from chorister.encoding import AnyFeature
+from chorister.canonical import decimal_text, first_error, parse_decimal
+from chorister.console.access import TooLarge
+from chorister.encoding import AnyFeature, Categories, Grid, Intervals, PrefixTree
 from chorister.errors import InvalidInput
+from chorister.recipe import Recipe
 
-__all__ = ["Form", "asked_question", "field_kinds", "lines", "numbers", "read_form", "whole"]
-
-MAX_BYTES: Final = 2_000_000  # a vocabulary of 100,000 words
+MAX_BYTES: Final = 2_000_000  # enough for a vocabulary of 100,000 words
 _MAX_FIELDS: Final = 2_000
 _MAX_EDGES: Final = 100_000
+_MAX_NUMBER_CHARACTERS: Final = 100  # with an exponent, zeros and a sign
 _RANGE: Final = re.compile(r"(\S+)\s+to\s+(\S+)\s+(?:by|step)\s+(\S+)", re.IGNORECASE)
 
 
 class Form:
-    """Fields of a form, each with its values in order."""
+    """The fields of a form, each with its values in order."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
         self._values: dict[str, list[str]] = {}
@@ -38,11 +39,10 @@ class Form:
             self._values.setdefault(name, []).append(value)
 
     def get(self, name: str) -> str:
-        """The first value, without white space around it; empty if there is none."""
+        """The first value, stripped; empty if there is none."""
         return self._values.get(name, [""])[0].strip()
 
     def all(self, name: str) -> list[str]:
-        """Every value."""
         return [value.strip() for value in self._values.get(name, []) if value.strip()]
 
     def chosen(self, prefix: str) -> list[str]:
@@ -59,7 +59,7 @@ class Form:
 
 
 async def read_form(request: Request) -> Form:
-    """The body of a request, as a URL-encoded form."""
+    """Read the body of a request as a URL-encoded form."""
     data = bytearray()
     try:
         async for chunk in request.stream():
@@ -78,44 +78,54 @@ async def read_form(request: Request) -> Form:
 
 
 def lines(text: str) -> list[str]:
-    """One item a line; empty lines are left out."""
+    """Split into one item per line, without empty lines."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def number(text: str, what: str) -> Decimal | None:
-    """A decimal, or None where nothing was entered."""
+    """Read a decimal that a recipe can hold, or None if nothing was entered.
+
+    Its digits are limited before anything is computed with it.
+    """
     if not text:
         return None
     try:
-        value = Decimal(text)
+        if len(text) <= _MAX_NUMBER_CHARACTERS:
+            # `Decimal` would read the digits of every script.
+            return parse_decimal(decimal_text(Decimal(text if text.isascii() else "?")))
     except InvalidOperation:
-        raise InvalidInput(f"{what} is a number, not {text[:40]!r}") from None
-    if not value.is_finite():
-        raise InvalidInput(f"{what} is a number, not {text[:40]!r}")
-    return value
+        raise InvalidInput(f"{what} must be a number, not {text[:40]!r}") from None
+    except InvalidInput:
+        pass
+    raise InvalidInput(
+        f"{what}: {text[:40]!r} is too large or too precise; a number can have at most 20 digits "
+        "before the point and 30 after it"
+    )
 
 
 def whole(text: str, what: str) -> int | None:
-    """A whole number, or None where nothing was entered."""
+    """Read a whole number, or None if nothing was entered."""
     cleaned = text.replace(",", "").replace("_", "").replace(" ", "")
     if not cleaned:
         return None
     if not re.fullmatch(r"[0-9]{1,15}", cleaned):
-        raise InvalidInput(f"{what} is a whole number, not {text[:40]!r}")
+        raise InvalidInput(f"{what} must be a whole number, not {text[:40]!r}")
     return int(cleaned)
 
 
 def numbers(text: str, what: str) -> list[Decimal]:
-    """Numbers with commas or spaces between them, or "10 to 80 by 10"."""
+    """Read numbers separated by commas or spaces, or "10 to 80 by 10"."""
     if found := _RANGE.fullmatch(text.strip()):
         first, last, step = (number(part, what) for part in found.groups())
         if first is None or last is None or step is None or step <= 0 or last <= first:
-            raise InvalidInput(f'{what}: "10 to 80 by 10" goes up, by a step above 0')
+            raise InvalidInput(f'{what}: "10 to 80 by 10" has to go up, with a step above 0')
         count = math.floor((last - first) / step)
         if count > _MAX_EDGES:
-            raise InvalidInput(f"{what}: that would be {count:,} steps; take fewer")
+            raise InvalidInput(f"{what}: that would be {count:,} steps; use fewer")
         return [first + step * i for i in range(count + 1)]
-    parts = re.split(r"[\s,;]+", text.strip())
+    parts = re.split(r"[\s,;]+", text.strip(), maxsplit=_MAX_EDGES)
+    if len(parts) > _MAX_EDGES:
+        raise InvalidInput(f"{what}: give at most {_MAX_EDGES:,} numbers")
     found_numbers = [number(part, what) for part in parts if part]
     return [value for value in found_numbers if value is not None]
 
@@ -124,18 +134,18 @@ def numbers(text: str, what: str) -> list[Decimal]:
 
 
 @dataclass(frozen=True, slots=True)
-class FieldKind:
-    """A field of an analysis, and how it can be put into bins."""
+class FieldChoice:
+    """A field of an analysis, and how it can be divided into bins."""
 
     ref: str
     name: str
     type: str
     kinds: tuple[str, ...]
-    twin: str | None  # another field has the same name: a query has to tell them apart
+    twin: str | None  # set if another field has the same name, so that a query is needed
 
 
-def field_kinds(study: Study) -> list[FieldKind]:
-    """The fields that a study may ask about."""
+def field_choices(study: Study) -> list[FieldChoice]:
+    """List the fields that a study may ask about."""
     policy = study.fleet.policy
     names = [ref.partition(".")[2] for ref in study.terms.fields]
     found = []
@@ -148,19 +158,19 @@ def field_kinds(study: Study) -> list[FieldKind]:
         }[kind]
         name = ref.partition(".")[2]
         twin = name if names.count(name) > 1 else None
-        found.append(FieldKind(ref, name, kind, choices, twin))
+        found.append(FieldChoice(ref, name, kind, choices, twin))
     return found
 
 
 def asked_question(study: Study, form: Form) -> tuple[Question, int | None]:
-    """The question that a form describes, and the target at which to collect."""
+    """Return the question that a form describes, and the target at which to collect."""
     try:
         features = tuple(_features(study, form))
         if not features:
             raise InvalidInput("choose at least one field to ask about")
         question = study.histogram(features, **_options(study, form))
     except ValidationError as error:
-        field, message = culprit(error)
+        field, message = first_error(error)
         raise InvalidInput(f"{field}: {message}" if field else message) from None
     if "again" in form:
         asked = {round_.digest for round_ in study.rounds}
@@ -170,12 +180,12 @@ def asked_question(study: Study, form: Form) -> tuple[Question, int | None]:
 
 
 def _features(study: Study, form: Form) -> Iterator[AnyFeature]:
-    for field in field_kinds(study):
+    for field in field_choices(study):
         if f"use:{field.ref}" not in form:
             continue
         kind = form.get(f"kind:{field.ref}") or field.kinds[0]
         if kind not in field.kinds:
-            raise InvalidInput(f"{field.ref} can't be asked about as {kind[:40]!r}")
+            raise InvalidInput(f"{field.ref} can't be counted as {kind[:40]!r}")
         if kind == "intervals":
             yield ch.intervals(field.name, numbers(form.get(f"edges:{field.ref}"), field.ref))
         elif kind == "prefix_tree":
@@ -190,24 +200,27 @@ def _features(study: Study, form: Form) -> Iterator[AnyFeature]:
         yield _grid(study, form)
 
 
-def _values(field: FieldKind, form: Form) -> list[str | int]:
+def _values(field: FieldChoice, form: Form) -> list[str | int]:
     given = lines(form.get(f"values:{field.ref}"))
     if not given:
-        raise InvalidInput(f"list the values of {field.ref} to count, one a line")
+        raise InvalidInput(f"list the values of {field.ref} to count, one per line")
     if field.type == "text":
         return list(given)
-    return [int(value) for value in numbers(" ".join(given), field.ref)]
+    found = numbers(" ".join(given), field.ref)
+    if broken := [value for value in found if value != value.to_integral_value()]:
+        raise InvalidInput(f"{field.ref} has whole numbers as values, not {broken[0]}")
+    return [int(value) for value in found]
 
 
 def _grid(study: Study, form: Form) -> AnyFeature:
     columns = [form.get("map:x"), form.get("map:y")]
-    known = {field.name for field in field_kinds(study) if field.type != "text"}
+    known = {field.name for field in field_choices(study) if field.type != "text"}
     if not set(columns) <= known or columns[0] == columns[1]:
-        raise InvalidInput("a map has two different number fields, x and y")
+        raise InvalidInput("a map needs two different number fields, x and y")
     box = numbers(form.get("map:box"), "the box")
     level = whole(form.get("map:level"), "the level")
     if len(box) != 4:
-        raise InvalidInput("the box of a map is four numbers: x0, y0, x1, y1")
+        raise InvalidInput("the box of a map needs four numbers: x0, y0, x1, y1")
     return ch.grid(columns, box, level=5 if level is None else level)
 
 
@@ -226,7 +239,50 @@ def _options(study: Study, form: Form) -> dict[str, Any]:
         options["participation"] = share / 100
     hours = number(form.get("hours"), "the hours")
     if hours is not None:
-        if not 0 < hours <= 100_000:
-            raise InvalidInput("say for how many hours devices may answer")
         options["window"] = int(hours * 3600)
+        if not 0 < options["window"] <= 360_000_000:
+            raise InvalidInput("devices need a number of hours to answer, above 0")
     return options
+
+
+def form_of(recipe: Recipe, study: Study) -> Form:
+    """Fill in a form that asks the question of a recipe again."""
+    pairs: list[tuple[str, str]] = []
+    fields = {field.name: field for field in field_choices(study)}
+    for feature in recipe.features:
+        pairs.extend(_feature(feature, fields))
+    pairs.extend(("group", ref) for ref in recipe.group_by)
+    privacy = recipe.privacy
+    pairs.append(("epsilon", decimal_text(privacy.epsilon)))
+    pairs.append(("mechanism", privacy.mechanism.value))
+    try:
+        plain = simple_query(study.fleet.policy, study.terms, recipe.features, recipe.deny)
+    except InvalidInput:
+        plain = ""
+    if recipe.query != plain:
+        pairs.append(("query", recipe.query))
+    return Form(pairs)
+
+
+def _feature(feature: AnyFeature, fields: dict[str, FieldChoice]) -> Iterator[tuple[str, str]]:
+    if isinstance(feature, Grid):
+        yield "use:map", "on"
+        yield "map:x", feature.columns[0]
+        yield "map:y", feature.columns[1]
+        yield "map:box", ", ".join(decimal_text(edge) for edge in feature.box)
+        yield "map:level", str(feature.level or "")
+        return
+    field = fields.get(feature.columns_read[0])
+    if field is None:
+        return  # a column that only the query defines
+    yield f"use:{field.ref}", "on"
+    if isinstance(feature, Intervals):
+        yield f"kind:{field.ref}", "intervals"
+        yield f"edges:{field.ref}", ", ".join(decimal_text(edge) for edge in feature.edges)
+    elif isinstance(feature, Categories):
+        yield f"kind:{field.ref}", "categories"
+        yield f"values:{field.ref}", "\n".join(str(value) for value in feature.values)
+    elif isinstance(feature, PrefixTree):
+        yield f"kind:{field.ref}", "prefix_tree"
+        yield f"words:{field.ref}", "\n".join(feature.vocabulary)
+        yield f"prefixes:{field.ref}", "\n".join(feature.prefixes or ())

@@ -1,4 +1,4 @@
-"""Asking the next question: pick fields, see what it costs and how precise it will be, ask."""
+"""Asking: one question or a whole algorithm, with its cost and precision before it is asked."""
 
 from __future__ import annotations
 
@@ -6,48 +6,47 @@ from typing import Any
 
 from starlette.responses import Response
 
-from chorister.analyst.cost import QuestionCost
-from chorister.analyst.question import check_target
-from chorister.console.errors import Forbidden
-from chorister.console.forms import Form, asked_question, field_kinds, whole
+from chorister.analyst.algorithms.run import AlgorithmRun
+from chorister.analyst.question import QuestionCost, check_target
+from chorister.console.access import Forbidden, NotFound
+from chorister.console.algorithms import ALGORITHMS, Algorithm, plan_run
+from chorister.console.background import RunRecord, can_resume
+from chorister.console.forms import Form, asked_question, field_choices, form_of, whole
 from chorister.console.pages_studies import find_study
-from chorister.console.prefill import form_of
 from chorister.console.web import Visit
 from chorister.console.workspace import StudyView
 from chorister.errors import ChoristerError
 
-__all__ = ["ask", "price", "show_ask"]
-
 
 def show_ask(visit: Visit) -> Response:
-    """The form, empty or filled in as an earlier round was."""
+    """Show the form, empty or filled in from an earlier round."""
     view = find_study(visit, to_ask=True)
     form = Form([])
     like = visit.request.query_params.get("like", "")
     if like.isascii() and like.isdigit() and len(like) <= 6:
         form = form_of(view.round(int(like)).recipe, view.study)
-    return _page(visit, view, form, None, error="")
+    return _ask_page(visit, view, form, None, error="")
 
 
 def price(visit: Visit) -> Response:
-    """What the question in the form would cost: a part of the page, or all of it without htmx."""
+    """Show what the question would cost: a part of the page, or the whole page without htmx."""
     view = find_study(visit, to_ask=True)
     cost, error = _priced(view, visit.form)
     if visit.request.headers.get("hx-request") == "true":
         return visit.page("_cost.html", cost=cost, error=error, view=view)
-    return _page(visit, view, visit.form, cost, error=error)
+    return _ask_page(visit, view, visit.form, cost, error=error)
 
 
 def ask(visit: Visit) -> Response:
-    """Ask it, and go to the study's page, where its cohort fills."""
+    """Ask the question, and go to the page of the study, where its cohort fills."""
     view = find_study(visit)
     if not view.may_ask:
-        raise Forbidden("This study is shared with you to look at, not to ask in.")
+        raise Forbidden("This study is shared with you to look at, but not to ask in.")
     try:
         question, target = asked_question(view.study, visit.form)
         round_ = view.study.post(question, target=target)
     except ChoristerError as error:
-        return _page(visit, view, visit.form, None, error=str(error), status=422)
+        return _ask_page(visit, view, visit.form, None, error=str(error), status=422)
     visit.workspace.waiters.wait(view.connection.name, view.study, round_)
     return visit.go_to(f"{view.path}#round-{round_.number}")
 
@@ -63,12 +62,12 @@ def _priced(view: StudyView, form: Form) -> tuple[QuestionCost | None, str]:
         return None, str(error)
 
 
-def _page(
+def _ask_page(
     visit: Visit, view: StudyView, form: Form, cost: QuestionCost | None, *, error: str,
     status: int = 200,
 ) -> Response:  # fmt: skip
     terms = view.study.terms
-    fields = field_kinds(view.study)
+    fields = field_choices(view.study)
     context: dict[str, Any] = {
         "view": view,
         "form": form,
@@ -80,3 +79,123 @@ def _page(
         "knows_devices": view.connection.fleet.devices is not None,
     }
     return visit.page("ask.html", status=status, **context)
+
+
+def _algorithm(visit: Visit, view: StudyView) -> Algorithm:
+    found = ALGORITHMS.get(visit.at("algorithm"))
+    if found is None or not found.fits(view.study):
+        raise NotFound
+    return found
+
+
+def _values(visit: Visit, algorithm: Algorithm) -> dict[str, str]:
+    return {each.name: visit.form.get(each.name) for each in algorithm.inputs}
+
+
+def _planned(
+    visit: Visit, view: StudyView, algorithm: Algorithm, values: dict[str, str], *, take: bool
+) -> AlgorithmRun[Any]:
+    name = (view.connection.name, view.study.name, algorithm.name)
+    key = (*name, len(view.study.rounds), tuple(sorted(values.items())))
+    return visit.workspace.runs.planned(
+        key, lambda: plan_run(algorithm, view.study, values), take=take
+    )
+
+
+def show_form(visit: Visit) -> Response:
+    view = find_study(visit, to_ask=True)
+    algorithm = _algorithm(visit, view)
+    values = {each.name: each.value for each in algorithm.inputs}
+    return _run_page(visit, view, algorithm, values, None, error="")
+
+
+def plan(visit: Visit) -> Response:
+    view = find_study(visit, to_ask=True)
+    algorithm = _algorithm(visit, view)
+    values = _values(visit, algorithm)
+    run, error = None, ""
+    try:
+        run = _planned(visit, view, algorithm, values, take=False)
+    except ChoristerError as problem:
+        error = str(problem)
+    if visit.request.headers.get("hx-request") == "true":
+        return visit.page("_plan.html", run=run, error=error, view=view)
+    return _run_page(visit, view, algorithm, values, run, error=error)
+
+
+def start(visit: Visit) -> Response:
+    view = find_study(visit, to_ask=True)
+    algorithm = _algorithm(visit, view)
+    values = _values(visit, algorithm)
+    try:
+        run = _planned(visit, view, algorithm, values, take=True)
+        record = visit.workspace.runs.start(
+            view.connection.name, view.study.name, algorithm=algorithm.name, values=values,
+            by=visit.analyst, run=run,
+        )  # fmt: skip
+    except ChoristerError as error:
+        return _run_page(visit, view, algorithm, values, None, error=str(error), status=422)
+    return visit.go_to(f"{view.path}#run-{record.number}")
+
+
+def go_on(visit: Visit) -> Response:
+    """Resume an interrupted run, without asking any question again."""
+    view = find_study(visit, to_ask=True)
+    record = _record(visit, view)
+    algorithm = ALGORITHMS.get(record.algorithm)
+    if algorithm is None:
+        raise NotFound
+    if can_resume(record):
+        run = plan_run(algorithm, view.study, record.values)
+        visit.workspace.runs.start(
+            view.connection.name, view.study.name, algorithm=algorithm.name,
+            values=record.values, by=visit.analyst, run=run, number=record.number,
+        )  # fmt: skip
+    return visit.go_to(f"{view.path}#run-{record.number}")
+
+
+def show_run(visit: Visit) -> Response:
+    view = find_study(visit)
+    record = _record(visit, view)
+    return visit.page(
+        "run_result.html",
+        view=view,
+        run=record,
+        algorithm=ALGORITHMS.get(record.algorithm),
+        words=record.words.split("\n"),
+    )
+
+
+def run_picture(visit: Visit) -> Response:
+    view = find_study(visit)
+    record = _record(visit, view)
+    name, study = view.connection.name, view.study.name
+    spec = visit.workspace.runs.picture(name, study, record.number)
+    if spec is None:
+        raise NotFound
+    key = (name, study, "run", record.number, len(record.rounds))
+    return visit.svg(visit.web.charts.svg(key, visit.look, lambda: spec))
+
+
+def _record(visit: Visit, view: StudyView) -> RunRecord:
+    number = visit.number()
+    record = visit.workspace.runs.get(view.connection.name, view.study.name, number)
+    if record is None:
+        raise NotFound
+    return record
+
+
+def _run_page(
+    visit: Visit, view: StudyView, algorithm: Algorithm, values: dict[str, str],
+    run: AlgorithmRun[Any] | None, *, error: str, status: int = 200,
+) -> Response:  # fmt: skip
+    return visit.page(
+        "run.html",
+        status=status,
+        view=view,
+        algorithm=algorithm,
+        values=values,
+        fields=field_choices(view.study),
+        run=run,
+        error=error,
+    )

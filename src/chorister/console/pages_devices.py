@@ -1,36 +1,42 @@
-"""Simulated devices of the local fleet, as their owners would read them."""
+"""The simulated devices of the local fleet, each as its owner would see it.
+
+Only simulated devices keep their keys in a file next to them.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 from starlette.responses import Response
 
-from chorister.console.errors import NotFound
-from chorister.console.meters import device_meters
-from chorister.console.simulated import SimulatedDevices
+from chorister.console.access import NotFound
+from chorister.console.pages_studies import meters
 from chorister.console.web import Visit
+from chorister.device.audit_pages import shown
+from chorister.fleet.device_worker import FleetFolder
 
-__all__ = ["list_devices", "show_device"]
+_MAX_LISTED: Final = 200
+_MAX_ENTRIES: Final = 200
+_NOWHERE: Final = "http://127.0.0.1:9/"  # a device that is only read contacts no registry
 
-_LISTED: Final = 200
 
-
-def _devices(visit: Visit) -> SimulatedDevices:
+def _fleet(visit: Visit) -> FleetFolder:
     config = visit.workspace.config.fleet
     if config is None:
         raise NotFound
-    return SimulatedDevices(config)
+    return FleetFolder(
+        folder=Path(config.folder), policy=Path(config.policy), registry=_NOWHERE, timing=None
+    )
 
 
 def list_devices(visit: Visit) -> Response:
-    """Some of them to choose from."""
-    numbers = _devices(visit).numbers()
-    return visit.page("devices.html", numbers=numbers[:_LISTED], total=len(numbers))
+    numbers = _fleet(visit).numbers()
+    return visit.page("devices.html", numbers=numbers[:_MAX_LISTED], total=len(numbers))
 
 
 def find_device(visit: Visit) -> Response:
-    """The page of a device by its number."""
+    """Redirect to the page of a device by its number."""
     text = visit.request.query_params.get("number", "")
     if not (text.isascii() and text.isdigit() and len(text) <= 6):
         raise NotFound
@@ -38,13 +44,18 @@ def find_device(visit: Visit) -> Response:
 
 
 def show_device(visit: Visit) -> Response:
-    """One device's audit log."""
+    """A device's state and its audit log, the newest entry first."""
     number = visit.number()
-    state, entries = _devices(visit).audit(number)
+    fleet = _fleet(visit)
+    if number not in fleet.numbers():
+        raise NotFound
+    with fleet.open_device(number) as device:
+        records = list(device.audit.records(newest=_MAX_ENTRIES))
+        state = device.status()
     return visit.page(
         "device.html",
         number=number,
         state=state,
-        entries=entries,
-        meters=device_meters(state.budgets),
+        entries=[shown(record) for record in reversed(records)],
+        meters=meters(state.budgets),
     )

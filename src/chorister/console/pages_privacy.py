@@ -1,4 +1,4 @@
-"""The privacy page: what a sum over a cohort reveals, by the accountant that devices use."""
+"""The privacy page: what a sum over a cohort reveals, computed by the devices' accountant."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from typing import Any, Final
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
-from chorister.analyst.extras import needed
+from chorister.analyst.tables import needed
 from chorister.console.web import Visit
 from chorister.privacy import Crowd, Mechanism, Method, OneHotRandomizer, Setting, amplification
 
-__all__ = ["curve", "show_privacy"]
-
 _COHORTS: Final = tuple(round(100 * 10 ** (i / 2)) for i in range(9))  # 100 to a million
-_MOST_LOCAL: Final = 12.0
+_MAX_LOCAL_EPSILON: Final = 12.0
 _MECHANISM: Final = Mechanism.ASYMMETRIC
 _CROWD: Final = Crowd.NOISED
 
 
 @dataclass(frozen=True, slots=True)
-class Knobs:
-    """Where the sliders are; whatever makes no sense is where they begin."""
+class PrivacyControls:
+    """The positions of the sliders; invalid values become defaults."""
 
     local: float = 4.0
     log_cohort: float = 4.0
@@ -34,11 +32,10 @@ class Knobs:
     crowd: Crowd = _CROWD
 
     @classmethod
-    def of(cls, query: QueryParams) -> Knobs:
-        """From the address."""
+    def of(cls, query: QueryParams) -> PrivacyControls:
         mechanism, crowd = query.get("mechanism"), query.get("crowd")
         return cls(
-            local=_slider(query.get("local"), 4.0, 0.5, _MOST_LOCAL, 0.25),
+            local=_slider(query.get("local"), 4.0, 0.5, _MAX_LOCAL_EPSILON, 0.25),
             log_cohort=_slider(query.get("cohort"), 4.0, 2.0, 6.0, 0.1),
             log_delta=round(_slider(query.get("delta"), -6, -12, -4, 1)),
             mechanism=Mechanism(mechanism) if mechanism in tuple(Mechanism) else _MECHANISM,
@@ -47,24 +44,21 @@ class Knobs:
 
     @property
     def cohort(self) -> int:
-        """Of how many devices."""
         exact = 10**self.log_cohort
         digits = math.floor(self.log_cohort) - 1
         return int(round(exact / 10**digits) * 10**digits)
 
     @property
     def setting(self) -> Setting:
-        """For the accountant."""
         return Setting(local_epsilon=f"{self.local:g}", mechanism=self.mechanism, crowd=self.crowd)
 
     @property
     def delta(self) -> str:
-        """As the accountant reads it."""
         return f"1e{self.log_delta}"
 
     @property
     def query(self) -> str:
-        """The address of the picture."""
+        """The query string of the chart."""
         return (
             f"local={self.local:g}&cohort={self.log_cohort:g}&delta={self.log_delta}"
             f"&mechanism={self.mechanism.value}&crowd={self.crowd.value}"
@@ -88,47 +82,47 @@ def _epsilon(setting: Setting, cohort: int, delta: str, method: Method) -> float
 
 
 def show_privacy(visit: Visit) -> Response:
-    """The page, or its changing part."""
-    knobs = Knobs.of(visit.request.query_params)
+    """Show the page, or only its changing part for htmx."""
+    controls = PrivacyControls.of(visit.request.query_params)
     part = visit.request.headers.get("hx-request") == "true"
     return visit.page(
         "_privacy.html" if part else "privacy.html",
-        knobs=knobs,
-        epsilon=_epsilon(knobs.setting, knobs.cohort, knobs.delta, Method.EXACT),
-        clones=_epsilon(knobs.setting, knobs.cohort, knobs.delta, Method.CLONES),
-        local=knobs.setting.replacement,
-        sigma=_noise(knobs),
+        controls=controls,
+        epsilon=_epsilon(controls.setting, controls.cohort, controls.delta, Method.EXACT),
+        clones=_epsilon(controls.setting, controls.cohort, controls.delta, Method.CLONES),
+        local=controls.setting.replacement,
+        sigma=_noise(controls),
     )
 
 
-def _noise(knobs: Knobs) -> float:
+def _noise(controls: PrivacyControls) -> float:
     """The standard error of a bin that nobody holds, in devices."""
     found = OneHotRandomizer(
-        mechanism=knobs.mechanism, local_epsilon=Decimal(f"{knobs.local:g}"), length=2
+        mechanism=controls.mechanism, local_epsilon=Decimal(f"{controls.local:g}"), length=2
     )
-    trials = knobs.cohort - 1 if knobs.crowd is Crowd.NOISED else 0
-    return float(found.std_error(knobs.cohort, 0.0, trials))
+    trials = controls.cohort - 1 if controls.crowd is Crowd.NOISED else 0
+    return float(found.std_error(controls.cohort, 0.0, trials))
 
 
 def curve(visit: Visit) -> Response:
-    """Epsilon against the cohort's size."""
-    knobs = Knobs.of(visit.request.query_params)
-    return visit.svg(visit.web.charts.svg(("curve", knobs), visit.look, lambda: _spec(knobs)))
+    """A chart of epsilon against the size of the cohort."""
+    controls = PrivacyControls.of(visit.request.query_params)
+    return visit.svg(visit.web.charts.svg(("curve", controls), visit.look, lambda: _spec(controls)))
 
 
-def _spec(knobs: Knobs) -> dict[str, Any]:
+def _spec(controls: PrivacyControls) -> dict[str, Any]:
     alt = needed("altair")
-    methods = {Method.EXACT: "exact (what devices enforce)", Method.CLONES: "by clones, 2022"}
+    methods = {Method.EXACT: "exact (what devices enforce)", Method.CLONES: "by clones (2022)"}
     rows = [
         {
             "cohort": cohort,
             "method": name,
-            "epsilon": _epsilon(knobs.setting, cohort, knobs.delta, method),
+            "epsilon": _epsilon(controls.setting, cohort, controls.delta, method),
         }
         for method, name in methods.items()
         for cohort in _COHORTS
     ]
-    here = _epsilon(knobs.setting, knobs.cohort, knobs.delta, Method.EXACT)
+    here = _epsilon(controls.setting, controls.cohort, controls.delta, Method.EXACT)
     x = alt.X(
         "cohort:Q", scale=alt.Scale(type="log", nice=False), title="devices in the cohort",
         axis=alt.Axis(format="~s", values=[10**i for i in range(2, 7)]),
@@ -146,7 +140,7 @@ def _spec(knobs: Knobs) -> dict[str, Any]:
         .mark_line(strokeWidth=2.5, interpolate="monotone")
         .encode(x=x, y=y, color=colour)
     )
-    point = alt.InlineData(values=[{"cohort": knobs.cohort, "epsilon": here}])
+    point = alt.InlineData(values=[{"cohort": controls.cohort, "epsilon": here}])
     mark = alt.Chart(point).mark_point(filled=True, size=110, opacity=1.0).encode(x=x, y=y)
     drop = alt.Chart(point).mark_rule(strokeDash=[3, 4]).encode(x=x)
     found: dict[str, Any] = alt.layer(lines, drop, mark).properties(height=300).to_dict()

@@ -1,4 +1,6 @@
-"""A round's result: picture, table, words, the recipe to the letter, and files to take away."""
+"""The result of a round: chart, table, explanation, the exact recipe, and downloads.
+
+The public log of a live fleet, checked as an auditor checks it, for the page of recipes."""
 
 from __future__ import annotations
 
@@ -10,16 +12,13 @@ from starlette.responses import Response
 
 from chorister.analyst.result import Result
 from chorister.analyst.rounds import Round
-from chorister.console.connections import FleetConnection
-from chorister.console.errors import NotFound
+from chorister.console.access import NotFound
+from chorister.console.charts import alternative_text, picture
+from chorister.console.connections import FleetConnection, LoggedQuestion, LogPage
 from chorister.console.pages_studies import find_study
-from chorister.console.pictures import alternative_text, picture
-from chorister.console.public_log import LoggedQuestion, LogPage
 from chorister.console.web import Visit
 from chorister.console.workspace import StudyView
 from chorister.recipe import Check, Recipe, check
-
-__all__ = ["list_recipes", "result_csv", "round_chart", "show_recipe", "show_round"]
 
 _ROWS: Final = 200
 
@@ -32,7 +31,6 @@ def _result(visit: Visit) -> Result:
 
 
 def show_round(visit: Visit) -> Response:
-    """A round's page."""
     view = find_study(visit)
     round_ = view.round(visit.number())
     result = round_.result
@@ -57,7 +55,6 @@ def show_round(visit: Visit) -> Response:
 
 
 def round_chart(visit: Visit) -> Response:
-    """A round's picture."""
     result = _result(visit)
     view = find_study(visit)
     key = (view.connection.name, view.study.name, visit.number())
@@ -67,31 +64,23 @@ def round_chart(visit: Visit) -> Response:
 
 
 def result_csv(visit: Visit) -> Response:
-    """All rows, for a spreadsheet."""
-    text = _result(visit).to_csv() or ""
+    """All rows as CSV."""
     name = f"{visit.at('study')}-{visit.number()}.csv"
     return Response(
-        _harmless(text),
+        _result(visit).to_csv(),
         media_type="text/csv; charset=utf-8",
         headers={"content-disposition": f'attachment; filename="{name}"'},
     )
 
 
-def _harmless(text: str) -> str:
-    """Labels that a spreadsheet would take for a formula begin with an apostrophe."""
-    return "\n".join(
-        f"'{line}" if line[:1] in ("=", "+", "-", "@", "\t") else line for line in text.split("\n")
-    )
-
-
 def show_recipe(visit: Visit) -> Response:
-    """The recipe as devices get it: one canonical JSON document."""
+    """The recipe as devices get it: canonical JSON."""
     round_ = find_study(visit).round(visit.number())
     return Response(round_.recipe.canonical(), media_type="application/json")
 
 
 def list_recipes(visit: Visit) -> Response:
-    """The public log of every live fleet, and the rounds that somebody may see beside it."""
+    """The public log of every live fleet, and the rounds that the analyst may see."""
     views = visit.workspace.visible(visit.analyst)
     rounds = {
         (view.connection.name, round_.recipe.digest): (view, round_)
@@ -110,7 +99,7 @@ def list_recipes(visit: Visit) -> Response:
             card = _card(recipe, connection, view, round_)
             cards.append(replace(card, question=question))
         logs.append((connection, page, cards))
-    # What no log has: rehearsals, and what was just asked.
+    # Rounds that are in no log: rehearsals, and those just asked.
     others = [_card(each.recipe, view.connection, view, each) for view, each in rounds.values()]
     others.sort(key=lambda card: card.recipe.window.opens, reverse=True)
     return visit.page("recipes.html", logs=logs, others=others)
@@ -118,13 +107,13 @@ def list_recipes(visit: Visit) -> Response:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeCard:
-    """A recipe as the page shows it."""
+    """A recipe on the page."""
 
     recipe: Recipe
     connection: FleetConnection
-    view: StudyView | None  # the study, if the reader may see it
+    view: StudyView | None  # the study, if the analyst may see it
     round: Round | None
-    question: LoggedQuestion | None  # its place in the log
+    question: LoggedQuestion | None  # its entry in the log
     failed: list[Check]
     json: str
 

@@ -1,40 +1,56 @@
-"""The list of studies, a study's page, and who shares it."""
+"""The list of studies; the page of a study with its rounds, budgets, sharing and live updates."""
 
 from __future__ import annotations
 
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final, TypeVar
 
-from starlette.responses import Response
+import anyio
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 
-from chorister.analyst.fleet import Progress
-from chorister.analyst.planning import StudyBudget
-from chorister.analyst.rounds import Round, State
+from chorister.analyst.budget import StudyBudget
+from chorister.analyst.progress import Progress
+from chorister.analyst.rounds import Round, RoundState
+from chorister.console.access import Forbidden, NotFound, Session, SignInNeeded
 from chorister.console.algorithms import ALGORITHMS
-from chorister.console.errors import Forbidden
-from chorister.console.meters import Meter, meters
-from chorister.console.pictures import alternative_text
-from chorister.console.runs import RunRecord
-from chorister.console.web import Visit
+from chorister.console.background import RunRecord
+from chorister.console.charts import alternative_text
+from chorister.console.forms import Form
+from chorister.console.web import Visit, Web
 from chorister.console.workspace import StudyView, Workspace
+from chorister.device.ledger.budget import Standing
 from chorister.errors import ChoristerError, InvalidInput
 
-__all__ = ["LiveStudy", "begin_study", "find_study", "list_studies", "share_study", "show_study"]
+T = TypeVar("T")
+_log = logging.getLogger("chorister.console")
+
+_OPEN_POLL_SECONDS: Final = 0.25  # while something is open
+_IDLE_POLL_SECONDS: Final = 1.0
+_HEARTBEAT_SECONDS: Final = 15.0
+_MAX_STREAM_SECONDS: Final = 600.0  # then the browser reconnects
+_MAX_STREAMS: Final = 200
+_RETRY_MILLISECONDS: Final = 10_000  # for pages beyond the maximum
+_STREAM: Final = "text/event-stream"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundCard:
-    """A round as a study's page shows it."""
+    """A round on the page of a study."""
 
     round: Round
-    progress: Progress | None  # of an open one
-    stopped: str | None  # why nobody waits for it any longer
-    text: str  # its picture in words
+    progress: Progress | None  # of an open round
+    stopped: str | None  # why waiting for it has ended
+    text: str  # its chart in words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiveStudy:
-    """What changes while one watches a study."""
+    """The part of a study's page that changes while you watch it."""
 
     view: StudyView
     cards: list[RoundCard]
@@ -42,13 +58,13 @@ class LiveStudy:
 
     @classmethod
     def of(cls, workspace: Workspace, view: StudyView) -> LiveStudy:
-        """Its present state, asking the fleet about open rounds."""
+        """The current state; asks the fleet about open rounds."""
         name, study = view.connection.name, view.study
         cards = []
         for round_ in view.rounds:
             progress = None
-            if round_.state is State.ASKED and round_.published:
-                look = view.connection.look_seconds
+            if round_.state is RoundState.ASKED and round_.published:
+                look = view.connection.poll_seconds
                 progress = workspace.waiters.progress(name, study, round_, look)
             cards.append(
                 RoundCard(
@@ -62,7 +78,7 @@ class LiveStudy:
 
     @property
     def fingerprint(self) -> tuple[Any, ...]:
-        """Differs whenever there is something new to show."""
+        """Changes whenever there is something new to show."""
         rounds = tuple(
             (card.round.number, card.round.state, card.stopped, repr(card.progress))
             for card in self.cards
@@ -71,38 +87,36 @@ class LiveStudy:
 
     @property
     def waiting(self) -> list[RoundCard]:
-        """Rounds without a result yet."""
-        return [card for card in self.cards if card.round.state is State.ASKED]
+        """Open rounds."""
+        return [card for card in self.cards if card.round.state is RoundState.ASKED]
 
     @property
     def closed(self) -> list[RoundCard]:
-        """The others."""
-        return [card for card in self.cards if card.round.state is not State.ASKED]
+        return [card for card in self.cards if card.round.state is not RoundState.ASKED]
 
     @property
     def shown_runs(self) -> list[RunRecord]:
-        """The newest run, and older ones that did not come to their end."""
+        """The newest run, and older ones that did not finish."""
         return [run for i, run in enumerate(self.runs) if not i or run.state != "finished"]
 
     def context(self) -> dict[str, Any]:
-        """For the template."""
         budget: StudyBudget = self.view.study.budget
-        found: list[Meter] = meters(budget, self.view.analysis)
+        found: list[BudgetMeter] = meters(budget.limits, self.view.analysis)
         return {"live": self, "view": self.view, "meters": found, "fresh": budget.fresh_devices}
 
 
 def find_study(visit: Visit, *, to_ask: bool = False) -> StudyView:
-    """The study that a path names."""
+    """Find the study that the path names."""
     view = visit.workspace.find(
         visit.analyst, visit.at("connection"), visit.at("owner"), visit.at("study")
     )
     if to_ask and not view.may_ask:
-        raise Forbidden("This study is shared with you to look at, not to ask in.")
+        raise Forbidden("This study is shared with you to look at, but not to ask in.")
     return view
 
 
 def list_studies(visit: Visit) -> Response:
-    """All studies that somebody may see, and a form for a new one."""
+    """All studies that the analyst may see, and a form for a new one."""
     return _studies(visit, error="", status=200)
 
 
@@ -119,7 +133,6 @@ def _studies(visit: Visit, *, error: str, status: int) -> Response:
 
 
 def begin_study(visit: Visit) -> Response:
-    """Begin a study, and go to its page."""
     connection, _, analysis = visit.form.get("about").partition("/")
     try:
         view = visit.workspace.create(visit.analyst, connection, visit.form.get("name"), analysis)
@@ -129,7 +142,6 @@ def begin_study(visit: Visit) -> Response:
 
 
 def show_study(visit: Visit) -> Response:
-    """A study's page."""
     view = find_study(visit)
     return visit.page(
         "study.html",
@@ -145,27 +157,149 @@ def show_study(visit: Visit) -> Response:
 
 
 def share_study(visit: Visit) -> Response:
-    """Share a study, or no longer."""
+    """Change who may see a study."""
     view = find_study(visit)
     visit.workspace.share(view, visit.form.get("analyst"), visit.form.get("permission"))
     return visit.go_to(f"{view.path}#sharing")
 
 
 def cancel_round(visit: Visit) -> Response:
-    """Take a question back."""
+    """Cancel a question."""
     view = find_study(visit, to_ask=True)
     round_ = view.round(visit.number())
-    if round_.state is State.ASKED:
+    if round_.state is RoundState.ASKED:
         view.study.cancel(round_.number)
     return visit.go_to(view.path)
 
 
 def wait_again(visit: Visit) -> Response:
-    """Go on waiting after something went wrong."""
+    """Wait again after something went wrong."""
     view = find_study(visit, to_ask=True)
     round_ = view.round(visit.number())
-    if round_.state is State.ASKED:
+    if round_.state is RoundState.ASKED:
         if not round_.published:
-            raise ChoristerError("it was never published: ask the same question again")
+            raise ChoristerError("the question was never published: ask it again")
         visit.workspace.waiters.wait(view.connection.name, view.study, round_)
     return visit.go_to(view.path)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BudgetMeter:
+    """One limit of the policy, and how much of it a device can have spent."""
+
+    title: str
+    kind: str  # device, analysis, field
+    standing: Standing
+
+    @property
+    def fullest(self) -> float:
+        """The largest used share: of epsilon, delta or reports."""
+        spent, allowed = self.standing.spent, self.standing.allowed
+        shares = [
+            float(spent.epsilon / allowed.epsilon),
+            float(spent.delta / allowed.delta),
+            self.standing.reports / self.standing.allowed_reports,
+        ]
+        return min(max(shares), 1.0)
+
+
+def meters(standings: Iterable[Standing], analysis: str | None = None) -> list[BudgetMeter]:
+    """Show limits, the broadest first: all of a device, or those that bind one analysis."""
+    found = []
+    for standing in standings:
+        name, _, field = standing.limit.removeprefix("analyses.").partition(".fields.")
+        if standing.limit == "device":
+            title, kind = "The whole device", "device"
+        elif field:
+            title, kind = field, "field"
+        else:
+            title, kind = name.removesuffix(".budget"), "analysis"
+        if kind == "analysis" and title == analysis:
+            title = "This analysis"
+        found.append(BudgetMeter(title=title, kind=kind, standing=standing))
+    return found
+
+
+class EventStreams:
+    """All open streams of server-sent events."""
+
+    def __init__(self, web: Web) -> None:
+        self._web = web
+        self._open = 0
+        self.closing = False
+
+    async def study(self, request: Request) -> Response:
+        """Open the stream of a study's page."""
+
+        async def begin() -> Response:
+            session = self._web.session_of(request)
+            if session is None:
+                raise SignInNeeded
+            await self._run(
+                lambda: self._state(request, session)
+            )  # raises if there is no such study
+            if self._open >= _MAX_STREAMS:
+                # A stream that ends at once: the page stays as it is, and tries again later.
+                return Response(
+                    f"event: busy\nretry: {_RETRY_MILLISECONDS}\n\n", media_type=_STREAM
+                )
+            return StreamingResponse(
+                self._messages(request, session),
+                media_type=_STREAM,
+                headers={"x-accel-buffering": "no"},
+            )
+
+        return await self._web.answered(request, begin)
+
+    async def _messages(self, request: Request, session: Session) -> AsyncIterator[str]:
+        self._open += 1
+        try:
+            last: object = None
+            since_beat, total = 0.0, 0.0
+            while total < _MAX_STREAM_SECONDS and not self.closing:
+                if self._web.session_of(request) is None:
+                    return  # signed out, or the session has expired
+                try:
+                    state, html = await self._run(partial(self._look, request, session, last))
+                    if html is not None:
+                        last, since_beat = state.fingerprint, 0.0
+                        yield message(html)
+                except (NotFound, ChoristerError):
+                    return  # no longer shared
+                except Exception:
+                    _log.exception("a stream failed because of a bug in Chorister")
+                    return
+                pause = (
+                    _OPEN_POLL_SECONDS
+                    if state.waiting or any(r.running for r in state.runs)
+                    else _IDLE_POLL_SECONDS
+                )
+                await anyio.sleep(pause)
+                total, since_beat = total + pause, since_beat + pause
+                if since_beat >= _HEARTBEAT_SECONDS:
+                    yield ": still here\n\n"
+                    since_beat = 0.0
+        finally:
+            self._open -= 1
+
+    def _state(self, request: Request, session: Session) -> LiveStudy:
+        visit = Visit(web=self._web, request=request, session=session, form=Form([]))
+        return LiveStudy.of(self._web.workspace, find_study(visit))
+
+    def _look(
+        self, request: Request, session: Session, last: object
+    ) -> tuple[LiveStudy, str | None]:
+        """The current state, and its HTML if it has changed."""
+        state = self._state(request, session)
+        if state.fingerprint == last:
+            return state, None
+        return state, self._web.render(request, "_live.html", session, **state.context())
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        return await anyio.to_thread.run_sync(call, limiter=self._web.threads)
+
+
+def message(html: str) -> str:
+    """Format an event without a name, which htmx swaps in."""
+    lines = re.split(r"\r\n|\r|\n", html)
+    return "".join(f"data: {line}\n" for line in lines if line.strip()) + "\n"

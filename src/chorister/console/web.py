@@ -1,4 +1,4 @@
-"""From a request to a page: who asks, with which form, and what to answer when it goes wrong."""
+"""From a request to a page: sessions, forms, templates with their number formats, and errors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hmac
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Final
 
 import anyio
@@ -14,25 +15,21 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from chorister.clock import Clock
-from chorister.console.charts import Charts, Look, as_look
-from chorister.console.errors import Forbidden, NotFound, SignInNeeded, TooLarge
-from chorister.console.filters import FILTERS
+from chorister.clock import Clock, utc_minute
+from chorister.console.access import Forbidden, NotFound, Session, Sessions, SignInNeeded, TooLarge
+from chorister.console.charts import Charts, ChartStyle, chart_style
 from chorister.console.forms import Form, read_form
-from chorister.console.sessions import Session, Sessions
 from chorister.console.workspace import Workspace
 from chorister.errors import ChoristerError
-
-__all__ = ["Handler", "Visit", "Web"]
+from chorister.policy.values import duration_text, legible, number_text, visible
 
 _log = logging.getLogger("chorister.console")
-_COOKIE: Final = "chorister_console"
 _THREADS: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Visit:
-    """One request of somebody who is signed in."""
+    """One request of a signed-in analyst."""
 
     web: Web
     request: Request
@@ -41,41 +38,36 @@ class Visit:
 
     @property
     def analyst(self) -> str:
-        """Who."""
         return self.session.analyst
 
     @property
     def workspace(self) -> Workspace:
-        """Everything behind the pages."""
         return self.web.workspace
 
     @property
-    def look(self) -> Look:
-        """How a picture is to look."""
+    def look(self) -> ChartStyle:
         query = self.request.query_params
-        return as_look(query.get("theme"), query.get("width"))
+        return chart_style(query.get("theme"), query.get("width"))
 
     def at(self, name: str) -> str:
-        """A part of the path."""
         return str(self.request.path_params.get(name, ""))
 
     def number(self, name: str = "number") -> int:
-        """A part of the path that counts something."""
+        """A part of the path that is a number."""
         text = self.at(name)
         if not (text.isascii() and text.isdigit() and 1 <= len(text) <= 6):
             raise NotFound
         return int(text)
 
     def page(self, template: str, *, status: int = 200, **context: Any) -> Response:  # noqa: ANN401
-        """A page, or a part of one."""
+        """Render a page, or a part of one."""
         return self.web.page(self.request, template, self.session, status=status, **context)
 
     def svg(self, drawn: str) -> Response:
-        """A picture."""
         return Response(drawn, media_type="image/svg+xml")
 
     def go_to(self, path: str) -> Response:
-        """Another page, also for htmx."""
+        """Redirect to another page, also for htmx."""
         if self.request.headers.get("hx-request") == "true":
             return Response(status_code=204, headers={"HX-Redirect": path})
         return RedirectResponse(path, status_code=303)
@@ -88,10 +80,13 @@ _Endpoint = Callable[[Request], Awaitable[Response]]
 class Web:
     """What all pages share."""
 
-    def __init__(self, workspace: Workspace, sessions: Sessions, clock: Clock) -> None:
+    def __init__(
+        self, workspace: Workspace, sessions: Sessions, clock: Clock, *, cookie: str
+    ) -> None:
         self.workspace = workspace
         self.sessions = sessions
         self.clock = clock
+        self.cookie = cookie
         self.charts = Charts()
         self.threads = anyio.CapacityLimiter(_THREADS)
         self.templates = Environment(
@@ -109,13 +104,11 @@ class Web:
         self, request: Request, template: str, session: Session | None, *, status: int = 200,
         **context: Any,  # noqa: ANN401 (whatever a template shows)
     ) -> Response:  # fmt: skip
-        """A rendered template."""
         return HTMLResponse(self.render(request, template, session, **context), status_code=status)
 
     def render(
         self, request: Request, template: str, session: Session | None, **context: Any  # noqa: ANN401
     ) -> str:  # fmt: skip
-        """The same as text."""
         return self.templates.get_template(template).render(
             path=request.url.path,
             session=session,
@@ -126,26 +119,28 @@ class Web:
         )
 
     def session_of(self, request: Request) -> Session | None:
-        """Who is signed in."""
-        return self.sessions.find(request.cookies.get(_COOKIE))
+        return self.sessions.find(request.cookies.get(self.cookie))
 
     def signed_in(self, response: Response, session: Session) -> Response:
-        """With the cookie of a new session."""
+        """Set the cookie of a new session."""
         response.set_cookie(
-            _COOKIE, session.id, httponly=True, samesite="strict", path="/",
+            self.cookie, session.id, httponly=True, samesite="strict", path="/",
             secure=self.workspace.config.secure, max_age=session.ends - self.clock.now(),
         )  # fmt: skip
         return response
 
     def signed_out(self, response: Response) -> Response:
-        """Without any cookie."""
-        response.delete_cookie(_COOKIE, path="/", httponly=True, samesite="strict")
+        """Delete the cookie."""
+        response.delete_cookie(
+            self.cookie, path="/", httponly=True, samesite="strict",
+            secure=self.workspace.config.secure,
+        )  # fmt: skip
         return response
 
     # --- Requests -------------------------------------------------------------------------------
 
     def endpoint(self, handler: Handler) -> _Endpoint:
-        """A handler as Starlette wants it: for those who are signed in, in a thread of its own."""
+        """Wrap a handler for Starlette: requires a session, and runs in a thread."""
 
         async def call(request: Request) -> Response:
             return await self.answered(request, lambda: self._visit(request, handler))
@@ -160,27 +155,27 @@ class Web:
         if request.method == "POST":
             form = await read_form(request)
             if not hmac.compare_digest(form.get("csrf").encode(), session.csrf.encode()):
-                raise Forbidden("This form is not of your present session: reload the page.")
+                raise Forbidden("This form belongs to an earlier session: reload the page.")
         visit = Visit(web=self, request=request, session=session, form=form)
         return await anyio.to_thread.run_sync(lambda: handler(visit), limiter=self.threads)
 
     async def answered(self, request: Request, call: Callable[[], Awaitable[Response]]) -> Response:
-        """Whatever goes wrong has a page, too."""
+        """Answer a request; errors get a page, too."""
         try:
             return await call()
         except SignInNeeded:
             return self._to_sign_in(request)
         except NotFound:
-            return self._problem(request, 404, "There is no such page", _NOT_FOUND)
+            return self._problem(request, 404, "Page not found", _NOT_FOUND)
         except Forbidden as error:
-            return self._problem(request, 403, "That was not accepted", str(error))
+            return self._problem(request, 403, "Not permitted", str(error))
         except TooLarge:
-            return self._problem(request, 413, "That is too much", "A form has at most 2 MB.")
+            return self._problem(request, 413, "Too large", "A form can have at most 2 MB.")
         except ChoristerError as error:
-            return self._problem(request, 422, "That can't be done", str(error))
+            return self._problem(request, 422, "This can't be done", str(error))
         except Exception:
-            _log.exception("a page failed, by a bug in Chorister")
-            return self._problem(request, 500, "A bug in Chorister", _BUG)
+            _log.exception("a page failed because of a bug in Chorister")
+            return self._problem(request, 500, "There is a bug in Chorister", _BUG)
 
     def _to_sign_in(self, request: Request) -> Response:
         if request.headers.get("hx-request") == "true":
@@ -194,13 +189,71 @@ class Web:
         return self.page(request, template, session, status=status, title=title, why=why)
 
     async def no_such_request(self, request: Request, error: Exception) -> Response:
-        """What the router refuses before any page is called."""
+        """Answer requests that match no route."""
         status = error.status_code if isinstance(error, HTTPException) else 500
         headers: Mapping[str, str] = getattr(error, "headers", None) or {}
-        response = self._problem(request, status, "There is no such page", _NOT_FOUND)
+        response = self._problem(request, status, "Page not found", _NOT_FOUND)
         response.headers.update(headers)
         return response
 
 
-_NOT_FOUND: Final = "Perhaps it moved, or somebody no longer shares it with you."
-_BUG: Final = "The server's log has the details. Nothing more was asked of any device."
+_NOT_FOUND: Final = "It may have moved, or it is no longer shared with you."
+_BUG: Final = "The server's log has the details. No further question was asked."
+
+
+def count(value: float) -> str:
+    """A count, with separators."""
+    return f"{value:,.0f}"
+
+
+def rounded(value: float) -> str:
+    """An estimate: one decimal below ten, and a real minus sign."""
+    text = f"{value:,.0f}" if abs(value) >= 10 else f"{value:,.1f}"
+    return text.replace("-", "−")
+
+
+def decimal(value: Decimal) -> str:
+    """A limit as in the policy; tiny ones as powers of ten."""
+    return number_text(value) if value > 0 else "0"
+
+
+def brief(value: Decimal) -> str:
+    """Three digits, rounded up: never less than what was spent."""
+    return decimal(Context(prec=3, rounding=ROUND_CEILING).plus(value))
+
+
+def counted(number: int, thing: str) -> str:
+    """A count with its noun: 1 round, 2 rounds."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def percent(value: float) -> str:
+    """A share for a column of a table; it may be negative."""
+    return f"{100.0 * value:.2f} %".replace("-", "−")
+
+
+def share(value: float) -> str:
+    """A share for a sentence."""
+    percent = 100.0 * value
+    return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
+
+
+def time(posix: int) -> str:
+    """A time, to the minute."""
+    return utc_minute(posix)
+
+
+FILTERS: Final[dict[str, Callable[..., str]]] = {
+    "brief": brief,
+    "count": count,
+    "counted": counted,
+    "decimal": decimal,
+    "duration": duration_text,
+    "legible": legible,
+    "percent": percent,
+    "rounded": rounded,
+    "share": share,
+    "time": time,
+    "visible": visible,
+}
+"""Template filters by name."""

@@ -1,34 +1,84 @@
-"""What an analyst has in front of them: connections, studies, and who may see which.
+"""What an analyst works with: connections, studies, and who may see which study.
 
-The name of a study is its owner's name, a dot, and what the owner calls it: so ownership is plain
-from the name, in a notebook as well. Whatever somebody may not see does not exist for them.
+The name of a study is its owner's name, a dot, and a short name: so its owner is obvious, also in a
+notebook. What an analyst may not see does not exist for them. One small file, replaced atomically,
+says who may look at or ask in whose study.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from chorister.analyst.rounds import Round, State
+from chorister.analyst.files import require_format, write_atomically
+from chorister.analyst.rounds import Round, RoundState
 from chorister.analyst.study import Study
+from chorister.console.access import NotFound
+from chorister.console.background import RoundWaiters, RunStore
 from chorister.console.config import ConsoleConfig
-from chorister.console.connections import FleetConnection, open_connection
-from chorister.console.errors import NotFound
-from chorister.console.public_log import PublicLogs
-from chorister.console.runs import Runs
-from chorister.console.shares import Permission, Shares
-from chorister.console.waiting import Waiters
+from chorister.console.connections import FleetConnection, PublicLogs, open_connection
 from chorister.errors import InvalidInput, ServiceError
 
-__all__ = ["StudyView", "Workspace"]
-
 _SHORT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,59}")
+_FORMAT: Final = "chorister-shares-1"
+
+
+class Permission(StrEnum):
+    """What an analyst may do in somebody else's study."""
+
+    LOOK = "look"
+    ASK = "ask"
+
+
+class StudyPermissions:
+    """Who may do what in which study. Thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._lists: dict[str, dict[str, Permission]] = {}
+        if path.exists():
+            self._lists = _read(path)
+
+    def of(self, connection: str, study: str) -> dict[str, Permission]:
+        """Permissions in one study, by analyst."""
+        with self._lock:
+            return dict(self._lists.get(f"{connection}/{study}", {}))
+
+    def grant(self, connection: str, study: str, analyst: str, permission: Permission) -> None:
+        with self._lock:
+            self._lists.setdefault(f"{connection}/{study}", {})[analyst] = permission
+            self._write()
+
+    def revoke(self, connection: str, study: str, analyst: str) -> None:
+        with self._lock:
+            self._lists.get(f"{connection}/{study}", {}).pop(analyst, None)
+            self._write()
+
+    def _write(self) -> None:
+        document = {"format": _FORMAT, "studies": self._lists}
+        write_atomically(self._path, json.dumps(document, indent=1).encode())
+
+
+def _read(path: Path) -> dict[str, dict[str, Permission]]:
+    try:
+        tree: Any = json.loads(path.read_bytes())
+        require_format(tree, _FORMAT)
+        return {
+            str(study): {str(name): Permission(each) for name, each in people.items()}
+            for study, people in tree["studies"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ServiceError(f"can't read {path} ({error}): restore it") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +87,7 @@ class StudyView:
 
     connection: FleetConnection
     owner: str
-    short: str  # what the owner calls it
+    short: str  # its name without the owner
     analysis: str
     study: Study
     viewer: str
@@ -46,17 +96,14 @@ class StudyView:
 
     @property
     def own(self) -> bool:
-        """Whether the viewer owns it."""
         return self.viewer == self.owner
 
     @property
     def may_ask(self) -> bool:
-        """Whether the viewer may ask in it."""
         return self.permission is Permission.ASK
 
     @property
     def path(self) -> str:
-        """Where its page is."""
         return f"/studies/{self.connection.name}/{self.owner}/{self.short}"
 
     @property
@@ -66,11 +113,10 @@ class StudyView:
 
     @property
     def open_rounds(self) -> int:
-        """How many questions wait."""
-        return sum(round_.state is State.ASKED for round_ in self.study.rounds)
+        """The number of open questions."""
+        return sum(round_.state is RoundState.ASKED for round_ in self.study.rounds)
 
     def round(self, number: int) -> Round:
-        """One round."""
         for round_ in self.study.rounds:
             if round_.number == number:
                 return round_
@@ -78,22 +124,22 @@ class StudyView:
 
 
 class Workspace:
-    """Everything behind the pages."""
+    """Everything that the pages show."""
 
     def __init__(self, config: ConsoleConfig, connections: list[FleetConnection]) -> None:
         folder = Path(config.folder)
         self.config = config
         self.connections = {each.name: each for each in connections}
         self.analysts = tuple(each.name for each in config.analysts)
-        self.shares = Shares(folder / "shares.json")
-        self.waiters = Waiters()
-        self.runs = Runs(folder / "runs")
+        self.permissions = StudyPermissions(folder / "shares.json")
+        self.waiters = RoundWaiters()
+        self.runs = RunStore(folder / "runs")
         self.logs = PublicLogs()
 
     @classmethod
     @contextlib.contextmanager
     def open(cls, config: ConsoleConfig) -> Iterator[Workspace]:
-        """Open all connections, and go on waiting for whatever is open."""
+        """Open all connections, and wait for all open rounds."""
         folder = Path(config.folder)
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -104,7 +150,7 @@ class Workspace:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ServiceError(f"another console runs on {folder}: stop it first") from None
+                raise ServiceError(f"another console is using {folder}: stop it first") from None
             workspace = cls(config, [open_connection(each) for each in config.connections])
             workspace.resume()
             yield workspace
@@ -112,22 +158,22 @@ class Workspace:
             os.close(lock)
 
     def resume(self) -> None:
-        """Wait for every open round again."""
+        """Wait again for every open round."""
         for connection in self.connections.values():
             for name, analysis in connection.studies().items():
                 study = connection.study(name, analysis)
                 for round_ in study.rounds:
-                    if round_.state is State.ASKED and round_.published:
+                    if round_.state is RoundState.ASKED and round_.published:
                         self.waiters.wait(connection.name, study, round_)
 
     # --- Who sees what --------------------------------------------------------------------------
 
     def usable(self, analyst: str) -> list[FleetConnection]:
-        """The connections that somebody may use."""
+        """The connections that an analyst may use."""
         return [each for each in self.connections.values() if each.permits(analyst)]
 
     def visible(self, analyst: str) -> list[StudyView]:
-        """All studies that somebody owns, or that are shared with them."""
+        """All studies that an analyst owns or that are shared with them."""
         views = []
         for connection in self.usable(analyst):
             for name, analysis in connection.studies().items():
@@ -137,7 +183,7 @@ class Workspace:
         return sorted(views, key=lambda view: (not view.own, view.connection.name, view.short))
 
     def find(self, analyst: str, connection: str, owner: str, short: str) -> StudyView:
-        """One study; raises `NotFound` alike where there is none and where it is another's."""
+        """Find a study; raise `NotFound` if there is none or if the analyst may not see it."""
         found = self.connections.get(connection)
         if found is None or not found.permits(analyst):
             raise NotFound
@@ -154,7 +200,7 @@ class Workspace:
         owner, dot, short = name.partition(".")
         if not dot or owner not in self.analysts:
             return None
-        shared = self.shares.of(connection.name, name)
+        shared = self.permissions.of(connection.name, name)
         permission = Permission.ASK if owner == analyst else shared.get(analyst)
         if permission is None:
             return None
@@ -169,38 +215,37 @@ class Workspace:
             shared=shared,
         )
 
-    # --- Doing ----------------------------------------------------------------------------------
+    # --- Changes --------------------------------------------------------------------------------
 
     def create(self, analyst: str, connection: str, short: str, analysis: str) -> StudyView:
-        """Begin a study."""
         found = self.connections.get(connection)
         if found is None or not found.permits(analyst):
-            raise InvalidInput("choose one of the fleets that are listed")
+            raise InvalidInput("choose one of the listed fleets")
         if not _SHORT.fullmatch(short):
             raise InvalidInput(
-                f"{short[:80]!r} can't name a study: use up to 60 letters, digits, dots, hyphens "
-                "and underscores, without spaces"
+                f"{short[:80]!r} can't be the name of a study: use up to 60 letters, digits, dots, "
+                "hyphens and underscores, without spaces"
             )
         if analysis not in found.policy.analyses:
-            raise InvalidInput("choose one of the analyses that are listed")
+            raise InvalidInput("choose one of the listed analyses")
         name = f"{analyst}.{short}"
         if name in found.studies():
-            raise InvalidInput(f"you have a study {short!r} already: choose another name")
+            raise InvalidInput(f"you already have a study {short!r}: choose another name")
         found.study(name, analysis)
         return self.find(analyst, connection, analyst, short)
 
     def share(self, view: StudyView, analyst: str, permission: str) -> None:
-        """Let a colleague look or ask, or no longer."""
+        """Change what a colleague may do in a study."""
         if not view.own:
-            raise InvalidInput("only its owner shares a study")
+            raise InvalidInput("only the owner can share a study")
         if analyst not in self.analysts or analyst == view.owner:
-            raise InvalidInput("there is no such colleague here")
+            raise InvalidInput("there is no such analyst here")
         if not view.connection.permits(analyst):
             raise InvalidInput(f"{analyst} may not use the fleet {view.connection.title}")
         name = view.study.name
         if permission == "none":
-            self.shares.take(view.connection.name, name, analyst)
+            self.permissions.revoke(view.connection.name, name, analyst)
         elif permission in tuple(Permission):
-            self.shares.give(view.connection.name, name, analyst, Permission(permission))
+            self.permissions.grant(view.connection.name, name, analyst, Permission(permission))
         else:
-            raise InvalidInput("share to look, to ask, or not at all")
+            raise InvalidInput("the permission must be look, ask or none")

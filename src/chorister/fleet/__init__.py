@@ -1,1 +1,1 @@
-"""Devices and servers put together in one process, for tests, rehearsals and the demo."""
+"""A local deployment in one folder, its health check, and simulated devices to go with it."""

@@ -1,13 +1,8 @@
-"""Registry, leader and helper on this machine, in one folder, each a process of its own.
+"""Registry, leader and helper on this machine: one folder, one process each.
 
-    policy.toml                      what every device of this deployment allows
-    registry/ leader/ helper/        settings, keys, databases; each what one operator would have
-    analyst/profile.toml             for `chorister.connect`, with keys, token and studies
-    console/                         the console's settings, and the token to sign in with
-    run/                             what the processes write: their logs, a lock
-
-Made whole or not at all: the file `deployment.json` is written last, and a folder without it is no
-deployment. Ports are chosen once, for the URLs of both aggregators are part of the policy.
+`deployment_files` lists what is in the folder; `run/` holds the logs of the processes and a lock.
+The file `deployment.json` is written last, so that a folder without it is not a deployment yet.
+Ports never change, because the URLs of both aggregators are part of the policy.
 """
 
 from __future__ import annotations
@@ -21,17 +16,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Final, Self
 
 from chorister.clock import SystemClock
-from chorister.errors import ChoristerError, InvalidInput, ServiceError
-from chorister.fleet.deployment_files import DeploymentFiles
-from chorister.fleet.sample_policy import PolicyTerms
+from chorister.errors import ChoristerError, InvalidInput, ServiceError, Unreachable
+from chorister.fleet.deployment_files import (
+    Addresses,
+    DeploymentFiles,
+    SampleTerms,
+    sample_policy,
+)
+from chorister.http_client import WebClient
 from chorister.policy import Policy
 from chorister.recipe import Recipe
 from chorister.transparency.entries import open_recipe
@@ -39,60 +38,61 @@ from chorister.transparency.reader import Current, read_current
 from chorister.transparency.sources import HTTPSource
 from chorister.transparency.trust import Trust
 
-__all__ = ["COMMAND", "Deployment", "Server"]
-
 COMMAND: Final = (sys.executable, "-m", "chorister.cli")
 _MARKER: Final = "deployment.json"
+_MAX_PAGE_BYTES: Final = 1 << 20
 _ROLES: Final = ("registry", "leader", "helper")
-_PATIENCE: Final = 240.0
-"""Seconds; only for a process that lives and says nothing, for one that ended is noticed."""
+_START_TIMEOUT_SECONDS: Final = 240.0
+"""For a process that runs but does not answer; one that ended is noticed at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deployment:
-    """A folder with everything that one machine needs; `create` makes it, `open` finds it."""
+    """A folder with everything for one machine: `create` writes it, `open` reads it."""
 
     folder: Path
     ports: Mapping[str, int]
     policy: Policy
 
-    # --- Made and found -------------------------------------------------------------------------
-
     @classmethod
     def create(
         cls,
         folder: Path,
-        terms: PolicyTerms,
+        terms: SampleTerms,
         *,
         devices: int | None = None,
         margin: str = "0.8",
     ) -> Self:
-        """Make keys, tokens, a policy and everybody's settings.
+        """Create keys, tokens, a policy and all settings.
 
         `devices` and `margin` go into the analyst's profile, for planning.
         """
         if (folder / _MARKER).exists():
-            raise InvalidInput(f"{folder} holds a deployment already: open it, or choose another")
+            raise InvalidInput(
+                f"{folder} already holds a deployment: open it, or choose another folder"
+            )
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.chmod(0o700)
         except OSError as error:
             raise InvalidInput(
-                f"{folder} can't be made: {error.strerror}; choose another folder"
+                f"can't create {folder}: {error.strerror}; choose another folder"
             ) from None
-        # Left from a start that was interrupted: nothing was ever signed or sealed with it.
+        # Left over from an interrupted start: nothing was ever signed or sealed with these keys.
         for name in (*_ROLES, "analyst", "console", "run"):
             shutil.rmtree(folder / name, ignore_errors=True)
             (folder / name).mkdir(mode=0o700)
         ports = dict(zip((*_ROLES, "console"), _free_ports(len(_ROLES) + 1), strict=True))
-        DeploymentFiles(folder, ports, terms, devices=devices, margin=margin).write()
+        files = DeploymentFiles(folder, Addresses.on_this_machine(ports))
+        policy = sample_policy(files.write_keys(), terms)
+        files.write_settings(policy, devices=devices, margin=margin)
+        files.write_console(ports["console"])
         marker = {"version": 1, "ports": ports}
         (folder / _MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
         return cls.open(folder)
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """The deployment in a folder."""
         path = folder / _MARKER
         try:
             marker = json.loads(path.read_bytes())
@@ -100,54 +100,48 @@ class Deployment:
             complete = marker["version"] == 1 and {*_ROLES, "console"} <= ports.keys()
         except FileNotFoundError:
             raise InvalidInput(
-                f"there is no deployment in {folder}: make one with `chorister up {folder}`"
+                f"there is no deployment in {folder}: create one with `chorister up {folder}`"
             ) from None
         except OSError as error:
             raise InvalidInput(f"can't read {path}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             complete = False
         if not complete:
-            raise InvalidInput(f"{path} is damaged: restore it, or begin anew in another folder")
+            raise InvalidInput(f"{path} is damaged: restore it, or start over in another folder")
         return cls(folder=folder, ports=ports, policy=Policy.load(folder / "policy.toml"))
 
     @staticmethod
     def exists(folder: Path) -> bool:
-        """Whether a folder holds one."""
         return (folder / _MARKER).exists()
 
     def check_ports(self) -> None:
-        """Before a start: raise if another program listens where a server of ours has to."""
+        """Raise if another program listens on the port of one of our servers."""
         for name, port in self.ports.items():
             if _is_taken(port):
                 raise ServiceError(
-                    f"another program uses port {port}, which is the {name}'s for good (devices "
-                    "and settings name it): stop that program, or begin anew in another folder"
+                    f"another program uses port {port}, which belongs to the {name} (devices and "
+                    "settings refer to it): stop that program, or start over in another folder"
                 )
-
-    # --- Where everything is --------------------------------------------------------------------
 
     @property
     def registry(self) -> str:
-        """The public log's URL."""
         return f"http://127.0.0.1:{self.ports['registry']}/"
 
     @property
     def profile(self) -> Path:
-        """What an analyst connects with."""
         return self.folder / "analyst" / "profile.toml"
 
     def settings(self, role: str) -> Path:
-        """A server's settings file."""
         return self.folder / role / f"{role}.toml"
 
     def log(self, name: str) -> Path:
-        """What a process writes about itself."""
+        """The log file of a process."""
         return self.folder / "run" / f"{name}.log"
 
-    # --- At work --------------------------------------------------------------------------------
+    # --- Running --------------------------------------------------------------------------------
 
     def servers(self) -> list[Server]:
-        """The three servers, not started."""
+        """The three servers, not yet started."""
         registry = ["--port", str(self.ports["registry"])]
         if not (self.folder / "registry" / "log").exists():
             registry.append("--create")
@@ -158,17 +152,16 @@ class Deployment:
         return found
 
     def console(self) -> Server:
-        """The analysts' web pages, not started."""
+        """The console, not yet started."""
         arguments = ("serve", "console", "--config", str(self.settings("console")))
         return Server(name="console", arguments=arguments, log=self.log("console"))
 
     @property
     def console_url(self) -> str:
-        """Where a browser finds the console."""
         return f"http://127.0.0.1:{self.ports['console']}"
 
     def expect_devices(self, devices: int) -> None:
-        """Tell the analyst's profile how many devices there are, for planning."""
+        """Write the number of devices into the analyst's profile, for planning."""
         text = self.profile.read_text(encoding="utf-8")
         line = f"devices = {devices}"
         if re.search(r"^devices *=.*$", text, flags=re.MULTILINE):
@@ -182,16 +175,16 @@ class Deployment:
         return Server(name=role, arguments=arguments, log=self.log(role))
 
     @contextlib.contextmanager
-    def running(self, tell: Callable[[str], None] = lambda _: None) -> Iterator[list[Server]]:
+    def running(self, say: Callable[[str], None] = lambda _: None) -> Iterator[list[Server]]:
         """Start all servers, wait until devices can use them, and stop them at the end."""
         servers = self.servers()
         try:
-            tell(f"starting {', '.join(server.name for server in servers)}")
+            say(f"starting {', '.join(server.name for server in servers)}")
             for server in servers:
                 server.start()
             for server in servers:
                 self.await_health(server.name, server)
-            tell("waiting for both aggregators to cosign the log")
+            say("waiting for both aggregators to cosign the log")
             self.await_checkpoint(servers)
             yield servers
         finally:
@@ -199,22 +192,18 @@ class Deployment:
                 server.stop()
 
     def healthy(self, role: str) -> bool:
-        """Whether a server answers."""
-        # Not httpx, which loads all certificate authorities first, to look at this machine.
-        connection = HTTPConnection("127.0.0.1", self.ports[role], timeout=5.0)
+        path = {"registry": "/status", "console": "/"}.get(role, "/healthz")
+        url = f"http://127.0.0.1:{self.ports[role]}{path}"
         try:
-            path = {"registry": "/status", "console": "/"}.get(role, "/healthz")
-            connection.request("GET", path)
-            # Pages send a browser without a session to where it signs in.
-            return connection.getresponse().status < HTTPStatus.BAD_REQUEST
-        except (OSError, HTTPException):
+            answer = WebClient(timeout=5.0).exchange("GET", url, limit=_MAX_PAGE_BYTES)
+        except Unreachable:
             return False
-        finally:
-            connection.close()
+        # The console redirects a browser without a session to the sign-in page.
+        return answer.status < HTTPStatus.BAD_REQUEST
 
     def await_health(self, role: str, server: Server) -> None:
-        """Until it answers; raises with the end of its log if it ended instead."""
-        deadline = time.monotonic() + _PATIENCE
+        """Wait until a server answers; raise with the end of its log if it ends instead."""
+        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
         while not self.healthy(role):
             server.check()
             if time.monotonic() > deadline:
@@ -222,8 +211,8 @@ class Deployment:
             time.sleep(0.1)
 
     def await_checkpoint(self, servers: Sequence[Server] = ()) -> None:
-        """Until a checkpoint has both cosignatures and both aggregators' keys."""
-        deadline = time.monotonic() + _PATIENCE
+        """Wait until a checkpoint has both cosignatures and both aggregators' keys."""
+        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
         while (why := self.unready()) is not None:
             for server in servers:
                 server.check()
@@ -232,33 +221,28 @@ class Deployment:
             time.sleep(0.5)
 
     def unready(self) -> str | None:
-        """Why devices can't use the log yet; None if they can."""
+        """Return why devices can't use the log yet, or None if they can."""
         try:
-            self.current([])
+            self.current()
         except ChoristerError as error:
             return str(error)
         return None
 
-    def current(self, analyses: Collection[str]) -> Current:
-        """What is open now to these analyses, checked as a device checks it."""
+    def current(self) -> Current:
+        """Read the current list from the log, with the checks of a device."""
         (pair,) = self.policy.aggregators
         with HTTPSource(self.registry, timeout=5.0) as source:
-            return read_current(
-                source,
-                trust=Trust.of(self.policy, pair),
-                clock=SystemClock(),
-                analyses=analyses,
-            )
+            return read_current(source, trust=Trust.of(self.policy, pair), clock=SystemClock())
 
     def await_recipe(self, recipe: Recipe) -> None:
-        """Until a checkpoint with both cosignatures lists a recipe."""
-        deadline = time.monotonic() + _PATIENCE
+        """Wait until a checkpoint with both cosignatures lists a recipe."""
+        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
         while time.monotonic() < deadline:
-            entries = self.current([recipe.analysis]).recipes
+            entries = self.current().recipes
             if any(open_recipe(entry).digest == recipe.digest for entry in entries):
                 return
             time.sleep(0.25)
-        raise ServiceError(f"recipe {recipe.id} did not become public; see {self.log('registry')}")
+        raise ServiceError(f"the recipe {recipe.id} was not published; see {self.log('registry')}")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -271,7 +255,6 @@ class Server:
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def start(self) -> None:
-        """Begin; what it writes goes into its log."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(  # noqa: S603 (our own command)
                 [*COMMAND, *self.arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -279,30 +262,29 @@ class Server:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
         return self.process is not None and self.process.poll() is None
 
     def check(self) -> None:
-        """Raise if it ended by itself, with what it said last."""
+        """Raise with the last line of its log if it has ended by itself."""
         if self.process is not None and self.process.poll() is not None:
-            raise ServiceError(f"the {self.name} ended at once: {self.last_words()}")
+            raise ServiceError(f"the {self.name} did not stay up: {self.last_line()}")
 
-    def last_words(self) -> str:
+    def last_line(self) -> str:
         """The last line of its log."""
         with contextlib.suppress(OSError):
             lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             if lines:
                 return lines[-1].removeprefix("error: ")[:500]
-        return f"it said nothing; see {self.log}"
+        return f"it wrote nothing; see {self.log}"
 
-    def stop(self, patience: float = 40.0) -> None:
-        """End it as an operator would: what it was doing is finished."""
+    def stop(self, timeout: float = 40.0) -> None:
+        """Stop it as an operator would, letting it finish what it is doing."""
         if self.process is None:
             return
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(patience)
+                self.process.wait(timeout)
             except subprocess.TimeoutExpired:
                 self.process.kill()
         self.process.wait()
@@ -311,7 +293,7 @@ class Server:
 
 def _is_taken(port: int) -> bool:
     with socket.socket() as probe:
-        # As servers do: what was closed a moment ago is free.
+        # Like servers: a port that was closed a moment ago is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -321,7 +303,7 @@ def _is_taken(port: int) -> bool:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody uses now; all are held at once, so that no two are the same."""
+    """Find unused ports; all are held at once, so that they differ."""
     with contextlib.ExitStack() as stack:
         found = []
         for _ in range(count):

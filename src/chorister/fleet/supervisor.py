@@ -1,7 +1,7 @@
-"""One process that keeps a local deployment running: servers, console, and the simulated fleet.
+"""The process that keeps a local deployment running: servers, console and simulated devices.
 
-Of one folder one supervisor runs at a time: it holds a lock, beside which it writes its process id.
-A server that ends is started again, after a pause. SIGTERM and SIGINT stop everything in order.
+Each folder has at most one supervisor: it holds a lock file with its process id. A server that ends
+is restarted after a pause. SIGTERM and SIGINT stop everything in order.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from typing import IO, Final
 from chorister.errors import InvalidInput, ServiceError
 from chorister.fleet.deployment import Deployment, Server
 
-__all__ = ["Supervisor", "is_ready", "running_pid", "stop_running"]
-
 _LOCK: Final = "lock"
 _READY: Final = "ready"
-_LOOK: Final = 0.5
-_PAUSE: Final = 3.0
+_POLL_SECONDS: Final = 0.5
+_RESTART_SECONDS: Final = 3.0
 
 
 def running_pid(deployment: Deployment) -> int | None:
-    """The supervisor's process id, if one runs; whoever holds the lock is alive."""
+    """The process id of the supervisor, or None if none holds the lock."""
     try:
         file = (deployment.folder / "run" / _LOCK).open("r", encoding="ascii")
     except OSError:
@@ -43,23 +41,23 @@ def running_pid(deployment: Deployment) -> int | None:
 
 
 def is_ready(deployment: Deployment) -> bool:
-    """Whether everything of a running deployment came up."""
+    """Whether all processes of a running deployment have started."""
     return (deployment.folder / "run" / _READY).exists()
 
 
-def stop_running(deployment: Deployment, *, patience: float = 90.0) -> bool:
-    """Stop the supervisor and all its processes; False if none runs."""
+def stop_running(deployment: Deployment, *, timeout: float = 90.0) -> bool:
+    """Stop the supervisor and all its processes. Returns False if none is running."""
     pid = running_pid(deployment)
     if pid is None:
         return False
     if pid == 0:
-        raise ServiceError("it is just being started, or the lock file is damaged: try again")
+        raise ServiceError("it is just starting, or the lock file is damaged: try again")
     os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while running_pid(deployment) is not None:
         if time.monotonic() > deadline:
             raise ServiceError(
-                f"process {pid} does not end within {patience:g} s; see {deployment.log('up')}"
+                f"process {pid} did not stop within {timeout:g} s; see {deployment.log('up')}"
             )
         time.sleep(0.1)
     return True
@@ -67,12 +65,12 @@ def stop_running(deployment: Deployment, *, patience: float = 90.0) -> bool:
 
 @dataclass(kw_only=True)
 class Supervisor:
-    """Runs a deployment until it is told to stop."""
+    """Runs a deployment until told to stop."""
 
     deployment: Deployment
     fleet: int = 0
-    """Simulated devices; 0 for none."""
-    tell: Callable[[str], None] = print
+    """The number of simulated devices."""
+    say: Callable[[str], None] = print
 
     def run(self) -> None:
         """Start everything, keep it running, stop it in order."""
@@ -94,7 +92,7 @@ class Supervisor:
                 ready.unlink(missing_ok=True)
                 for server in reversed(servers):
                     server.stop()
-                self.tell("stopped")
+                self.say("stopped")
 
     def _start(self, servers: list[Server], stop: threading.Event) -> None:
         for server in servers:
@@ -102,27 +100,27 @@ class Supervisor:
         for server in servers:
             if not stop.is_set():
                 self.deployment.await_health(server.name, server)
-                self.tell(f"{server.name} runs")
+                self.say(f"{server.name} is running")
         if not stop.is_set():
             self.deployment.await_checkpoint(servers)
 
     def _watch(self, servers: list[Server], stop: threading.Event) -> None:
         again: dict[str, float] = {}
-        while not stop.wait(_LOOK):
+        while not stop.wait(_POLL_SECONDS):
             for server in servers:
                 if server.alive:
                     continue
                 now = time.monotonic()
                 if server.name not in again:
-                    again[server.name] = now + _PAUSE
-                    self.tell(f"{server.name} ended: {server.last_words()}")
+                    again[server.name] = now + _RESTART_SECONDS
+                    self.say(f"{server.name} ended: {server.last_line()}")
                 elif now >= again[server.name]:
                     del again[server.name]
-                    # What the first start was told (`--create`) is not told again.
+                    # Options of the very first start, such as `--create`, are not repeated.
                     fresh = {each.name: each for each in self.deployment.servers()}
                     server.arguments = fresh.get(server.name, server).arguments
                     server.start()
-                    self.tell(f"{server.name} was started again")
+                    self.say(f"{server.name} was restarted")
 
     def _fleet(self) -> Server:
         arguments = ("fleet", str(self.deployment.folder), "--devices", str(self.fleet))
@@ -137,7 +135,7 @@ class Supervisor:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise InvalidInput(
-                    f"{self.deployment.folder} runs already; `chorister down` stops it"
+                    f"{self.deployment.folder} is already running; `chorister down` stops it"
                 ) from None
             file.seek(0)
             file.truncate()

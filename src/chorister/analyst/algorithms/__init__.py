@@ -1,1 +1,1 @@
-"""Algorithms as functions over a study: each asks, looks, and asks again."""
+"""Algorithms over a study: each asks a question, looks at the result, and asks the next one."""

@@ -1,8 +1,7 @@
-"""Two features crossed: each by itself first, then a grid of the buckets that carry something."""
+"""Cross two features: ask about each alone, then about a grid of buckets that fits both."""
 
 from __future__ import annotations
 
-import html as escaping
 import math
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from chorister.analyst import tables
 from chorister.analyst.algorithms import crosstab_pictures
 from chorister.analyst.algorithms.crosstab_rules import (
     Precision,
@@ -21,14 +19,13 @@ from chorister.analyst.algorithms.crosstab_rules import (
     fit_table,
     smooth,
 )
-from chorister.analyst.algorithms.keeping import Kept
-from chorister.analyst.algorithms.running import Run, Step
-from chorister.analyst.asking import reads_of, simple_query
+from chorister.analyst.algorithms.run import AlgorithmResult, AlgorithmRun, Step
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
-from chorister.analyst.features import Real
+from chorister.analyst.estimate import column_names
+from chorister.analyst.request import Real, reads_of, simple_query
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
-from chorister.analyst.view import column_names
+from chorister.analyst.tables import html_table, paragraphs
 from chorister.encoding import Categories, Encoding, Intervals, Selection
 from chorister.errors import InvalidInput
 from chorister.policy import Crowd
@@ -36,9 +33,7 @@ from chorister.privacy import Mechanism
 
 if TYPE_CHECKING:
     import altair
-    import polars
 
-__all__ = ["Axis", "Crosstab", "crosstab", "round_shares"]
 
 Axis: TypeAlias = Intervals | Categories
 Floats: TypeAlias = NDArray[np.float64]
@@ -46,17 +41,17 @@ Ints: TypeAlias = NDArray[np.int64]
 
 
 def round_shares(cohorts: Cohorts) -> tuple[float, float, float]:
-    """Rows, columns, their product: of the devices, or of 1/sigma^2 where everyone answers."""
+    """Shares of rows, columns and grid: of the devices, or of 1/sigma^2 if everyone answers."""
     return (0.25, 0.25, 0.5) if cohorts == "disjoint" else (0.2, 0.2, 0.6)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Crosstab(Kept):
+class Crosstab(AlgorithmResult):
     """A two-way table.
 
-    The rows are the buckets of the last round: their estimates and intervals come from that round
-    alone, whose noise had no say in which buckets there are. `shares` is the fitted table at full
-    resolution: all rounds together, smoothed where noise hides what is there.
+    Its rows are the buckets of the last round. Their estimates and intervals come from that round
+    alone, whose noise did not influence the choice of buckets. `shares` is the fitted table at full
+    resolution: it combines all rounds, smoothed where noise hides the details.
     """
 
     FORMAT: ClassVar[str] = "chorister-crosstab-1"
@@ -68,13 +63,14 @@ class Crosstab(Kept):
     def __post_init__(self) -> None:
         sizes = [len(result.features) for result in self.results]
         if sizes != [1, 1, 2] or any(result.recipe.group_by for result in self.results):
-            raise InvalidInput("a crosstab has two rounds of one feature and one of both")
+            raise InvalidInput(
+                "a crosstab needs two rounds about one feature each, and one about both"
+            )
         for fine, coarse in zip(self.axes, self.results[2].features, strict=True):
             _starts_in(fine, _axis(coarse))
 
     @property
     def axes(self) -> tuple[Axis, Axis]:
-        """Both features at full resolution."""
         return _axis(self.results[0].features[0]), _axis(self.results[1].features[0])
 
     @property
@@ -85,7 +81,7 @@ class Crosstab(Kept):
 
     @cached_property
     def shares(self) -> Floats:
-        """Fitted share of every fine cell, OOV first on both axes; they add up to 1."""
+        """The fitted share of every fine cell, with OOV first on both axes; they add up to 1."""
         rows, columns, both = self.results
         row_fit, column_fit = (_margin_fit(each, self.devices) for each in (rows, columns))
         starts = [
@@ -123,19 +119,14 @@ class Crosstab(Kept):
         }
 
     def columns(self) -> dict[str, Any]:
-        """Bucket by bucket: devices of the last round with intervals, and the fitted share."""
+        """One row per bucket: devices in the last round with intervals, and the fitted share."""
         return dict(self._columns)
 
-    def to_polars(self) -> polars.DataFrame:
-        """As a polars frame, one row a cell."""
-        return tables.to_polars(self.columns())
-
     def plot(self, *, kind: str = "heat") -> altair.LayerChart | altair.Chart:
-        """A `heat` table of the fitted shares, or a `mosaic`: areas are shares."""
+        """Draw a `heat` table of the fitted shares, or a `mosaic` whose areas are the shares."""
         return crosstab_pictures.draw(self, kind=kind)
 
     def explain(self) -> str:
-        """In words."""
         both = self.results[2]
         high, wide = (_axis(feature).size for feature in both.features)
         names = column_names(both.recipe)
@@ -143,11 +134,11 @@ class Crosstab(Kept):
             "each answered every round" if self.cohorts == "everyone" else "answered one round each"
         )
         return (
-            f"{names[0]} by {names[1]}: {self.devices:,} devices {asked}. Both were asked about by "
-            f"themselves first; the last round crossed {high} buckets with {wide}, an empty cell "
-            f"reads 0 ± {both.noise_sigma:,.1f} of {both.n_reports:,} devices. Estimates and "
-            f"intervals ({both.confidence:.0%}, of the noise, each by itself) are of the last "
-            "round alone; fitted shares combine all rounds, and are smoothed."
+            f"{names[0]} by {names[1]}: {self.devices:,} devices {asked}. The first two rounds "
+            f"asked about each alone; the last one crossed {high} buckets with {wide}. An empty "
+            f"cell reads 0 ± {both.noise_sigma:,.1f} of {both.n_reports:,} devices. Estimates and "
+            f"intervals ({both.confidence:.0%}, of the noise, each by itself) come from the last "
+            "round alone; fitted shares combine all rounds and are smoothed."
         )
 
     def __repr__(self) -> str:
@@ -155,7 +146,7 @@ class Crosstab(Kept):
         return f"<Crosstab: {high} x {wide} cells, {self.devices:,} devices>"
 
     def _repr_html_(self) -> str:
-        return f"<p>{escaping.escape(self.explain())}</p>{tables.html_table(self.columns())}"
+        return paragraphs(self.explain()) + html_table(self.columns())
 
 
 def crosstab(
@@ -172,16 +163,16 @@ def crosstab(
     crowd: Crowd | None = None,
     cohorts: Cohorts | None = None,
     devices: int | None = None,
-) -> Run[Crosstab]:
+) -> AlgorithmRun[Crosstab]:
     """Cross two features, given at full resolution: fine intervals, or categories.
 
-    Three rounds: rows, columns, and a grid of buckets of neighbours that were adapted to both.
-    Categories are never merged. Nothing is asked until the run is iterated or its `result` is
-    taken; `run.plan` says before what every round costs.
+    There are three rounds: rows, columns, and a grid whose buckets fit both. Neighbouring intervals
+    are merged into buckets, categories never are. Nothing is asked until you iterate over the run
+    or take its `result`; `run.plan` states the cost of every round beforehand.
     """
     axes = (_axis(rows), _axis(columns))
     if axes[0].column == axes[1].column:
-        raise InvalidInput("rows and columns are of two different columns")
+        raise InvalidInput("rows and columns must be two different columns")
     if query is None:
         query = simple_query(study.fleet.policy, study.terms, axes, ())
     fields = reads_of(query, study.terms) if reads is None else {k: tuple(reads[k]) for k in reads}
@@ -193,7 +184,7 @@ def crosstab(
     )  # fmt: skip
     most = study.terms.max_bins
     if max(axis.size for axis in axes) > most:
-        raise InvalidInput(f"a feature alone has more than {most:,} cells: use wider ones")
+        raise InvalidInput(f"one feature alone has more than {most:,} cells: use wider ones")
 
     def steps() -> Generator[Step, None, Crosstab]:
         found: list[Result] = []
@@ -214,7 +205,7 @@ def crosstab(
             )  # fmt: skip
         return _table(found, plan)
 
-    return Run(plan, steps)
+    return AlgorithmRun(plan, steps)
 
 
 def _table(found: list[Result], plan: RoundsPlan) -> Crosstab:
@@ -225,7 +216,7 @@ def _table(found: list[Result], plan: RoundsPlan) -> Crosstab:
 def _crossed(
     axes: tuple[Axis, Axis], margins: list[Floats], sigma: float, most: int
 ) -> tuple[Axis, ...]:
-    """Both axes in buckets, at most `most` cells in all."""
+    """Put both axes into buckets, with at most `most` cells in total."""
     count = bucket_count(sigma, most=math.isqrt(most))
     while True:
         coarse = tuple(
@@ -236,19 +227,19 @@ def _crossed(
             return coarse
         if count <= 2:
             raise InvalidInput(
-                f"categories by categories need {Encoding(coarse).size:,} cells, more than {most:,}"
+                f"these categories need {Encoding(coarse).size:,} cells, more than {most:,}"
             )
         count -= 1
 
 
 def _axis(feature: object) -> Axis:
     if not isinstance(feature, Intervals | Categories):
-        raise InvalidInput("a crosstab is of intervals or categories")
+        raise InvalidInput("a crosstab needs intervals or categories")
     return feature
 
 
 def _merged(axis: Axis, starts: Ints) -> Axis:
-    """The same axis with neighbouring intervals in one; cell 0, OOV, stays."""
+    """Merge neighbouring intervals; cell 0, OOV, stays."""
     if isinstance(axis, Categories):
         return axis
     # Fine cell i (from 1) begins at edges[i - 1]; the last edge closes the last bucket.
@@ -257,22 +248,22 @@ def _merged(axis: Axis, starts: Ints) -> Axis:
 
 
 def _starts_in(fine: Axis, coarse: Axis) -> Ints:
-    """Which fine cells begin the coarse ones."""
+    """Which fine cells the coarse ones begin with."""
     if isinstance(fine, Intervals) and isinstance(coarse, Intervals):
         place = {edge: i for i, edge in enumerate(fine.edges)}
         try:
             edges = [place[edge] for edge in coarse.edges]
         except KeyError:
-            raise InvalidInput("the crossed buckets are not made of the fine cells") from None
+            raise InvalidInput("the buckets of the grid are not made of the fine cells") from None
         if edges[0] == 0 and edges[-1] == len(fine.edges) - 1 and fine.column == coarse.column:
             return np.array([0, *(edge + 1 for edge in edges[:-1])], dtype=np.int64)
     elif fine == coarse:
         return np.arange(fine.size)
-    raise InvalidInput("the crossed buckets are not made of the fine cells")
+    raise InvalidInput("the buckets of the grid are not made of the fine cells")
 
 
 def _precision(result: Result, devices: int) -> Precision:
-    """The law of a round's shares: noise, and which devices were in the cohort."""
+    """The precision of a round's shares: noise, and which devices were in the cohort."""
     n = result.n_reports
     rows = result.rows
     chance = max(1.0 / n - 1.0 / devices, 0.0)
@@ -280,13 +271,13 @@ def _precision(result: Result, devices: int) -> Precision:
 
 
 def _margin_fit(result: Result, devices: int) -> Floats:
-    """A round's fine shares, smoothed; OOV first."""
+    """Smooth the fine shares of a round; OOV comes first."""
     (feature,) = result.features
     shares = result.counts / result.n_reports
     precision = _precision(result, max(devices, result.n_reports))
     if isinstance(feature, Categories):
         return smooth(shares, precision, ordered=False)
-    inside = max(1.0 - float(shares[0]), 1e-9)  # OOV is nobody's neighbour
+    inside = max(1.0 - float(shares[0]), 1e-9)  # OOV has no neighbours
     fine = smooth(shares[1:] / inside, Precision(precision.base / inside**2, precision.slope))
     outside = min(max(float(shares[0]), 0.0), 1.0)
     return np.concatenate([[outside], fine * (1.0 - outside)])

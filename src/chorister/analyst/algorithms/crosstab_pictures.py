@@ -1,4 +1,4 @@
-"""Pictures of a two-way table, by Altair: a heat table, or a mosaic."""
+"""Charts of a two-way table: a heat table, or a mosaic."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chorister.analyst.extras import needed
-from chorister.analyst.view import column_names
+from chorister.analyst.estimate import column_names
+from chorister.analyst.tables import needed
 from chorister.encoding import OOV
 from chorister.errors import InvalidInput
 
@@ -16,20 +16,17 @@ if TYPE_CHECKING:
 
     from chorister.analyst.algorithms.crosstab import Crosstab
 
-__all__ = ["draw"]
-
 
 def draw(found: Crosstab, *, kind: str) -> altair.LayerChart | altair.Chart:
-    """`heat` or `mosaic`."""
     if kind == "heat":
         return _heat(found)
     if kind == "mosaic":
         return _mosaic(found)
-    raise InvalidInput(f"a crosstab is drawn as heat or mosaic, not {kind!r}")
+    raise InvalidInput(f"kind must be heat or mosaic, not {kind!r}")
 
 
 def _cells(found: Crosstab) -> tuple[list[str], list[str], np.ndarray[Any, np.dtype[np.float64]]]:
-    """Labels of both axes and shares, without an OOV that nearly nobody is in."""
+    """Labels of both axes, and shares; without OOV if almost nobody is in it."""
     rows, columns = found.results[2].features
     high, wide = ([feature.label(i) for i in range(feature.size)] for feature in (rows, columns))
     shares = found.fitted
@@ -57,7 +54,7 @@ def _heat(found: Crosstab) -> altair.LayerChart:
     alt = needed("altair")
     high, wide, shares = _cells(found)
     names = column_names(found.results[2].recipe)
-    # A number is printed where it says something: at least a standard error of one cell.
+    # Print a number only if it is meaningful: at least one standard error of a cell.
     both = found.results[2]
     least = 100.0 * both.noise_sigma / both.n_reports
     rows = [
@@ -135,7 +132,7 @@ def _mosaic(found: Crosstab) -> altair.Chart:
             y2="y2:Q",
             color=alt.Color(
                 "ratio:Q",
-                title=["times what", "independence gives"],
+                title=["times what", "independence predicts"],
                 scale=alt.Scale(scheme="blueorange", domain=[-2, 2], domainMid=0, clamp=True),
                 legend=alt.Legend(
                     values=[-2, -1, 0, 1, 2],
@@ -155,7 +152,7 @@ def _mosaic(found: Crosstab) -> altair.Chart:
         .mark_text(angle=315, align="right", baseline="top", dy=4, fontSize=10)
         .encode(x="x:Q", y=alt.value(400), text="label:N")
     )
-    # Cells that are large enough to hold their name.
+    # Cells large enough for their name.
     large = [row for row in rows if row["x2"] - row["x"] > 5.0 and row["y2"] - row["y"] > 6.0]
     inside = (
         alt.Chart(alt.InlineData(values=large))

@@ -1,17 +1,19 @@
-"""Two-way tables: which buckets to cross, and one table out of all that was measured.
+"""Two-way tables: which buckets to cross, and how to fit one table to all rounds.
 
-Everything is in shares of the devices. An axis has fine cells 0 .. m-1, of which every bucket is a
-run of neighbours; buckets partition the axis, so that totals are known and rounds can be combined.
-What was measured of a share p has the variance `base + slope p`: noise, and the chance of who was
-in the cohort (`Precision`).
+Everything is in shares of the devices. An axis has fine cells 0 .. m-1, and every bucket is a run
+of neighbouring cells. Buckets partition the axis, so that totals are known and rounds can be
+combined. A measured share p has the variance `base + slope p`: noise, and who happened to be in the
+cohort (`Precision`).
 
-- **smooth**: a fine 1-D histogram, pulled towards its neighbours' mean as far as the noise explains
-  the difference (an empirical-Bayes estimate: spikes stay where the data have spikes).
-- **buckets**: about `g` of equal mass, each cell heavier than 1/g alone.
-- **bucket_count**: g as HDG chooses it for its 2-D grids (Yang et al. 2020), g = sqrt(4 a / sigma)
-  with a = 0.03: more cells have less bias inside and more noise in all.
-- **fit_table**: cells and both margins by precision; cells pulled towards independence as far as
-  noise explains the difference; nothing negative; margins kept; inside a cell the margins' shapes.
+- **smooth** pulls the cells of a fine 1-D histogram towards the mean of their neighbours, as far as
+  noise explains the difference (empirical Bayes; real spikes stay).
+- **bucket_starts** makes about `g` buckets of equal mass; a cell heavier than 1/g is alone. -
+**bucket_count** chooses g as HDG does for 2-D grids (Yang et al. 2020): g = sqrt(4 a / sigma) with
+  a = 0.03. More cells mean less bias within each and more noise overall.
+- **fit_table** combines cells and both margins by precision, pulls cells towards independence as
+far
+  as noise explains the difference, makes everything non-negative, keeps the margins, and gives the
+  inside of each bucket the margins' shape.
 """
 
 from __future__ import annotations
@@ -25,8 +27,6 @@ from numpy.typing import NDArray
 
 from chorister.analyst.consistency import norm_sub, shrink
 from chorister.errors import InvalidInput
-
-__all__ = ["Precision", "bucket_count", "bucket_starts", "fit_table", "smooth"]
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
@@ -44,13 +44,13 @@ class Precision:
     slope: float = 0.0
 
     def variance(self, shares: Floats, cells: Floats | float = 1.0) -> Floats:
-        """Of sums of so many cells that add up to `shares`."""
+        """The variance of sums of `cells` cells that add up to `shares`."""
         found: Floats = self.base * cells + self.slope * np.maximum(shares, 0.0)
         return found
 
 
 def smooth(shares: Floats, precision: Precision, *, ordered: bool = True) -> Floats:
-    """The fine shares of one feature (adding up to 1), with what noise explains taken out."""
+    """Smooth the fine shares of one feature, which add up to 1."""
     if len(shares) < 3 or not ordered:
         return norm_sub(shares, 1.0)
     # The mean of two neighbours on each side, without the cell itself.
@@ -60,7 +60,7 @@ def smooth(shares: Floats, precision: Precision, *, ordered: bool = True) -> Flo
     spread = np.convolve(np.ones(len(shares)), kernel**2, mode="same") / weights**2
     variance = precision.variance(near) * (1.0 + spread)  # of the difference
     difference = shares - near
-    # A spike is many times what the others differ by: it is not noise, whatever the others are.
+    # A spike is far beyond the noise, whatever the other cells say.
     alone = np.abs(difference) > 4.0 * np.sqrt(variance)
     signal = max(float((difference**2 - variance).mean()), 0.0)
     kept = np.divide(signal, signal + variance, out=np.ones_like(variance), where=variance > 0.0)
@@ -68,16 +68,16 @@ def smooth(shares: Floats, precision: Precision, *, ordered: bool = True) -> Flo
 
 
 def bucket_count(sigma: float, *, most: int) -> int:
-    """How many buckets an axis of the product grid gets, at a cell's standard error `sigma`."""
+    """How many buckets each axis gets, if a cell has the standard error `sigma`."""
     if not sigma > 0.0:
         raise InvalidInput(f"sigma must be above 0, not {sigma}")
     return int(np.clip(round(math.sqrt(4.0 * _NON_UNIFORMITY / sigma)), 2, max(most, 2)))
 
 
 def bucket_starts(masses: Floats, count: int, *, fixed: int = 0) -> Ints:
-    """Where buckets begin: about `count` of equal mass, heavy cells alone.
+    """Return where buckets begin: about `count` of equal mass, with heavy cells alone.
 
-    The first `fixed` cells (OOV) are buckets of their own.
+    Each of the first `fixed` cells (OOV) is a separate bucket.
     """
     size = len(masses)
     if count >= size:
@@ -88,7 +88,7 @@ def bucket_starts(masses: Floats, count: int, *, fixed: int = 0) -> Ints:
     starts = set(range(fixed + 1)) if fixed < size else set(range(size))
     for cell in np.flatnonzero(heavy).tolist():
         starts.update({cell, cell + 1})
-    # What is left is cut at equal masses, as many times as buckets are left.
+    # Cut the rest at equal masses into the remaining number of buckets.
     light = np.where(heavy, 0.0, masses)
     light[:fixed] = 0.0
     left = max(count - int(heavy.sum()), 1)
@@ -113,23 +113,23 @@ def fit_table(
     row_precision: Precision | None = None,
     column_precision: Precision | None = None,
 ) -> Floats:
-    """Shares of all fine cells, from a table of buckets and a fine histogram of each margin.
+    """Fit the shares of all fine cells to a table of buckets and a fine histogram per margin.
 
-    `table` and `precision` are of the buckets; `row_shares` and `column_shares` are fitted fine
-    margins, `row_precision` and `column_precision` of a fine cell before the fit: None where no
-    margin was measured, and then only the margins' shapes inside the buckets are used.
+    `table` and `precision` belong to the buckets; `row_shares` and `column_shares` are the fitted
+    fine margins, `row_precision` and `column_precision` those of a fine cell before that fit. They
+    are None if no margin was measured; then only the margins' shapes inside the buckets are used.
     """
     if table.shape != (len(row_starts), len(column_starts)):
-        raise InvalidInput("one row and one column of the table a bucket")
+        raise InvalidInput("the table needs one row and one column per bucket")
     rows = _margin(table, 1, precision, row_starts, row_shares, row_precision)
     columns = _margin(table, 0, precision, column_starts, column_shares, column_precision)
     cells = _with_margins(table, rows, columns)
     expected = np.outer(rows, columns)
-    # Cells of which little is expected differ little from it: strata by expectation.
+    # Cells with small expectations deviate little from them: use strata by expectation.
     strata = np.floor(0.5 * np.log2(np.maximum(expected, _TINY))).astype(np.int64)
     scale = np.sqrt(np.maximum(expected, _TINY))
     noise = precision.variance(expected)
-    pulled = shrink(cells, noise, expected, strata=strata, scales=scale).values
+    pulled = shrink(cells, noise, expected, strata=strata, scales=scale)
     kept = norm_sub(pulled.ravel(), 1.0).reshape(table.shape)
     raked = _rake(kept + _TINY * expected, rows, columns)
     return _spread(raked, row_starts, column_starts, row_shares, column_shares)
@@ -143,7 +143,7 @@ def _margin(
     shares: Floats,
     fine: Precision | None,
 ) -> Floats:
-    """A margin's buckets: the table's sums and the fine histogram's, by precision."""
+    """Combine the sums of the table and of the fine histogram by precision."""
     own = table.sum(axis=axis)
     if fine is None:
         return norm_sub(own, 1.0)
@@ -156,7 +156,7 @@ def _margin(
 
 
 def _with_margins(table: Floats, rows: Floats, columns: Floats) -> Floats:
-    """The nearest table with these margins, which agree in their total."""
+    """Find the nearest table with these margins, whose totals agree."""
     high, wide = table.shape
     row_gap, column_gap = rows - table.sum(axis=1), columns - table.sum(axis=0)
     gap = float(rows.sum() - table.sum())
@@ -167,7 +167,7 @@ def _with_margins(table: Floats, rows: Floats, columns: Floats) -> Floats:
 
 
 def _rake(table: Floats, rows: Floats, columns: Floats) -> Floats:
-    """Rows and columns in turn scaled to their margins."""
+    """Scale rows and columns to their margins in turn."""
     for _ in range(_RAKES):
         table = table * (rows / np.maximum(table.sum(axis=1), _TINY))[:, None]
         table = table * (columns / np.maximum(table.sum(axis=0), _TINY))[None, :]
@@ -177,7 +177,7 @@ def _rake(table: Floats, rows: Floats, columns: Floats) -> Floats:
 def _spread(
     table: Floats, row_starts: Ints, column_starts: Ints, row_shares: Floats, column_shares: Floats
 ) -> Floats:
-    """Every bucket's share over its fine cells, in the shape of the margins."""
+    """Spread the share of every bucket over its fine cells, in the shape of the margins."""
     row_of, row_shape = _shape(row_starts, row_shares)
     column_of, column_shape = _shape(column_starts, column_shares)
     spread: Floats = table[np.ix_(row_of, column_of)] * np.outer(row_shape, column_shape)
@@ -185,7 +185,7 @@ def _spread(
 
 
 def _shape(starts: Ints, shares: Floats) -> tuple[Ints, Floats]:
-    """The bucket of every fine cell, and the cell's part of it (equal parts of nothing)."""
+    """Return the bucket of every fine cell, and its part of it (equal parts of an empty one)."""
     sizes = np.diff(np.append(starts, len(shares)))
     bucket = np.repeat(np.arange(len(starts)), sizes)
     totals = _sums(shares, starts)[bucket]

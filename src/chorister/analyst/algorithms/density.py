@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -51,20 +50,9 @@ class Cells:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DensityFit:
-    """A fitted density on a grid of equal steps."""
+    """A fitted density on a grid of equal steps: the likeliest, with no statement of its error."""
 
     density: Floats  # share of each step; not negative, adds up to 1
-    posterior: _Posterior
-
-    @property
-    def mean(self) -> Floats:
-        """Of the distribution function at the edges of the steps, before cutting."""
-        return self.posterior.mean
-
-    @cached_property
-    def std_error(self) -> Floats:
-        """Of the distribution function at the edges of the steps."""
-        return self.posterior.std_error()
 
     @property
     def cumulative(self) -> Floats:
@@ -106,82 +94,48 @@ def fit_density(parts: list[Cells], size: int = 1024) -> DensityFit:
     passes = 3 if floor < 0.1 else 2
     base = np.full(size, 1.0 / size)
     for turn in range(passes):
-        posterior = _Posterior(base, low, high, values, noise)
-        density = norm_sub(np.diff(posterior.mean), 1.0)
+        density = norm_sub(np.diff(_posterior_mean(base, low, high, values, noise)), 1.0)
         if turn < passes - 1:
             base = (1.0 - floor) * density + floor / size
-    return DensityFit(density=density, posterior=posterior)
+    return DensityFit(density=density)
 
 
-class _Posterior:
-    """One solve: what the cells say, given the density that deviations are relative to."""
-
-    def __init__(
-        self, base: Floats, low: Integers, high: Integers, values: Floats, noise: Floats
-    ) -> None:
-        size = len(base)
-        self._base = base
-        edges = np.arange(size + 1)
-        cumulative = np.concatenate([[0.0], np.cumsum(base)])
-        squares = np.concatenate([[0.0], np.cumsum(base * base)]) * size
-        steps = edges[:-1, None]
-        inside = ((steps >= low) & (steps < high)) * base[:, None]
-        self._rough = squares[np.minimum(edges[:, None], high)]
-        self._rough -= squares[np.minimum(edges[:, None], low)]
-        rough_cells = self._rough[high] - self._rough[low]
-        residual = values - (cumulative[high] - cumulative[low])
-        self._smooth: list[Floats] = []
-        settings: list[tuple[int, float, float]] = []
-        evidences: list[Floats] = []
-        covariances: list[Floats] = []
-        for index, length in enumerate(_LENGTHS):
-            cross = np.zeros((size + 1, len(values)))
-            np.cumsum(base[:, None] * _smoothed(inside, length), axis=0, out=cross[1:])
-            self._smooth.append(cross)
-            cells = cross[high] - cross[low]
-            each = [(index, a, r) for a in _AMPLITUDES for r in _ROUGHNESS]
-            stack = np.stack([a * cells + r * rough_cells for _, a, r in each])
-            diagonal = np.arange(len(values))
-            stack[:, diagonal, diagonal] += noise
-            settings.extend(each)
-            covariances.extend(stack)
-            evidences.append(_evidence(stack, residual))
-        evidence = np.concatenate(evidences)
-        weight = np.exp(evidence - evidence.max())
-        weight[weight < _LEAST_EVIDENCE] = 0.0
-        weight /= weight.sum()
-        self._kept = [
-            (settings[i], covariances[i], float(weight[i])) for i in np.flatnonzero(weight)
-        ]
-        self._means = [
-            cumulative + self._cross(setting) @ np.linalg.solve(covariance, residual)
-            for setting, covariance, _ in self._kept
-        ]
-        weights = [weight for _, _, weight in self._kept]
-        self.mean: Floats = np.average(np.stack(self._means), axis=0, weights=weights)
-
-    def _cross(self, setting: tuple[int, float, float]) -> Floats:
-        """Covariance of the distribution function at every edge with every cell."""
-        index, amplitude, roughness = setting
-        return amplitude * self._smooth[index] + roughness * self._rough
-
-    def std_error(self) -> Floats:
-        """Of the distribution function: within each model, and between them."""
-        size = len(self._base)
-        total = np.zeros(size + 1)
-        squares = np.concatenate([[0.0], np.cumsum(self._base**2)]) * size
-        prior: dict[int, Floats] = {}
-        for (setting, covariance, weight), mean in zip(self._kept, self._means, strict=True):
-            index, amplitude, roughness = setting
-            if index not in prior:
-                before = _past(self._base, _LENGTHS[index])  # with itself, counted once
-                rises = 2.0 * self._base * before - self._base**2
-                prior[index] = np.concatenate([[0.0], np.cumsum(rises)])
-            cross = self._cross(setting)
-            explained = np.einsum("ij,ji->i", cross, np.linalg.solve(covariance, cross.T))
-            within = amplitude * prior[index] + roughness * squares - explained
-            total += weight * (np.maximum(within, 0.0) + (mean - self.mean) ** 2)
-        return np.sqrt(total)
+def _posterior_mean(
+    base: Floats, low: Integers, high: Integers, values: Floats, noise: Floats
+) -> Floats:
+    """Of the distribution function at every edge, given the density that deviations are from."""
+    size = len(base)
+    edges = np.arange(size + 1)
+    cumulative = np.concatenate([[0.0], np.cumsum(base)])
+    squares = np.concatenate([[0.0], np.cumsum(base * base)]) * size
+    steps = edges[:-1, None]
+    inside = ((steps >= low) & (steps < high)) * base[:, None]
+    # Covariances of the distribution function at every edge with every cell, by model.
+    rough = squares[np.minimum(edges[:, None], high)] - squares[np.minimum(edges[:, None], low)]
+    rough_cells = rough[high] - rough[low]
+    smooth = np.zeros((len(_LENGTHS), size + 1, len(values)))
+    for index, length in enumerate(_LENGTHS):
+        np.cumsum(base[:, None] * _smoothed(inside, length), axis=0, out=smooth[index, 1:])
+    smooth_cells = smooth[:, high] - smooth[:, low]
+    models = [(i, a, r) for i in range(len(_LENGTHS)) for a in _AMPLITUDES for r in _ROUGHNESS]
+    covariances = np.stack([a * smooth_cells[i] + r * rough_cells for i, a, r in models])
+    diagonal = np.arange(len(values))
+    covariances[:, diagonal, diagonal] += noise
+    residual = values - (cumulative[high] - cumulative[low])
+    evidence = _evidence(covariances, residual)
+    weight = np.exp(evidence - evidence.max())
+    kept = np.flatnonzero(weight >= _LEAST_EVIDENCE)
+    weight = weight[kept] / weight[kept].sum()
+    answers = np.linalg.solve(covariances[kept], residual[:, None])[..., 0] * weight[:, None]
+    by_length = np.zeros((len(_LENGTHS), len(values)))
+    by_roughness = np.zeros(len(values))
+    for model, answer in zip(kept, answers, strict=True):
+        index, amplitude, roughness = models[model]
+        by_length[index] += amplitude * answer
+        by_roughness += roughness * answer
+    found: Floats = cumulative + rough @ by_roughness
+    found += (smooth @ by_length[:, :, None])[..., 0].sum(axis=0)
+    return found
 
 
 def _evidence(covariances: Floats, residual: Floats) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from chorister.analyst.extras import needed
+from chorister.analyst.tables import needed
 
 if TYPE_CHECKING:
     import altair

@@ -17,20 +17,23 @@ from numpy.typing import NDArray
 from chorister.analyst.algorithms.density import Floats
 from chorister.errors import InvalidInput
 
-__all__ = ["DensityRules", "equal_edges", "regime", "staggered_edges", "support_edges"]
+__all__ = ["DensityRules", "equal_edges", "regime", "staggered_edges"]
 
 Integers: TypeAlias = NDArray[np.int64]
 
 _WEAK_CELLS: Final = 8  # with fewer cells than that, staggered partitions say more
+_MOST_CELLS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class DensityRules:
-    """A whole plan: shares of the rounds and how many cells each has."""
+    """A whole plan: shares of the rounds and how many cells each has.
+
+    The first round has equal cells, later ones shifted cells between quantiles of what is known.
+    """
 
     shares: tuple[float, ...]
     cells: tuple[int, ...]
-    staggered: bool  # later rounds: shifted quantiles (weak signal), or the support in equal cells
 
     def __post_init__(self) -> None:
         if len(self.shares) != len(self.cells) or min(self.cells) < 2:
@@ -41,8 +44,6 @@ class DensityRules:
         count = self.cells[number - 1]
         if density is None or number == 1:
             return equal_edges(count, size)
-        if not self.staggered:
-            return support_edges(density, count)
         return staggered_edges(density, count, (number - 2) / (len(self.shares) - 1))
 
 
@@ -52,38 +53,27 @@ def regime(noise: float, *, splitting_costs: bool) -> DensityRules:
     Rounds must pay for themselves. Where splitting costs, one question to everybody in equal cells
     says most: with disjoint cohorts that are bound by the aggregate epsilon a cohort's relative
     noise is 1/share, where it is 1/sqrt(share) if the local epsilon binds or if everyone answers
-    every round. Otherwise, weak:
-    a pilot of a few equal cells, then staggered cells at quantiles. Strong: a small pilot finds
-    where the values are, then everyone else measures that range in equal cells.
+    every round. Otherwise, weak: a pilot of a few equal cells, then two rounds of a few. Strong: a
+    small pilot finds where the values are, then one round of many cells. Twice as many as suit a
+    smooth density: they cost it little, a skewed one gains much, and a quantile is known no better
+    than to the cell that it lies in.
     """
     if not noise > 0.0:
         raise InvalidInput(f"noise is above 0, not {noise}")
-    count = int(min(max(round(0.25 / math.sqrt(noise)), 4), 64))
+    count = int(min(max(round(0.25 / math.sqrt(noise)), 4), _MOST_CELLS))
     if splitting_costs:
         # Odd: then the errors at both ends of half the range are not the same.
         alone = max(5, count + 1 - count % 2)
-        return DensityRules(shares=(1.0,), cells=(alone,), staggered=False)
+        return DensityRules(shares=(1.0,), cells=(alone,))
     if count < _WEAK_CELLS:
         count = max(5, count)
-        return DensityRules(shares=(0.2, 0.4, 0.4), cells=(4, count, count), staggered=True)
-    return DensityRules(shares=(0.15, 0.85), cells=(8, count), staggered=False)
+        return DensityRules(shares=(0.2, 0.4, 0.4), cells=(4, count, count))
+    return DensityRules(shares=(0.15, 0.85), cells=(8, min(2 * count, _MOST_CELLS)))
 
 
 def equal_edges(count: int, size: int) -> Integers:
     """`count` cells of equal width."""
     return np.unique(np.round(np.linspace(0, size, count + 1)).astype(np.int64))
-
-
-def support_edges(density: Floats, count: int, *, tail: float = 0.002) -> Integers:
-    """Equal cells where all but twice `tail` of the mass is, and one cell on either side."""
-    size = len(density)
-    cumulative = np.cumsum(density)
-    low = int(np.searchsorted(cumulative, tail * cumulative[-1]))
-    high = int(np.searchsorted(cumulative, (1.0 - tail) * cumulative[-1])) + 1
-    margin = max(0.05 * (high - low), 1.0)
-    low, high = max(0, math.floor(low - margin)), min(size, math.ceil(high + margin))
-    inner = np.round(np.linspace(low, high, min(count, high - low) + 1)).astype(np.int64)
-    return np.unique(np.concatenate([[0], inner, [size]]))
 
 
 def staggered_edges(density: Floats, count: int, shift: float) -> Integers:

@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri
 
 from chorister.analyst import tables
 from chorister.analyst.algorithms import density_pictures
 from chorister.analyst.algorithms.density import Cells, DensityFit, Floats, fit_density
+from chorister.analyst.algorithms.density_bands import Band, distribution_band
 from chorister.analyst.algorithms.density_rules import DensityRules, regime
-from chorister.analyst.algorithms.keeping import Kept
-from chorister.analyst.algorithms.reading import devices_of, scaled
-from chorister.analyst.algorithms.running import Run, Step
-from chorister.analyst.asking import reads_of, simple_query
+from chorister.analyst.algorithms.run import AlgorithmResult, AlgorithmRun, Step, devices_of, scaled
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
-from chorister.analyst.features import Real, as_exact, intervals
+from chorister.analyst.request import Real, as_exact, intervals, reads_of, simple_query
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.encoding import Intervals, Selection
@@ -40,11 +37,12 @@ _STEPS: Final = 1024
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Distribution(Kept):
+class Distribution(AlgorithmResult):
     """A density over a range, fitted to all rounds; everything outside the range is left out.
 
-    Intervals are of the fit: of the noise, and of what a density as smooth or as rough as this one
-    may hide inside a cell.
+    The density and its quantiles are estimates of the fit. Intervals do not come from the fit: they
+    are what the counts between the asked edges allow for any distribution, so they begin and end at
+    such edges, and are as wide as a cell where a quantile lies inside one. See `density_bands`.
     """
 
     FORMAT: ClassVar[str] = "chorister-distribution-1"
@@ -62,8 +60,10 @@ class Distribution(Kept):
             features = result.features
             if len(features) != 1 or not isinstance(features[0], Intervals):
                 raise InvalidInput("a distribution is of one feature in intervals")
-            if result.recipe.group_by:
-                raise InvalidInput("a distribution is of one cohort: take one group of the result")
+            if result.recipe.group_by or len(result.parts) != 1:
+                raise InvalidInput("a distribution is of one cohort, without groups or arms")
+            if result.view is not None:
+                raise InvalidInput("a distribution is of results as they came, without steps")
 
     @property
     def column(self) -> str:
@@ -126,43 +126,39 @@ class Distribution(Kept):
     ) -> dict[str, NDArray[np.float64]]:
         """Quantiles with intervals: columns `share`, `quantile`, `ci_low`, `ci_high`.
 
-        An interval holds every value whose fitted distribution function is within its own error of
-        the share.
+        The quantile is the fit's. Its interval holds the true one with this confidence, each by
+        itself, whatever the distribution and by any usual definition of a quantile: among the
+        devices inside the range that answered the last round (with disjoint cohorts: any round).
+        It is stretched to the fit's quantile where that lies outside. Values outside the range
+        are left out, so an interval that reaches an end of the range is bounded by it alone.
         """
         wanted = np.asarray(shares, dtype=np.float64)
         if wanted.ndim != 1 or not np.all((wanted > 0.0) & (wanted < 1.0)):
             raise InvalidInput("quantiles are of shares strictly between 0 and 1")
-        if not 0.0 < confidence < 1.0:
-            raise InvalidInput(f"confidence must lie strictly between 0 and 1, not {confidence}")
-        lower, upper = self._band(confidence)
+        centre = _inverted(self.fit.cumulative, wanted, self.places)
+        low, high = self.band(confidence).quantiles(wanted)
         return {
             "share": wanted,
-            "quantile": _inverted(self.fit.cumulative, wanted, self.places, last=False),
-            "ci_low": _inverted(upper, wanted, self.places, last=False),
-            "ci_high": _inverted(lower, wanted, self.places, last=True),
+            "quantile": centre,
+            "ci_low": np.minimum(low, centre),
+            "ci_high": np.maximum(high, centre),
         }
 
-    def _band(self, confidence: float) -> tuple[Floats, Floats]:
-        """Both ends of the distribution function's interval, made monotone outwards."""
-        half = float(ndtri(0.5 + confidence / 2.0)) * self.fit.std_error
-        centre = self.fit.cumulative
-        lower = np.clip(np.minimum(self.fit.mean - half, centre), 0.0, 1.0)
-        upper = np.clip(np.maximum(self.fit.mean + half, centre), 0.0, 1.0)
-        return (
-            np.minimum.accumulate(lower[::-1])[::-1],
-            np.maximum.accumulate(upper),
-        )
+    def band(self, confidence: float = 0.95) -> Band:
+        """Bounds of the distribution function from the measured edges; no fit enters."""
+        return distribution_band(self.results, self.cohorts, confidence)
 
     def columns(self) -> dict[str, Any]:
         """The grid's steps: density (per unit), distribution function with its interval."""
-        lower, upper = self._band(0.95)
+        lower, upper = self.band().at(self.places)
+        centre = self.fit.cumulative
         width = (float(self.high) - float(self.low)) / _STEPS
         return {
             self.column: self.places[1:],
             "density": self.fit.density / width,
-            "cdf": self.fit.cumulative[1:],
-            "ci_low": lower[1:],
-            "ci_high": upper[1:],
+            "cdf": centre[1:],
+            "ci_low": np.minimum(lower, centre)[1:],
+            "ci_high": np.maximum(upper, centre)[1:],
         }
 
     def to_polars(self) -> polars.DataFrame:
@@ -183,11 +179,17 @@ class Distribution(Kept):
             for share, value, low, high in zip(*found.values(), strict=True)
         )
         asked = "every round" if self.cohorts == "everyone" else "one round each"
+        bounded = ""
+        if found["ci_low"][0] == float(self.low) or found["ci_high"][-1] == float(self.high):
+            bounded = (
+                f" Where one begins at {self.low} or ends at {self.high}, the range bounds it, not "
+                "what was measured."
+            )
         return (
             f"{self.devices:,} devices answered {asked}; {self.inside:.1%} have "
-            f"{self.column} from {self.low} to {self.high}. Of those: {named}. Intervals are of "
-            "95 %, of the noise and of what the fitted density may hide between the edges that "
-            "were asked."
+            f"{self.column} from {self.low} to {self.high}. Of those: {named}. Intervals (95 %, "
+            "each by itself) begin and end at edges that were asked and hold for any "
+            f"distribution; quantiles between the edges are the fit's.{bounded}"
         )
 
     def __repr__(self) -> str:
@@ -209,9 +211,9 @@ class Distribution(Kept):
         return {"low": as_exact(tree["low"]), "high": as_exact(tree["high"])}
 
 
-def _inverted(curve: Floats, shares: Floats, places: Floats, *, last: bool) -> Floats:
-    """Where a non-decreasing curve reaches each share: the first such place, or the last."""
-    after = np.searchsorted(curve, shares, side="right" if last else "left")
+def _inverted(curve: Floats, shares: Floats, places: Floats) -> Floats:
+    """The first place where a non-decreasing curve reaches each share."""
+    after = np.searchsorted(curve, shares, side="left")
     at = np.clip(after, 1, len(curve) - 1)
     rise = curve[at] - curve[at - 1]
     part = np.divide(shares - curve[at - 1], rise, out=np.ones_like(shares), where=rise > 0.0)
@@ -235,7 +237,7 @@ def distribution(
     cohorts: Cohorts | None = None,
     devices: int | None = None,
     rules: DensityRules | None = None,
-) -> Run[Distribution]:
+) -> AlgorithmRun[Distribution]:
     """Learn how `column` is distributed between `low` and `high`, and its quantiles.
 
     Nothing is asked until the run is iterated or its `result` is taken; `run.plan` says before what
@@ -287,7 +289,7 @@ def distribution(
             raise InvalidInput("a plan has at least one round")
         return known
 
-    return Run(plan, steps)
+    return AlgorithmRun(plan, steps)
 
 
 def _noise_of(plan: RoundsPlan) -> float:

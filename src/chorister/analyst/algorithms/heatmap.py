@@ -1,8 +1,7 @@
-"""A map, finer where people are: coarse cells first, then the cells that hold enough."""
+"""A map that is finer where people are: coarse cells first, then finer ones where it pays."""
 
 from __future__ import annotations
 
-import html as escaping
 import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from chorister.analyst import tables
 from chorister.analyst.algorithms import map_pictures
-from chorister.analyst.algorithms.keeping import Kept
 from chorister.analyst.algorithms.map_rules import (
     DISJOINT_RULES,
     EVERYONE_RULES,
@@ -22,14 +19,13 @@ from chorister.analyst.algorithms.map_rules import (
     Partition,
 )
 from chorister.analyst.algorithms.pyramid import Measured, Pyramid, fit_map
-from chorister.analyst.algorithms.reading import devices_of, scaled
-from chorister.analyst.algorithms.running import Run, Step
-from chorister.analyst.asking import reads_of, simple_query
+from chorister.analyst.algorithms.run import AlgorithmResult, AlgorithmRun, Step, devices_of, scaled
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.estimate import Estimates
-from chorister.analyst.features import Real, grid
+from chorister.analyst.request import Real, grid, reads_of, simple_query
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
+from chorister.analyst.tables import html_table, paragraphs
 from chorister.encoding import Grid, Selection
 from chorister.errors import InvalidInput
 from chorister.policy import Crowd
@@ -37,21 +33,19 @@ from chorister.privacy import Mechanism
 
 if TYPE_CHECKING:
     import altair
-    import polars
 
-__all__ = ["HeatMap", "heatmap"]
 
-_DEEPEST: Final = 12
+_MAX_DEPTH: Final = 12
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class HeatMap(Kept):
+class HeatMap(AlgorithmResult):
     """A map with cells of different sizes.
 
-    `estimate` is the fitted number of devices in a cell: all rounds together, smoothed where noise
-    hides what is there, parts adding up. `measured`, its standard error and the interval around it
-    are of the last round alone, whose noise had no say in which cells there are: the interval
-    covers the truth, chosen cells included. It is not the fit's, which may lie outside of it.
+    `estimate` is the fitted number of devices in a cell: it combines all rounds, is smoothed where
+    noise hides the details, and adds up. `measured`, its standard error and its interval come from
+    the last round alone, whose noise did not influence the choice of cells: so the interval covers
+    the truth. It is not an interval of the fit, which may lie outside.
     """
 
     FORMAT: ClassVar[str] = "chorister-heatmap-1"
@@ -63,9 +57,9 @@ class HeatMap(Kept):
 
     def __post_init__(self) -> None:
         if not self.results or not all(_grid_of(result) for result in self.results):
-            raise InvalidInput("a map needs at least one round, each over one grid without groups")
-        if not 1 <= self.depth <= _DEEPEST:
-            raise InvalidInput(f"depth is a level from 1 to {_DEEPEST}, not {self.depth}")
+            raise InvalidInput("a map needs at least one round, each about one grid without groups")
+        if not 1 <= self.depth <= _MAX_DEPTH:
+            raise InvalidInput(f"depth must be a level from 1 to {_MAX_DEPTH}, not {self.depth}")
 
     @property
     def feature(self) -> Grid:
@@ -74,7 +68,7 @@ class HeatMap(Kept):
 
     @cached_property
     def devices(self) -> int:
-        """All devices that answered, inside the box or not: what estimates add up to."""
+        """All devices that answered, inside the box or not. Estimates add up to them."""
         return devices_of(self.results, self.cohorts)
 
     @cached_property
@@ -91,7 +85,7 @@ class HeatMap(Kept):
 
     @cached_property
     def _last(self) -> tuple[Partition, tuple[str, ...], Estimates]:
-        """Cells of the last round in the partition's order, and what it measured."""
+        """The cells of the last round in the order of the partition, and what it measured."""
         partition, names, order = _partition_of(self.feature)
         rows = scaled(self.results[-1], self.devices).take(1 + order)
         return partition, tuple(names[i] for i in order), rows
@@ -118,12 +112,8 @@ class HeatMap(Kept):
         }
 
     def columns(self) -> dict[str, Any]:
-        """The last round's cells: corners, fitted devices; what it measured, with its interval."""
+        """One row per cell: corners, fitted devices, and what the last round measured."""
         return dict(self._columns)
-
-    def to_polars(self) -> polars.DataFrame:
-        """As a polars frame, one row a cell."""
-        return tables.to_polars(self.columns())
 
     def plot(
         self,
@@ -131,11 +121,10 @@ class HeatMap(Kept):
         outline: Mapping[str, Any] | str | os.PathLike[str] | None = None,
         width: int = 560,
     ) -> altair.LayerChart:
-        """The map; `outline` is land to draw over it: GeoJSON, or a TopoJSON file of countries."""
+        """Draw the map; `outline` is land to draw over it, as GeoJSON or a TopoJSON file."""
         return map_pictures.cells(self, outline=outline, width=width)
 
     def explain(self) -> str:
-        """In words."""
         sizes = [len(name) for name in self._columns["cell"]]
         inside = float(self.fit.at(0)[0, 0])
         asked = "answered every round" if self.cohorts == "everyone" else "answered one round each"
@@ -144,16 +133,16 @@ class HeatMap(Kept):
             f"The last of {len(self.results)} rounds had {len(sizes):,} cells, from level "
             f"{min(sizes)} to {max(sizes)}; an empty one reads 0 ± "
             f"{float(np.sqrt(self._last[2].base[0])):,.1f} devices. Estimates combine all rounds "
-            "and are smoothed where noise hides what is there. What was measured and the interval "
-            "around it (95 %) are of the last round alone, noise and sampling, and hold for each "
-            "cell by itself; a fitted estimate may lie outside of it."
+            "and are smoothed where noise hides the details. Measured values and their 95 % "
+            "intervals come from the last round alone; the intervals cover noise and sampling, for "
+            "each cell by itself. A fitted estimate may lie outside."
         )
 
     def __repr__(self) -> str:
         return f"<HeatMap: {len(self._columns['cell']):,} cells, {self.devices:,} devices>"
 
     def _repr_html_(self) -> str:
-        return f"<p>{escaping.escape(self.explain())}</p>{tables.html_table(self.columns())}"
+        return paragraphs(self.explain()) + html_table(self.columns())
 
     def _settings(self) -> dict[str, Any]:
         return {"depth": self.depth}
@@ -166,12 +155,12 @@ class HeatMap(Kept):
 def _grid_of(result: Result) -> Grid:
     features = result.features
     if len(features) != 1 or not isinstance(features[0], Grid) or result.recipe.group_by:
-        raise InvalidInput("a map is of one grid, without groups")
+        raise InvalidInput("a map needs one grid, without groups")
     return features[0]
 
 
 def _partition_of(feature: Grid) -> tuple[Partition, tuple[str, ...], NDArray[np.int64]]:
-    """A grid's cells as a partition, their names, and their order in it."""
+    """Return the cells of a grid as a partition, their names, and their order in it."""
     if feature.cells is not None:
         partition, order = Partition.of_quadkeys(feature.cells)
         return partition, feature.cells, order
@@ -192,7 +181,7 @@ def _rectangles(partition: Partition, feature: Grid) -> tuple[NDArray[np.float64
 
 
 def _add(measured: Measured, result: Result, devices: int) -> None:
-    """Put one round's cells in, and what it says about the box as a whole."""
+    """Add the cells of a round, and what it says about the whole box."""
     partition, _, order = _partition_of(_grid_of(result))
     rows = scaled(result, devices)
     cells = rows.take(1 + order)
@@ -201,7 +190,7 @@ def _add(measured: Measured, result: Result, devices: int) -> None:
         end = start + int(np.count_nonzero(mask))
         measured.add(level, mask, cells.value[start:end], cells.variance[start:end])
         start = end
-    # Whoever is not in the box is in bin 0, and how many answered is known.
+    # Devices outside the box are in bin 0, and the number of reports is known.
     whole = np.ones((1, 1), dtype=np.bool_)
     measured.add(0, whole, devices - rows.value[:1], rows.variance[:1])
 
@@ -222,15 +211,15 @@ def heatmap(
     cohorts: Cohorts | None = None,
     devices: int | None = None,
     rules: MapRules | None = None,
-) -> Run[HeatMap]:
+) -> AlgorithmRun[HeatMap]:
     """Map where devices are, in `columns` (x, y) inside `box`, down to cells of level `depth`.
 
-    Nothing is asked until the run is iterated or its `result` is taken; `run.plan` says before what
-    every round costs. Every device answers every round where the policy allows so many reports;
-    else the rounds go to disjoint cohorts. `rules` says how cells are split.
+    Nothing is asked until you iterate over the run or take its `result`; `run.plan` states the cost
+    of every round beforehand. If the policy allows enough reports, every device answers every
+    round; otherwise the rounds go to disjoint cohorts. `rules` decide which cells are split.
     """
-    if not 1 <= depth <= _DEEPEST:
-        raise InvalidInput(f"depth is a level from 1 to {_DEEPEST}, not {depth}")
+    if not 1 <= depth <= _MAX_DEPTH:
+        raise InvalidInput(f"depth must be a level from 1 to {_MAX_DEPTH}, not {depth}")
     probe = grid(columns, box, level=1)
     if query is None:
         query = simple_query(study.fleet.policy, study.terms, (probe,), ())
@@ -268,7 +257,7 @@ def heatmap(
             yield Step(number=number, question=question, result=results[-1], draw=known.plot)
         return _so_far(results, plan, depth)
 
-    return Run(plan, steps)
+    return AlgorithmRun(plan, steps)
 
 
 def _so_far(results: Sequence[Result], plan: RoundsPlan, depth: int) -> HeatMap:
@@ -276,7 +265,7 @@ def _so_far(results: Sequence[Result], plan: RoundsPlan, depth: int) -> HeatMap:
 
 
 def _scale(plan: RoundsPlan, number: int) -> float:
-    """What a count of this round's cohort stands for among the devices asked until then."""
+    """How many of the devices asked so far one device of this round's cohort represents."""
     if plan.cohorts == "everyone":
         return 1.0
     asked = sum(planned.expected_reports for planned in plan.rounds[: number - 1])

@@ -1,9 +1,9 @@
-"""Where a map deserves finer cells: rules from what was seen so far to the next partition.
+"""Where a map needs finer cells: rules that turn the map so far into the next partition.
 
-Pure functions over arrays. The noise of a cell does not depend on its size, so a cell is worth
-splitting while its mass is some standard errors of the next round; the thresholds are by level,
-because coarse levels are needed to find anything and fine ones pay only where there is much. They
-were chosen on a city map (taxi pickups, 100,000 devices, epsilon .25 and .5) by the errors at the
+Pure functions over arrays. The noise of a cell does not depend on its size, so splitting a cell
+pays while its mass is several standard errors of the next round. The thresholds depend on the
+level: coarse levels are needed to find anything, and fine ones pay only where there is a lot. They
+were chosen on a city map (taxi pickups, 100,000 devices, epsilon 0.25 and 0.5) by the errors at the
 finest level, at 64 x 64, and of the hundred heaviest cells at 128 x 128.
 """
 
@@ -19,26 +19,23 @@ from numpy.typing import NDArray
 from chorister.analyst.algorithms.pyramid import Mask, Pyramid
 from chorister.errors import InvalidInput
 
-__all__ = ["DISJOINT_RULES", "EVERYONE_RULES", "MapRules", "Partition", "Refinement"]
-
 Integers: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Cells that cover the box once: for each level, which of its cells belong to it."""
+    """Cells that cover the box exactly once: for each level, a mask of its cells."""
 
     masks: tuple[Mask, ...]
 
     @classmethod
     def uniform(cls, level: int) -> Partition:
-        """All cells of one level."""
         masks = [np.zeros((2**above, 2**above), dtype=np.bool_) for above in range(level)]
         return cls((*masks, np.ones((2**level, 2**level), dtype=np.bool_)))
 
     @classmethod
     def splitting(cls, split: list[Mask]) -> Partition:
-        """Split every cell marked in `split` (by level) whose parents are split as well."""
+        """Split every cell marked in `split` (by level) whose parents are also split."""
         present = np.ones((1, 1), dtype=np.bool_)
         masks: list[Mask] = []
         for wanted in split:
@@ -55,7 +52,7 @@ class Partition:
         return sum(int(np.count_nonzero(mask)) for mask in self.masks)
 
     def quadkeys(self) -> tuple[str, ...]:
-        """The cells' names, level by level, in row-major order: how measurements are ordered."""
+        """Name the cells, level by level in row-major order, as measurements are ordered."""
         names: list[str] = []
         for level, mask in enumerate(self.masks):
             rows, columns = np.nonzero(mask)
@@ -69,7 +66,7 @@ class Partition:
 
     @classmethod
     def of_quadkeys(cls, keys: tuple[str, ...]) -> tuple[Partition, Integers]:
-        """The partition of these cells, and the order of `keys` in it."""
+        """Return the partition of these cells, and the order of `keys` in it."""
         depth = max(map(len, keys))
         masks = [np.zeros((2**level, 2**level), dtype=np.bool_) for level in range(depth + 1)]
         places = np.empty((len(keys), 3), dtype=np.int64)
@@ -83,22 +80,22 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class Refinement:
-    """How one round splits what is known so far."""
+    """How one round splits the cells so far."""
 
     thresholds: Mapping[int, float]
-    """Level -> a cell of that level is split if its mass is above so many standard errors of the
-    coming round; levels that are not listed are not split, those above the first always."""
-    hotspots: int = 0  # keep cells whole that may be the last of so many heaviest ...
+    """Per level: split a cell if its mass is above this many standard errors of the next round.
+    Levels above the first one listed always split, other unlisted levels never do."""
+    hotspots: int = 0  # keep cells whole that may be the last of this many heaviest ...
     hotspot_level: int = 7  # ... of this level ...
-    hotspot_margin: float = 0.0  # ... being within so many standard errors of it
+    hotspot_margin: float = 0.0  # ... because they are within this many standard errors
 
     def partition(self, seen: Pyramid, sigma: float, *, depth: int, most_cells: int) -> Partition:
-        """The next round's cells, at most `most_cells` of them, none finer than `depth`.
+        """Choose the cells of the next round: at most `most_cells`, none finer than `depth`.
 
-        Where the limit binds, thresholds rise together until it is met.
+        If there would be too many, all thresholds rise together.
         """
         if most_cells < 4:
-            raise InvalidInput("a map needs at least four cells: raise the largest domain")
+            raise InvalidInput("a map needs at least four cells: raise `max_bins` in the policy")
         found = self._partition(seen, sigma, depth)
         if len(found) <= most_cells:
             return found
@@ -132,7 +129,7 @@ class Refinement:
         return Partition.splitting(split)
 
     def _undecided(self, masses: NDArray[np.float64], sigma: float) -> Mask:
-        """Cells that the coming round may move over the last hotspot's mass, either way."""
+        """Cells that the next round may move above or below the mass of the last hotspot."""
         if masses.size <= self.hotspots:
             return np.zeros(masses.shape, dtype=np.bool_)
         last = np.partition(masses.ravel(), -self.hotspots)[-self.hotspots]
@@ -142,10 +139,10 @@ class Refinement:
 
 @dataclass(frozen=True, kw_only=True)
 class MapRules:
-    """A whole plan: the first round's level, the shares of all rounds, how each later one splits.
+    """The level of the first round, the shares of all rounds, and how each later one splits.
 
-    `shares` are of the devices where cohorts are disjoint, and of 1/sigma^2 where everyone answers
-    every round.
+    `shares` are of the devices if cohorts are disjoint, and of 1/sigma^2 if everyone answers every
+    round.
     """
 
     shares: tuple[float, ...]
@@ -154,9 +151,9 @@ class MapRules:
 
     def __post_init__(self) -> None:
         if len(self.shares) != len(self.refinements) + 1:
-            raise InvalidInput("every round after the first has one refinement")
+            raise InvalidInput("every round after the first needs one refinement")
         if min(self.shares) <= 0.0 or abs(sum(self.shares) - 1.0) > 1e-9:
-            raise InvalidInput("shares are above 0 and add up to 1")
+            raise InvalidInput("shares must be above 0 and add up to 1")
 
 
 EVERYONE_RULES = MapRules(
@@ -171,7 +168,7 @@ EVERYONE_RULES = MapRules(
         ),
     ),
 )
-"""Where every device answers every round."""
+"""For rounds that every device answers."""
 
 DISJOINT_RULES = MapRules(
     shares=(0.07, 0.93),
@@ -184,4 +181,4 @@ DISJOINT_RULES = MapRules(
         ),
     ),
 )
-"""Where a device answers one round: a small pilot, because relative noise is 1/share."""
+"""For devices that answer one round: a small pilot, because relative noise is 1/share."""

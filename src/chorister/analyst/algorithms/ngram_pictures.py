@@ -1,44 +1,43 @@
-"""A tree of n-grams, drawn with Altair: words from left to right, the heaviest branch on top."""
+"""A chart of n-grams as a tree: words from left to right, the most frequent branch on top."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from chorister.analyst.extras import needed
+from chorister.analyst.tables import needed
 
 if TYPE_CHECKING:
     import altair
 
     from chorister.analyst.algorithms.ngrams import Ngrams
 
-__all__ = ["tree"]
 
-_ROW: Final = 19  # pixels a leaf
-_LEVEL: Final = 150  # pixels a word
-_NARROWEST: Final = 380  # pixels: what the title needs, in any font
+_ROW: Final = 19  # pixels per leaf
+_LEVEL: Final = 150  # pixels per word
+_MIN_WIDTH: Final = 380  # pixels, so that the title fits in any font
 
 
 @dataclass(eq=False)
 class _Node:
-    """A word in its place."""
+    """A word in the tree."""
 
     phrase: str
     word: str
     depth: int
-    share: float | None = None  # None: on the way to what was heard, not heard itself
+    share: float | None = None  # None: only leads to n-grams that were found
     note: str = ""
     children: dict[str, _Node] = field(default_factory=dict)
     y: float = 0.0
 
     @property
     def weight(self) -> float:
-        """What it is ordered by: the heaviest phrase below."""
+        """The share of the most frequent phrase below, by which nodes are ordered."""
         return max([self.share or 0.0, *(child.weight for child in self.children.values())])
 
 
 def tree(found: Ngrams, *, top: int) -> altair.LayerChart:
-    """The `top` heaviest n-grams of the longest length that was heard, with their beginnings."""
+    """Draw the `top` most frequent n-grams of the longest length found, with their prefixes."""
     alt = needed("altair")
     root = _grown(found, top)
     nodes: list[_Node] = []
@@ -53,7 +52,7 @@ def tree(found: Ngrams, *, top: int) -> altair.LayerChart:
         }
         for node in nodes
     ]  # fmt: skip
-    width = max(_LEVEL * (longest + 0.3), _NARROWEST)
+    width = max(_LEVEL * (longest + 0.3), _MIN_WIDTH)
     x = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0.6, 0.6 + width / _LEVEL]))
     y = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[-0.7, max(leaves, 1) - 0.3], reverse=True))
     lines = (
@@ -81,7 +80,7 @@ def tree(found: Ngrams, *, top: int) -> altair.LayerChart:
     open_ = base.transform_filter("!isValid(datum.percent)").mark_point(
         size=25, color="#9aa3b2", filled=False
     )
-    # A halo keeps a word readable where a line runs through it.
+    # A halo keeps words readable where a line crosses them.
     text = {"align": "left", "dx": 10, "fontSize": 12, "baseline": "middle"}
     halo = base.mark_text(**text, stroke="white", strokeWidth=4, strokeJoin="round").encode(
         text="word:N"
@@ -98,7 +97,7 @@ def tree(found: Ngrams, *, top: int) -> altair.LayerChart:
                 subtitle=[
                     f"{last.n_reports:,} reports in the last round, epsilon {last.epsilon:.3g}",
                     "dots: share of a round's reports",
-                    "rings: not heard on their own",
+                    "rings: not found on their own",
                 ],
                 anchor="start",
             ),
@@ -109,19 +108,18 @@ def tree(found: Ngrams, *, top: int) -> altair.LayerChart:
 
 
 def _title(found: Ngrams, shown: int) -> str:
-    longest = _longest_heard(found)
+    longest = _longest_found(found)
     total = len(found.found(longest)) if longest else 0
     if not total:
-        return "Nothing was heard above the noise"
+        return "Nothing was found above the noise"
     return f"{shown:,} of {total:,} {longest}-grams"
 
 
-def _longest_heard(found: Ngrams) -> int:
+def _longest_found(found: Ngrams) -> int:
     return max((n for n in range(1, found.depth + 1) if found.found(n)), default=0)
 
 
 def _grown(found: Ngrams, top: int) -> _Node:
-    """The tree of what is shown."""
     columns = found.columns()
     shares = {}
     for i, phrase in enumerate(columns["ngram"]):
@@ -129,21 +127,21 @@ def _grown(found: Ngrams, top: int) -> _Node:
         note = f"{float(columns['estimate'][i]):,.0f} ({low:,.0f} to {high:,.0f})"
         shares[phrase] = (float(columns["share"][i]), note)
     root = _Node("", "", 0)
-    longest = _longest_heard(found)
+    longest = _longest_found(found)
     for phrase in found.found(longest)[:top] if longest else []:
         node = root
         words = phrase.split()
         for depth, word in enumerate(words, start=1):
             if word not in node.children:
                 begin = " ".join(words[:depth])
-                share, note = shares.get(begin, (None, "not heard on its own"))
+                share, note = shares.get(begin, (None, "not found on its own"))
                 node.children[word] = _Node(begin, word, depth, share, note)
             node = node.children[word]
     return root
 
 
 def _place(node: _Node, leaves: int, nodes: list[_Node], links: list[dict[str, Any]]) -> int:
-    """Leaves one below the other, every other node beside its first and last child."""
+    """Place leaves below each other, and every other node between its first and last child."""
     children = sorted(node.children.values(), key=lambda child: (-child.weight, child.word))
     for child in children:
         leaves = _place(child, leaves, nodes, links)

@@ -1,17 +1,24 @@
 """What to ask next, and what to report, when n-grams are discovered word by word.
 
-Pure functions of what was seen so far. An n-gram of words numbered 0 .. V-1 is the integer whose
-digits in base V they are: its first n-1 words are `code // V`, its last ones `code % V^(n-1)`.
+Pure functions of the results so far. The words are numbered 0 .. V-1, and an n-gram is the integer
+with these digits in base V: its first n-1 words are `code // V`, its last ones `code % V^(n-1)`.
 
-- **extend**: n-grams that overlap in all but their outer words are joined; an (n+1)-gram `abc` is
-  expected to have the share f(ab) f(bc) / sum_x f(bx), as in a Markov chain. Single words have the
-  empty overlap, but are not independent: two rare words that stand together do so far more often
-  than the product says, so of the larger share only the root counts (scaled to the same total).
-- **worth_asking**: of what comes out, as many as the domain holds, and only those of which at least
-  a tenth of a standard error is expected. A device reports one of its candidates, so hopeless ones
-  take reports away from the others.
-- **heard**: report what lies above the exact binomial tail 1/M over all M candidates: at most one
-  false discovery is expected, whatever the data. Pruning on the way is loose, reporting is strict.
+- **extend** joins n-grams that overlap in all but their outer words. The expected share of an
+  (n+1)-gram `abc` is f(ab) f(bc) / sum_x f(bx), as in a Markov chain. Single words overlap in
+  nothing but are not independent: two rare words that occur together do so far more often than the
+  product says, so only the root of the larger share counts (scaled to the same total).
+- **worth_asking** keeps as many candidates as the domain holds, and only those with an expected
+  count of at least a tenth of a standard error. A device reports one of its candidates, so hopeless
+  ones take reports away from the others.
+- **above_noise** reports what exceeds the exact binomial tail 1/M over all M candidates: at most
+one
+  false discovery is expected, whatever the data. Pruning is loose, reporting is strict.
+- **posterior_means** rank candidates by empirical Bayes. The true count of a cell has an unknown
+  distribution G on [0, infinity), and is observed with normal noise of variance `sigma^2 + count`
+  (that of the asymmetric mechanism). G is estimated from the cells themselves by maximum likelihood
+  on a grid (Kiefer and Wolfowitz 1956; EM). Unlike shrinkage by two moments, this keeps a single
+  heavy cell among thousands of empty ones heavy. Posterior means are never reported, because they
+  are biased on purpose.
 """
 
 from __future__ import annotations
@@ -25,32 +32,20 @@ from scipy.stats import binom
 
 from chorister.errors import InvalidInput
 
-__all__ = [
-    "KEPT",
-    "LEAST_EXPECTED",
-    "LEAST_ON_THE_WAY",
-    "Ranked",
-    "check_vocabulary",
-    "extend",
-    "heard",
-    "largest",
-    "worth_asking",
-]
-
 Floats: TypeAlias = NDArray[np.float64]
 Codes: TypeAlias = NDArray[np.int64]
 
 LEAST_EXPECTED: Final = 0.1
-"""Standard errors that a candidate is expected to have at least."""
-LEAST_ON_THE_WAY: Final = 0.01
-"""The same where what is heard only leads to the next round: pruning is loose."""
-KEPT: Final = 20_000
-"""n-grams that are extended, at most."""
+"""The smallest expected count of a candidate, in standard errors."""
+LEAST_BEFORE_LAST: Final = 0.01
+"""The same for rounds before the last, where pruning is loose."""
+MAX_EXTENDED: Final = 20_000
+"""The largest number of n-grams that are extended."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Ranked:
-    """n-grams with the share of reports that each is expected to have (any order)."""
+    """N-grams with their expected shares of the reports, in any order."""
 
     codes: Codes
     shares: Floats
@@ -59,18 +54,17 @@ class Ranked:
         return len(self.codes)
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Ranked:
-        """Some of them."""
         return Ranked(self.codes[rows], self.shares[rows])
 
     def rarest_first(self) -> Ranked:
-        """By what is expected, least first; ties by code, so that the order is always the same."""
+        """Sort by expected share, smallest first, then by code."""
         return self.take(np.lexsort((self.codes, self.shares)))
 
 
 def check_vocabulary(words: int, depth: int) -> None:
-    """Refuse vocabularies whose n-grams have no 63-bit number."""
+    """Refuse vocabularies whose n-grams do not fit into 63-bit numbers."""
     if words < 2:
-        raise InvalidInput("a vocabulary has at least two words")
+        raise InvalidInput("a vocabulary needs at least two words")
     if words**depth >= 2**63:
         raise InvalidInput(
             f"{depth}-grams of {words:,} words can't be numbered: use fewer words or a smaller n"
@@ -78,24 +72,24 @@ def check_vocabulary(words: int, depth: int) -> None:
 
 
 def largest(ranked: Ranked, most: int) -> Ranked:
-    """The `most` n-grams of which most is expected."""
+    """Keep the `most` n-grams with the largest expected shares."""
     if len(ranked) <= most:
         return ranked
     return ranked.take(np.argpartition(-ranked.shares, most - 1)[:most])
 
 
 def extend(known: Ranked, words: int, n: int, most: int) -> Ranked:
-    """The (n+1)-grams that two overlapping n-grams make, the `most` best of them.
+    """Join overlapping n-grams to (n+1)-grams, and keep the `most` best of them.
 
-    Within one overlap, the i-th best beginning and the j-th best ending make a pair that i j - 1
-    others are at least as good as: only pairs with i j <= most can be among the best.
+    Within one overlap, at least i j - 1 other pairs are as good as the pair of the i-th best
+    beginning and the j-th best ending: only pairs with i j <= most can be among the best.
     """
     known = known.take(known.shares > 0.0)
     if not len(known) or most < 1:
         return Ranked(np.zeros(0, dtype=np.int64), np.zeros(0))
     inner = words ** (n - 1)
     begins, ends = known.codes // words, known.codes % inner
-    # The overlap is the last n-1 words of the left one and the first n-1 of the right one.
+    # The overlap is the last n-1 words of the left n-gram and the first n-1 of the right one.
     overlaps, group = np.unique(np.concatenate([ends, begins]), return_inverse=True)
     left_group, right_group = group[: len(known)], group[len(known) :]
     left = _Grouped.of(left_group, known.shares, len(overlaps))
@@ -108,23 +102,23 @@ def extend(known: Ranked, words: int, n: int, most: int) -> Ranked:
     second = right.order[np.repeat(right.starts[here], pairs) + step]
     shares = known.shares[first] * known.shares[second] / totals[left_group[first]]
     if n == 1:
-        shares = _hanging_together(known.shares[first], known.shares[second], float(shares.sum()))
+        shares = _expected_pairs(known.shares[first], known.shares[second], float(shares.sum()))
     codes = known.codes[first] * words + known.codes[second] % words
     return largest(Ranked(codes, shares), most)
 
 
-def _hanging_together(left: Floats, right: Floats, total: float) -> Floats:
-    """What pairs of words are expected to have; rises with both, as `extend` needs."""
+def _expected_pairs(left: Floats, right: Floats, total: float) -> Floats:
+    """The expected shares of pairs of words; they rise with both, as `extend` needs."""
     found: Floats = np.minimum(left, right) * np.sqrt(np.maximum(left, right))
     return found * (total / float(found.sum()))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Grouped:
-    """Rows in the order of their group, the best of each group first."""
+    """Rows sorted by group, the best of each group first."""
 
     order: Codes
-    ranks: Codes  # of the row at each place, within its group, from 0
+    ranks: Codes  # of each sorted row within its group, from 0
     starts: Codes  # of each group
     sizes: Codes
 
@@ -140,28 +134,92 @@ class _Grouped:
 def worth_asking(
     ranked: Ranked, *, reports: int, sigma: float, most: int, least: float = LEAST_EXPECTED
 ) -> Ranked:
-    """The candidates of the next round: expected to be heard of, and as many as it holds.
+    """Choose the candidates of the next round: promising ones, and at most `most`.
 
-    `reports` and `sigma` (the standard error of an empty cell, in devices) are the next round's;
-    `least` is how many of these a candidate is expected to have.
+    `reports` and `sigma` (the standard error of an empty cell, in devices) belong to the next
+    round; `least` is the smallest expected count in units of `sigma`.
     """
     promising = ranked.take(ranked.shares * reports >= least * sigma)
-    if not len(promising):  # nothing promises anything: ask for the best there is
+    if not len(promising):  # nothing is promising: ask for the best there is
         promising = largest(ranked, min(most, 100))
     return largest(promising, most)
 
 
-def heard(
+def above_noise(
     sums: NDArray[np.integer], *, trials: int, q: float, candidates: int
 ) -> NDArray[np.bool_]:
-    """Which cells have more bits than chance gives one of `candidates` empty cells on average.
+    """Return which cells have more bits than, on average, one of `candidates` empty cells would.
 
-    An empty cell's sum is Bin(trials, q), where `trials` counts the reports and what both
-    aggregators add.
+    The sum of an empty cell is Bin(trials, q), where `trials` counts the reports and the trials
+    that both aggregators add.
     """
     if candidates < 1:
         raise InvalidInput("there is no candidate")
-    if candidates == 1:  # a single one is held to one in twenty
+    if candidates == 1:  # a single candidate may be false in one of twenty cases
         return sums > binom.isf(0.05, trials, q)
     found: NDArray[np.bool_] = sums > binom.isf(1.0 / candidates, trials, q)
     return found
+
+
+_ATOMS: Final = 40  # support points of G
+_NEAR: Final = 400  # cells of the observed values up to 8 sigma, for the likelihood
+_FAR: Final = 80  # and above
+_STEPS: Final = 60  # of EM
+_FIRST_STRATUM: Final = 200
+_TINY: Final = 1e-300
+
+
+def posterior_means(values: Floats, sigma: float) -> Floats:
+    """Return the mean of each true count given its noisy one, for cells of one kind."""
+    if not sigma > 0.0:
+        raise InvalidInput(f"sigma must be above 0, not {sigma}")
+    if not values.size:
+        return values.astype(np.float64)
+    low, top = float(values.min()), max(float(values.max()), 4.0 * sigma)
+    bend = min(8.0 * sigma, 0.99 * top)
+    edges = np.concatenate(
+        [
+            np.linspace(min(low, 0.0) - 1e-6 * sigma, bend, _NEAR)[:-1],
+            np.geomspace(bend, top * 1.0001, _FAR),
+        ]
+    )
+    cell = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
+    seen = np.bincount(cell, minlength=len(edges) - 1)
+    used = seen > 0
+    middle = ((edges[1:] + edges[:-1]) / 2.0)[used]
+    share = seen[used] / seen.sum()
+    atoms = np.concatenate([[0.0], np.geomspace(0.05 * sigma, top, _ATOMS - 1)])
+    spread = np.sqrt(sigma * sigma + atoms)
+    likelihood = np.exp(-0.5 * ((middle[:, None] - atoms) / spread) ** 2) / spread + _TINY
+    weights = np.full(_ATOMS, 0.5 / (_ATOMS - 1))
+    weights[0] = 0.5
+    for _ in range(_STEPS):
+        weights = share @ _posterior(likelihood, weights)
+    means: Floats = np.interp(values, middle, _posterior(likelihood, weights) @ atoms)
+    return means
+
+
+def _posterior(likelihood: Floats, weights: Floats) -> Floats:
+    """The posterior distribution over the atoms for each observed value."""
+    joint = likelihood * weights
+    normed: Floats = joint / joint.sum(axis=1, keepdims=True)
+    return normed
+
+
+def stratified_means(values: Floats, sigma: float, expected: Floats, *, strata: int = 20) -> Floats:
+    """The same with a separate distribution G for each stratum of similar expectation.
+
+    Strata are geometrically growing ranges of ranks by `expected`, so that the few most promising
+    cells are not lumped together with the many others.
+    """
+    if values.shape != expected.shape:
+        raise InvalidInput("expected one expectation per value")
+    order = np.argsort(-expected, kind="stable")
+    means = np.zeros(len(values))
+    begin = 0
+    ends = np.geomspace(min(_FIRST_STRATUM, max(len(order), 1)), max(len(order), 1), strata)
+    for end in np.unique(np.rint(ends).astype(np.int64)).tolist():
+        part = order[begin:end]
+        means[part] = posterior_means(values[part], sigma)
+        begin = end
+    return means

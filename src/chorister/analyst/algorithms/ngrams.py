@@ -1,14 +1,13 @@
 """Phrases that many devices hold, found word by word: words, pairs, triples, ...
 
-Each round asks about a list of candidates that the earlier rounds made likely; see `ngram_rules`.
-A list is sent as categories, one bin a candidate and one for everything else: any list fits, where
+Each round asks about candidates that earlier rounds made likely; see `ngram_rules`. They are sent
+as categories, one bin per candidate and one for everything else. That fits any list, whereas
 prefixes times a vocabulary would spend a domain of 10,000 bins on a hundred prefixes. The first
-round is a prefix tree with nothing but the root.
+round is a prefix tree with only its root.
 """
 
 from __future__ import annotations
 
-import html as escaping
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,26 +16,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from chorister.analyst import tables
 from chorister.analyst.algorithms import ngram_pictures
-from chorister.analyst.algorithms.keeping import Kept
 from chorister.analyst.algorithms.ngram_rules import (
-    KEPT,
-    LEAST_ON_THE_WAY,
+    LEAST_BEFORE_LAST,
+    MAX_EXTENDED,
     Ranked,
+    above_noise,
     check_vocabulary,
     extend,
-    heard,
     largest,
+    stratified_means,
     worth_asking,
 )
-from chorister.analyst.algorithms.posterior import stratified_means
-from chorister.analyst.algorithms.running import Run, Step
+from chorister.analyst.algorithms.run import AlgorithmResult, AlgorithmRun, Step
 from chorister.analyst.cohorts import Cohorts
-from chorister.analyst.features import Real
 from chorister.analyst.question import Question
+from chorister.analyst.request import Real
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
+from chorister.analyst.tables import html_table, paragraphs
 from chorister.encoding import Categories, DenyList, PrefixTree, canonical_texts
 from chorister.errors import InvalidInput
 from chorister.policy import Crowd
@@ -45,18 +43,16 @@ from chorister.privacy.randomizers import MAX_LENGTH
 
 if TYPE_CHECKING:
     import altair
-    import polars
 
-__all__ = ["Ngrams", "discover_ngrams", "round_shares"]
 
-_LONGEST: Final = 8
+_MAX_N: Final = 8
 _COLUMN: Final = "ngram"
 _DISJOINT: Final = {1: (1.0,), 2: (0.2, 0.8), 3: (0.05, 0.35, 0.6), 4: (0.06, 0.22, 0.28, 0.44)}
 _EVERYONE: Final = {1: (1.0,), 2: (0.1, 0.9), 3: (0.05, 0.35, 0.6), 4: (0.04, 0.16, 0.3, 0.5)}
 
 
 def round_shares(rounds: int, cohorts: Cohorts) -> tuple[float, ...]:
-    """How much each round gets: of the devices, or of 1/sigma^2 where everyone answers."""
+    """The share of each round: of the devices, or of 1/sigma^2 if everyone answers."""
     known = _DISJOINT if cohorts == "disjoint" else _EVERYONE
     if rounds in known:
         return known[rounds]
@@ -65,13 +61,13 @@ def round_shares(rounds: int, cohorts: Cohorts) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Ngrams(Kept):
-    """The phrases that were heard above the noise, round by round.
+class Ngrams(AlgorithmResult):
+    """The phrases found above the noise, round by round.
 
-    An n-gram is reported if it lies above what chance gives one of all candidates of its round, so
-    at most one false one a round is expected. Its estimate comes from its own round alone, and its
-    interval holds for all candidates of that round at once (Bonferroni): both stay honest although
-    the reported ones were chosen by what was heard.
+    An n-gram is reported if its sum exceeds what chance would give one of all candidates of its
+    round, so at most one false discovery per round is expected. Its estimate comes from its own
+    round alone, and its interval holds for all candidates of that round at once (Bonferroni): both
+    stay valid although noise helped to select the reported ones.
     """
 
     FORMAT: ClassVar[str] = "chorister-ngrams-1"
@@ -80,7 +76,7 @@ class Ngrams(Kept):
     results: tuple[Result, ...]
     cohorts: Cohorts
     drawn: int | None = None
-    """In the last round a device drew so many n-grams and reported the least expected one."""
+    """How many n-grams a device drew in the last round, to report the least expected one."""
 
     def __post_init__(self) -> None:
         if not self.results:
@@ -90,11 +86,11 @@ class Ngrams(Kept):
             if len(result.features) != 1 or not isinstance(result.features[0], kind):
                 raise InvalidInput(f"round {n} is not about {n}-grams")
             if result.recipe.group_by:
-                raise InvalidInput("n-grams are discovered without groups")
+                raise InvalidInput("n-grams can't be discovered by group")
 
     @property
     def depth(self) -> int:
-        """The longest n-grams asked about."""
+        """The length of the longest n-grams asked about."""
         return len(self.results)
 
     @cached_property
@@ -105,7 +101,7 @@ class Ngrams(Kept):
         }  # fmt: skip
         for n, result in enumerate(self.results, start=1):
             names, first = candidates_of(result)
-            mask = heard_in(result)
+            mask = found_in(result)
             order = np.flatnonzero(mask)
             rows = result.rows.take(first + order)
             ends = rows.interval(
@@ -126,11 +122,11 @@ class Ngrams(Kept):
         return joined
 
     def columns(self) -> dict[str, Any]:
-        """n, ngram, devices of that round's cohort with their interval, and their share of it."""
+        """One row per n-gram: devices in its round with their interval, and their share."""
         return dict(self._columns)
 
     def found(self, n: int | None = None) -> list[str]:
-        """The reported n-grams of one length (default: the longest), heaviest first."""
+        """List the reported n-grams of one length (default: the longest), most frequent first."""
         wanted = self.depth if n is None else n
         return [
             name
@@ -138,36 +134,31 @@ class Ngrams(Kept):
             if length == wanted
         ]
 
-    def to_polars(self) -> polars.DataFrame:
-        """As a polars frame, one row an n-gram."""
-        return tables.to_polars(self.columns())
-
     def plot(self, *, top: int = 30) -> altair.LayerChart:
-        """A tree of the heaviest n-grams, word by word from left to right."""
+        """Draw a tree of the most frequent n-grams, word by word from left to right."""
         return ngram_pictures.tree(self, top=top)
 
     def explain(self) -> str:
-        """In words."""
         lines = []
         for n, result in enumerate(self.results, start=1):
             asked = len(candidates_of(result)[0])
             lines.append(
-                f"{n}-grams: {len(self.found(n)):,} heard of {asked:,} asked about, by "
+                f"{n}-grams: found {len(self.found(n)):,} of {asked:,} candidates, from "
                 f"{result.n_reports:,} devices at epsilon {result.epsilon}; an empty one reads 0 ± "
                 f"{result.noise_sigma:,.1f} devices, and at most one false one is expected."
             )
         if self.cohorts == "disjoint":
-            lines.append("Every device answered one of the rounds at most.")
+            lines.append("Every device answered at most one of the rounds.")
         if self.drawn is not None:
             lines.append(
-                f"In the last round a device drew {self.drawn} of its {self.depth}-grams and "
-                "reported the least expected one: more are found, but their numbers say how many "
-                "devices reported them so, not how frequent they are."
+                f"In the last round each device drew {self.drawn} of its {self.depth}-grams and "
+                "reported the least expected one. That finds more n-grams, but the numbers say how "
+                "many devices reported them, not how frequent they are."
             )
         lines.append(
-            "Estimates are of devices that reported the n-gram in its own round; intervals "
-            f"({self.results[-1].confidence:.0%}) are of the noise and hold for all candidates of "
-            "a round at once."
+            "Estimates count the devices that reported an n-gram in its own round; intervals "
+            f"({self.results[-1].confidence:.0%}) cover the noise and hold for all candidates of a "
+            "round at once."
         )
         return "\n".join(lines)
 
@@ -176,8 +167,7 @@ class Ngrams(Kept):
         return f"<Ngrams: {sizes} of length 1 to {self.depth}>"
 
     def _repr_html_(self) -> str:
-        words = "".join(f"<p>{escaping.escape(line)}</p>" for line in self.explain().split("\n"))
-        return words + tables.html_table(self.columns())
+        return paragraphs(self.explain()) + html_table(self.columns())
 
     def _settings(self) -> dict[str, Any]:
         return {"drawn": self.drawn}
@@ -188,19 +178,19 @@ class Ngrams(Kept):
 
 
 def candidates_of(result: Result) -> tuple[tuple[str, ...], int]:
-    """The n-grams that a round asked about, and the bin of the first of them."""
+    """Return the n-grams that a round asked about, and the bin of the first one."""
     (feature,) = result.features
     if isinstance(feature, PrefixTree):
         return feature.vocabulary, feature.size - len(feature.vocabulary)
     if not isinstance(feature, Categories):
-        raise InvalidInput("a round about n-grams has a prefix tree or a list")
+        raise InvalidInput("a round about n-grams needs a prefix tree or a list of categories")
     return tuple(str(value) for value in feature.values), 1
 
 
-def heard_in(result: Result) -> NDArray[np.bool_]:
-    """Which candidates of a round are reported."""
+def found_in(result: Result) -> NDArray[np.bool_]:
+    """Return which candidates of a round are reported."""
     names, first = candidates_of(result)
-    return heard(
+    return above_noise(
         result.parts[0].sums[first : first + len(names)],
         trials=result.n_reports + 2 * result.noise_trials,
         q=result.recipe.randomizer.q,
@@ -224,21 +214,20 @@ def discover_ngrams(
     crowd: Crowd | None = None,
     cohorts: Cohorts | None = None,
     devices: int | None = None,
-) -> Run[Ngrams]:
-    """Find the n-grams of known words that many devices hold, n = 1 .. `max_n`, one round each.
+) -> AlgorithmRun[Ngrams]:
+    """Find n-grams of known words that many devices hold, for n = 1 .. `max_n`, one round each.
 
-    Nothing is asked until the run is iterated or its `result` is taken; `run.plan` says before what
-    every round costs. `field` is the text, as "stream.field"; a device reports one of its n-grams
-    among the candidates: any of its rows, or with `distinct` any of its different n-grams, so that
-    what somebody repeats weighs no more. With `drawn` (24, say) a device draws so many of its
-    different n-grams in the last round and reports the least expected of these: that finds more,
-    but estimates are then no frequencies. N-grams that contain a phrase of `deny` are left out on
-    the devices, so that they offer something else.
+    Nothing is asked until you iterate over the run or take its `result`; `run.plan` states the cost
+    of every round beforehand. `field` is the text, as "stream.field". A device reports one of its
+    n-grams among the candidates: one of its rows, or with `distinct` one of its distinct n-grams,
+    so that repetition adds no weight. With `drawn` (for example 24), a device draws that many of
+    its distinct n-grams in the last round and reports the least expected one: that finds more, but
+    estimates are then not frequencies. Devices skip n-grams that contain a phrase of `deny`.
     """
-    if not 1 <= max_n <= _LONGEST:
-        raise InvalidInput(f"max_n lies from 1 to {_LONGEST}, not {max_n}")
+    if not 1 <= max_n <= _MAX_N:
+        raise InvalidInput(f"max_n must be from 1 to {_MAX_N}, not {max_n}")
     if drawn is not None and drawn < 1:
-        raise InvalidInput(f"drawn is at least 1, or None, not {drawn}")
+        raise InvalidInput(f"drawn must be at least 1, or None, not {drawn}")
     if drawn is not None and "random" not in study.terms.functions:
         raise InvalidInput("drawn needs the function `random`, which this analysis does not permit")
     words = _Words.of(vocabulary, max_n)
@@ -248,8 +237,8 @@ def discover_ngrams(
     most = min(most_candidates or MAX_LENGTH, study.terms.max_bins - 1, MAX_LENGTH - 1)
     if len(words.names) + 2 > most:
         raise InvalidInput(
-            f"{len(words.names):,} words and END, OOV, no text need more bins than {most + 1:,}: "
-            "know fewer words"
+            f"{len(words.names):,} words plus END, OOV and no text need more than {most + 1:,} "
+            "bins: use a smaller vocabulary"
         )
     denied = _deny_list(deny)
 
@@ -286,10 +275,10 @@ def discover_ngrams(
                     reports=planned.expected_reports,
                     sigma=planned.std_error,
                     most=most,
-                    **({} if last else {"least": LEAST_ON_THE_WAY}),
+                    **({} if last else {"least": LEAST_BEFORE_LAST}),
                 ).rarest_first()
                 if not len(asked):
-                    break  # nothing overlaps: there is no longer phrase to ask about
+                    break  # no two n-grams overlap: there is nothing longer to ask about
                 feature = Categories(column=_COLUMN, values=words.labels(asked.codes, n))
             question = ask(n, feature, sampled=last and drawn is not None and n > 1)
             results.append(study.ask(question))
@@ -300,13 +289,13 @@ def discover_ngrams(
             yield Step(number=n, question=question, result=results[-1], draw=so_far.plot)
         return so_far
 
-    return Run(plan, steps)
+    return AlgorithmRun(plan, steps)
 
 
 def ngram_query(
     stream: str, field: str, n: int, *, distinct: bool = False, drawn: int | None = None
 ) -> str:
-    """The n-grams of a text field, as devices cut them: all, the different ones, or some drawn."""
+    """Write a query for the n-grams of a text field: all, the distinct ones, or a random few."""
     source = f'"{stream}", ngrams("{stream}"."{field}", {n})'
     if drawn is not None:
         inner = f"SELECT DISTINCT ngrams.ngram AS {_COLUMN} FROM {source}"  # noqa: S608 (names)
@@ -316,15 +305,15 @@ def ngram_query(
 
 
 def _learned(result: Result, asked: Ranked) -> Ranked:
-    """The n-grams worth extending, with the share of reports that each is expected to have."""
+    """Return the n-grams worth extending, with their expected shares of the reports."""
     names, first = candidates_of(result)
     seen = result.counts[first : first + len(names)]
     means = stratified_means(seen, result.noise_sigma, asked.shares)
-    return largest(Ranked(asked.codes, means / result.n_reports), KEPT)
+    return largest(Ranked(asked.codes, means / result.n_reports), MAX_EXTENDED)
 
 
 def _only_text(study: Study) -> str:
-    """The one text field of the analysis that belongs to a stream."""
+    """Return the only text field in a stream that the analysis may read."""
     policy = study.fleet.policy
     texts = [
         ref
@@ -344,7 +333,7 @@ def _deny_list(phrases: Iterable[str]) -> tuple[DenyList, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """The known words, by number."""
+    """The numbered words of a vocabulary."""
 
     names: tuple[str, ...]
 
@@ -354,7 +343,7 @@ class _Words:
         names = canonical_texts(given)
         for word, name in zip(given, names, strict=True):
             if not name or " " in name:
-                raise InvalidInput(f"{word!r} is not one word")
+                raise InvalidInput(f"{word!r} is not a single word")
         unique = tuple(dict.fromkeys(names))
         check_vocabulary(len(unique), depth)
         return cls(unique)

@@ -3,10 +3,10 @@
 Level l is an image of 2^l by 2^l cells (rows from low to high y). The fit has two passes, as on any
 tree (:mod:`chorister.analyst.consistency`):
 
-1. bottom-up, precision-weighted: what a cell and everything inside it say about its mass;
-2. top-down: the four children of a cell start from what a smooth map would give them, are pulled
-   towards what was measured as far as the noise allows (empirical Bayes, in strata of the parent's
-   mass), and are made non-negative with the parent's sum (Norm-Sub within the parent).
+1. bottom-up, weighted by precision: what a cell and everything inside it say about its mass;
+2. top-down: the four children of a cell start from a smooth map, are pulled towards what was
+   measured as far as the noise allows (empirical Bayes, in strata of the parent's mass), and are
+   made non-negative with the parent's sum (Norm-Sub within the parent).
 
 A single static grid is a special case, so static results get the same fit.
 """
@@ -21,19 +21,17 @@ from numpy.typing import NDArray
 
 from chorister.errors import InvalidInput
 
-__all__ = ["Measured", "Pyramid", "fit_map", "quarters", "spread_evenly", "summed"]
-
 Image: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
 
 _STRATA_PER_OCTAVE = 2
 _STRATA = 64
-_ROUGH = 0.1  # relative variance assumed while the smoothness itself is being estimated
-_LEAST_SPREAD = 1e-4  # relative variance below which strata are not told apart from smooth
+_ROUGH = 0.1  # relative variance assumed while estimating the smoothness
+_LEAST_SPREAD = 1e-4  # relative variance below which a stratum counts as smooth
 
 
 def summed(image: Image) -> Image:
-    """Sums over blocks of two by two: one level up."""
+    """Sum blocks of two by two: one level up."""
     half = image.shape[0] // 2
     blocks: Image = image.reshape(half, 2, half, 2).sum(axis=(1, 3))
     return blocks
@@ -44,14 +42,14 @@ def _repeated(image: Image) -> Image:
 
 
 def spread_evenly(image: Image, level: int) -> Image:
-    """The image at a finer level, each cell's mass shared equally."""
+    """Refine an image, sharing the mass of each cell equally."""
     while image.shape[0] < 2**level:
         image = _repeated(image) / 4.0
     return image
 
 
 def quarters(image: Image) -> Image:
-    """One level down, by bilinear interpolation, every parent keeping its mass."""
+    """Interpolate one level down (bilinear); every parent keeps its mass."""
     padded = np.pad(image, 1, mode="edge")
     rows = np.empty((2 * image.shape[0], padded.shape[1]))
     rows[0::2] = 0.75 * padded[1:-1] + 0.25 * padded[:-2]
@@ -64,7 +62,7 @@ def quarters(image: Image) -> Image:
 
 
 def _combined(a: Image, va: Image, b: Image, vb: Image) -> tuple[Image, Image]:
-    """Weighted by precision; an infinite variance counts for nothing."""
+    """Combine by precision; an infinite variance has no weight."""
     pa, pb = 1.0 / va, 1.0 / vb
     precision = pa + pb
     known = precision > 0.0
@@ -74,17 +72,17 @@ def _combined(a: Image, va: Image, b: Image, vb: Image) -> tuple[Image, Image]:
 
 
 class Measured:
-    """Everything that was measured: values and variances of cells, level by level."""
+    """All measurements: values and variances of cells, level by level."""
 
     def __init__(self) -> None:
         self._levels: dict[int, tuple[Image, Image]] = {}
 
     def add(self, level: int, mask: Mask, values: Image, variances: Image) -> None:
-        """Put in measurements of the cells of a level where `mask` is true, in row-major order."""
+        """Add measurements of the cells where `mask` is true, in row-major order."""
         if mask.shape != (2**level, 2**level):
             raise InvalidInput(f"level {level} has {2**level} by {2**level} cells")
         if not np.all(variances > 0.0):
-            raise InvalidInput("a measurement's variance is above 0")
+            raise InvalidInput("the variance of a measurement must be above 0")
         if not mask.any():
             return
         image, spread = np.zeros(mask.shape), np.full(mask.shape, np.inf)
@@ -101,7 +99,7 @@ class Measured:
         return max(self._levels)
 
     def from_below(self) -> tuple[list[Image], list[Image]]:
-        """What each cell and its inside say about its mass: values and variances by level."""
+        """What each cell and its inside say about its mass: values and variances per level."""
         size = 2**self.finest
         values, variances = np.zeros((size, size)), np.full((size, size), np.inf)
         all_values: list[Image] = []
@@ -124,20 +122,21 @@ class Pyramid:
 
     @property
     def depth(self) -> int:
-        """The finest level."""
         return len(self.levels) - 1
 
     def at(self, level: int) -> Image:
-        """The masses at a level; finer than the fit: shared equally."""
+        """The masses at a level; below the finest, masses are shared equally."""
         if level <= self.depth:
             return self.levels[level]
         return spread_evenly(self.levels[-1], level)
 
 
 def fit_map(measured: Measured, depth: int) -> Pyramid:
-    """The smooth, consistent, non-negative map that fits what was measured, down to `depth`."""
+    """Fit a smooth, consistent, non-negative map to all measurements, down to `depth`."""
     if depth < measured.finest:
-        raise InvalidInput(f"cells of level {measured.finest} were measured: fit at least that")
+        raise InvalidInput(
+            f"cells of level {measured.finest} were measured: fit at least that level"
+        )
     values, variances = measured.from_below()
     levels = [np.maximum(values[0], 0.0)]
     smoothness = 1.0
@@ -154,7 +153,7 @@ def fit_map(measured: Measured, depth: int) -> Pyramid:
 
 
 def _children(even: Image, slope: Image, values: Image, variances: Image) -> tuple[Image, float]:
-    """The next level before sums are restored, and how much of interpolated slopes is real."""
+    """The next level before its sums are restored, and how real the interpolated slopes are."""
     seen = np.isfinite(variances)
     share, lean, value, noise = even[seen], slope[seen], values[seen], variances[seen]
     weight = 1.0 / (noise + _ROUGH * share**2)
@@ -171,7 +170,7 @@ def _children(even: Image, slope: Image, values: Image, variances: Image) -> tup
 
 
 def _relative_spread(parents: Image, expected: Image, values: Image, noise: Image) -> Image:
-    """How far truths lie from what is expected, relative to it: a variance by parents' mass."""
+    """The relative variance of the truth around the expectation, by the mass of the parents."""
     octave = np.floor(_STRATA_PER_OCTAVE * np.log2(np.maximum(parents, 0.25))).astype(np.int64)
     stratum = np.clip(octave + 2 * _STRATA_PER_OCTAVE, 0, _STRATA - 1)
     square = expected**2
@@ -185,7 +184,7 @@ def _relative_spread(parents: Image, expected: Image, values: Image, noise: Imag
 
 
 def _with_sums(children: Image, parents: Image) -> Image:
-    """Norm-Sub within each parent: the four nearest non-negative values with the parent's sum."""
+    """Find the four nearest non-negative values with the sum of their parent (Norm-Sub)."""
     size = parents.shape[0]
     four = children.reshape(size, 2, size, 2).transpose(0, 2, 1, 3).reshape(size * size, 4)
     totals = parents.ravel()

@@ -1,4 +1,4 @@
-// A page that is no longer live says so; whoever is no longer signed in gets to sign in.
+// Say so when a page is no longer live; go to the sign-in page when the session has ended.
 (() => {
   const stale = (yes) => {
     const notice = document.getElementById("stale");

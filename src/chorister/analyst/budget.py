@@ -1,0 +1,309 @@
+"""What devices have spent so far, and what they may still answer: planning with a device's own
+rules.
+
+Which rounds a device answered decides what else it may answer. Devices that answered the same
+rounds have the same ledger and form one *class*. Each class carries a weight: a share of the fleet
+when planning, numbers of simulated devices in a rehearsal. Everything is assumed to happen within
+one budget period.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
+
+import numpy as np
+
+from chorister.analyst.rounds import Round, RoundState
+from chorister.analyst.tables import paragraphs
+from chorister.canonical import decimal_text
+from chorister.device.ledger.budget import Charge, Limit, Standing
+from chorister.device.ledger.counting import Counts, PolicyTerms
+from chorister.errors import BudgetExceeded, QueryRefused
+from chorister.policy import Policy
+from chorister.recipe import Recipe
+from chorister.recipe import refusal as first_refusal
+from chorister.transparency.cosigner import MAX_SKEW
+
+if TYPE_CHECKING:
+    from chorister.analyst.fleet import Fleet
+    from chorister.analyst.question import Question
+    from chorister.analyst.study import Study
+
+_TIME: Final = 0  # one budget period: when a charge is made does not matter
+_MAX_COUNTED: Final = 10_000  # questions
+Weight = TypeVar("Weight")
+_Key: TypeAlias = tuple[tuple[str, ...], frozenset[str]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerModel:
+    """The ledger of all devices that answered the same rounds."""
+
+    policy: Policy
+    counts: Counts
+    charges: tuple[Charge, ...] = ()
+
+    @classmethod
+    def empty(cls, policy: Policy) -> LedgerModel:
+        return cls(policy=policy, counts=Counts(offset=0).with_policy(PolicyTerms.of(policy)))
+
+    @property
+    def key(self) -> _Key:
+        """Equal for ledgers that allow the same: their charges and the studies they were in."""
+        spent = (
+            f"{charge.analysis} {charge.fields} {charge.privacy.canonical()!r}"
+            for charge in self.charges
+        )
+        return tuple(sorted(spent)), frozenset(charge.study for charge in self.charges)
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise `BudgetExceeded` if a device with this ledger would refuse the recipe."""
+        self.counts.check(Charge.of(recipe), self.policy, _TIME)
+
+    def is_new_to(self, study: str) -> bool:
+        """Whether devices with this ledger have answered nothing in a study yet."""
+        return all(charge.study != study for charge in self.charges)
+
+    def is_asked(self, recipe: Recipe) -> bool:
+        """Whether the recipe addresses devices with this ledger."""
+        return not recipe.participation.once_per_study or self.is_new_to(recipe.study)
+
+    def would_answer(self, recipe: Recipe) -> bool:
+        if not self.is_asked(recipe):
+            return False
+        try:
+            self.check(recipe)
+        except (BudgetExceeded, QueryRefused):
+            return False
+        return True
+
+    def after(self, recipe: Recipe) -> LedgerModel:
+        """Return the ledger after answering a recipe."""
+        charge = Charge.of(recipe)
+        return replace(
+            self,
+            counts=self.counts.with_charge(charge, _TIME),
+            charges=(*self.charges, charge),
+        )
+
+    def more(self, recipe: Recipe) -> int:
+        """Count how many recipes of this cost a device with this ledger may still answer."""
+        ledger = self
+        for count in range(_MAX_COUNTED):
+            try:
+                ledger.check(recipe)
+            except BudgetExceeded:
+                return count
+            ledger = ledger.after(recipe)
+        return _MAX_COUNTED
+
+    def limits(self, analysis: str) -> list[Limit]:
+        """List the limits that bind an analysis: the device's, its own, and its fields'."""
+        prefix = f"analyses.{analysis}."
+        return [
+            limit
+            for limit in self.counts.limits(self.policy, _TIME)
+            if limit.path == "device" or limit.path.startswith(prefix)
+        ]
+
+
+@dataclass(slots=True)
+class LedgerClasses(Generic[Weight]):
+    """All classes of devices with their weights. Mutable: it changes with every round."""
+
+    policy: Policy
+    fresh: Weight  # of the devices that have answered nothing yet
+    classes: dict[_Key, tuple[LedgerModel, Weight]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        empty = LedgerModel.empty(self.policy)
+        self.classes[empty.key] = (empty, self.fresh)
+
+    def answer(
+        self,
+        recipe: Recipe,
+        take: Callable[[Weight], tuple[Weight, Weight]],
+        join: Callable[[Weight, Weight], Weight],
+    ) -> list[Weight]:
+        """Answer a recipe: `take` splits each class into those that answer and the others.
+
+        Returns the weights that answer, one per class that would.
+        """
+        answering: list[Weight] = []
+        after: dict[_Key, tuple[LedgerModel, Weight]] = {}
+        for ledger, weight in self.classes.values():
+            parts = [(ledger, weight)]
+            if ledger.would_answer(recipe):
+                taken, left = take(weight)
+                answering.append(taken)
+                parts = [(ledger, left), (ledger.after(recipe), taken)]
+            for each, amount in parts:
+                if not np.any(np.asarray(amount)):
+                    continue  # nobody is left in this class
+                known = after.get(each.key)
+                joined = amount if known is None else join(known[1], amount)
+                after[each.key] = (each, joined)
+        self.classes = after
+        return answering
+
+    def why_nobody(self, recipe: Recipe) -> BudgetExceeded | None:
+        """Return the budget that keeps every class from answering; None if one would answer."""
+        found: BudgetExceeded | None = None
+        for ledger in self.ledgers:
+            if not ledger.is_asked(recipe):
+                continue
+            try:
+                ledger.check(recipe)
+            except BudgetExceeded as error:
+                found = error
+            else:
+                return None
+        return found
+
+    @property
+    def ledgers(self) -> Iterable[LedgerModel]:
+        return (ledger for ledger, _ in self.classes.values())
+
+    @property
+    def fullest(self) -> LedgerModel:
+        """The ledger with the most charges."""
+        return max(self.ledgers, key=lambda ledger: len(ledger.charges))
+
+
+# --- What to expect of a fleet ------------------------------------------------------------------
+
+
+def expected_ledgers(fleet: Fleet, *, withdrawn: bool = False) -> LedgerClasses[float]:
+    """Predict the ledgers after all rounds so far, weighted by shares of the fleet.
+
+    How many devices answered a question before it was withdrawn is unknown: assume none, or with
+    `withdrawn` all that could.
+    """
+    ledgers: LedgerClasses[float] = LedgerClasses(policy=fleet.policy, fresh=1.0)
+    now = fleet.clock.now()
+    for round_ in fleet.archive.all_rounds():
+        counts = round_.published and (withdrawn or round_.state is not RoundState.WITHDRAWN)
+        if counts and not _has_renewed(round_.recipe, fleet.policy, now):
+            expect_answers(ledgers, round_.recipe, at_most=_largest_share(round_, fleet.devices))
+    return ledgers
+
+
+def _largest_share(round_: Round, devices: int | None) -> float:
+    """The largest share of the fleet that can have answered: a target ends a recipe early."""
+    if round_.target is None or devices is None:
+        return 1.0
+    parts = len(round_.result.parts) if round_.result is not None else 1
+    reports = round_.result.n_reports if round_.result is not None else round_.target * parts
+    return min(1.0, reports / devices)
+
+
+def expect_answers(ledgers: LedgerClasses[float], recipe: Recipe, *, at_most: float = 1.0) -> float:
+    """Charge the expected share of the fleet for a recipe, and return that share."""
+    chance = float(recipe.participation.probability)
+    willing = sum(
+        weight for ledger, weight in ledgers.classes.values() if ledger.would_answer(recipe)
+    )
+    if chance * willing > at_most:
+        chance = at_most / willing
+    shares = ledgers.answer(
+        recipe,
+        take=lambda weight: (weight * chance, weight * (1.0 - chance)),
+        join=lambda one, other: one + other,
+    )
+    return sum(shares)
+
+
+def fresh_share(ledgers: LedgerClasses[float], study: str) -> float:
+    """The share of the fleet that has answered nothing in a study yet."""
+    return sum(weight for ledger, weight in ledgers.classes.values() if ledger.is_new_to(study))
+
+
+def expected_reports(fleet: Fleet, recipe: Recipe) -> float | None:
+    """How many reports to expect with the budgets as they are; None if the size is unknown."""
+    share = expect_answers(expected_ledgers(fleet), recipe)
+    return None if fleet.devices is None else share * fleet.devices
+
+
+def _has_renewed(recipe: Recipe, policy: Policy, now: int) -> bool:
+    """Whether no device counts the cost of a recipe any more."""
+    analysis = policy.analyses.get(recipe.analysis)
+    periods = [policy.device.period, analysis.budget.period if analysis is not None else None]
+    if any(period is None for period in periods):
+        return False
+    # Charges are dated ahead, and renew by checkpoints that may be as old as the policy permits.
+    late = MAX_SKEW + policy.checkpoint_max_age
+    longest = max(period for period in periods if period is not None)
+    return now >= recipe.window.closes + late + longest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyBudget:
+    """The budgets of a device that answered every round it could."""
+
+    limits: tuple[Standing, ...]  # the device's, the analysis's, its fields'
+    fresh_devices: float  # share of the fleet that has answered nothing in this study yet
+    ledger: LedgerModel  # the fullest one
+
+    def more(self, question: Question) -> int:
+        """Count how many questions of this cost such a device could still answer."""
+        return question.cost().more
+
+    def explain(self) -> str:
+        lines = [
+            f"{self.fresh_devices:.0%} of the devices have answered nothing in this study yet. A "
+            "device that answered everything it could has spent:"
+        ]
+        lines.extend(
+            f"{standing.limit}: epsilon {decimal_text(standing.spent.epsilon)} of "
+            f"{decimal_text(standing.allowed.epsilon)}, delta "
+            f"{decimal_text(standing.spent.delta)} of {decimal_text(standing.allowed.delta)}, "
+            f"{standing.reports} of {standing.allowed_reports} reports"
+            for standing in self.limits
+        )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return paragraphs(self.explain())
+
+
+def study_budget(study: Study) -> StudyBudget:
+    """The most that devices can have spent, judging by this fleet's rounds."""
+    fullest = expected_ledgers(study.fleet, withdrawn=True).fullest
+    return StudyBudget(
+        limits=tuple(limit.standing() for limit in fullest.limits(study.analysis)),
+        fresh_devices=fresh_share(expected_ledgers(study.fleet), study.name),
+        ledger=fullest,
+    )
+
+
+# --- What the policy allows, whatever was spent -------------------------------------------------
+
+_HINTS: Final = {
+    "query": "give a query that the policy permits",
+    "fields": "read only the fields that are open to this analysis",
+    "groups": "form no groups, or those that the policy permits",
+    "cells": "group by fewer fields, or with fewer arms",
+    "bins": "ask about fewer cells at a time",
+    "prefixes": "send the prefixes in clear",
+    "window": "choose `window` and `grace` within these limits",
+    "cohort": "change `min_cohort`, or leave it out: it follows from epsilon and local epsilon",
+    "mechanism": "leave out `mechanism`",
+    "report": "leave out `report`",
+    "crowd": "leave out `crowd`",
+    "local-epsilon": "lower `local_epsilon`, or leave it out",
+    "budget": "lower `epsilon` or `delta`, or leave them out",
+    "field-budgets": "lower what is named, or leave it out",
+    "amplification": "leave out `min_cohort`, and it follows; or raise `epsilon`",
+}
+
+
+def refusal(recipe: Recipe, policy: Policy) -> QueryRefused | None:
+    """Return why a policy refuses a recipe, and what to do about it; None if it allows it."""
+    outcome = first_refusal(recipe, policy)
+    if outcome is None:
+        return None
+    hint = _HINTS.get(outcome.name)
+    why = f"{outcome.why}; {hint}" if hint else outcome.why
+    return QueryRefused(check=outcome.name, why=why, field=outcome.field)

@@ -1,0 +1,167 @@
+"""Reading a population: data frames become tables whose rows are sorted by class of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from chorister.analyst.rehearsal.columns import Ints
+from chorister.analyst.tables import needed
+from chorister.errors import InvalidInput
+from chorister.policy import Policy
+
+if TYPE_CHECKING:
+    import polars
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class DeviceTable:
+    """A stream or profile, with the rows of all classes of devices."""
+
+    owners: Ints  # the class of each row, increasing
+    frame: polars.DataFrame
+
+
+def polars_type(policy: Policy, ref: str) -> Any:  # noqa: ANN401 (a polars type)
+    pl = needed("polars")
+    return {"integer": pl.Int64, "real": pl.Float64, "text": pl.String}[policy.fields[ref].type]
+
+
+def as_frame(source: object) -> polars.DataFrame:
+    """Convert a polars, pandas or Arrow table, or a mapping of columns, to a polars frame."""
+    pl = needed("polars")
+    if isinstance(source, pl.DataFrame):
+        frame: polars.DataFrame = source
+        return frame
+    if isinstance(source, pl.LazyFrame):
+        collected: polars.DataFrame = source.collect()
+        return collected
+    try:
+        if hasattr(source, "__arrow_c_stream__") and not _is_pandas(source):
+            made: polars.DataFrame = pl.DataFrame(source)
+        elif _is_pandas(source):
+            made = pl.from_pandas(source)
+        else:
+            made = pl.DataFrame(source)
+    except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
+        raise InvalidInput(
+            f"a population is a polars, pandas or Arrow table, or columns by name: {error}"
+        ) from None
+    return made
+
+
+def _is_pandas(source: object) -> bool:
+    return type(source).__module__.partition(".")[0] == "pandas"
+
+
+def split_by_table(
+    source: object, policy: Policy, *, device: str, count: str
+) -> dict[str, polars.DataFrame]:
+    """Return one frame per stream and profile; one frame is split by the names of its columns."""
+    tables = {**policy.streams, **policy.profiles}
+    if isinstance(source, Mapping) and source and set(source) <= set(tables):
+        return {name: as_frame(frame) for name, frame in source.items()}
+    frame = as_frame(source)
+    if not len(frame):
+        raise InvalidInput("a population has at least one row")
+    own = [column for column in frame.columns if column in (device, count)]
+    places: dict[str, dict[str, str]] = {}
+    for column in frame.columns:
+        if column in own:
+            continue
+        refs = [ref for ref in policy.fields if column in (ref, ref.partition(".")[2])]
+        if len(refs) != 1:
+            why = "several fields have" if refs else "no field has"
+            raise InvalidInput(
+                f"{why} the name {column!r}: name columns as fields of the policy "
+                f"({', '.join(policy.fields)}), or drop it"
+            )
+        table, _, name = refs[0].partition(".")
+        places.setdefault(table, {})[column] = name
+    if not places:
+        raise InvalidInput(f"no column is a field of the policy: {', '.join(policy.fields)}")
+    rows: list[str] = own
+    if device not in own:  # every row is one device, or one class of devices
+        pl = needed("polars")
+        frame = frame.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(device))
+        rows = [device, *own]
+    found = {table: frame.select([*rows, *names]).rename(names) for table, names in places.items()}
+    streams = [table for table in found if table in policy.streams]
+    for table in found:
+        # Next to a stream, the values of a profile repeat in every row: one row per device is
+        # meant.
+        if table in policy.profiles and streams:
+            found[table] = found[table].unique(device, keep="first", maintain_order=True)
+    return found
+
+
+def number_devices(
+    frames: dict[str, polars.DataFrame], *, device: str, count: str
+) -> tuple[dict[str, DeviceTable], Ints]:
+    """Number the classes of devices, sort every table by class, and count the devices of each."""
+    pl = needed("polars")
+    for name, frame in frames.items():
+        if device not in frame.columns:
+            raise InvalidInput(
+                f"the table {name} has no column {device!r} that says which device a row belongs to"
+            )
+    identities = [frame[device] for frame in frames.values()]
+    first = identities[0]
+    dense = (
+        len(frames) == 1
+        and first.dtype.is_integer()
+        and len(first) > 0
+        and first.null_count() == 0
+        and bool(first.is_sorted())
+    )
+    if dense:
+        codes = first.rle_id().cast(pl.Int64).to_numpy()
+        owners = {next(iter(frames)): codes}
+        total = int(codes[-1]) + 1
+    else:
+        known = pl.concat(
+            [each.unique(maintain_order=True).cast(first.dtype) for each in identities]
+        )
+        known = known.unique(maintain_order=True)
+        index = pl.DataFrame({device: known}).with_row_index("class")
+        owners = {
+            name: frame.select(pl.col(device).cast(first.dtype))
+            .join(index, on=device, how="left", maintain_order="left", nulls_equal=True)["class"]
+            .cast(pl.Int64)
+            .to_numpy()
+            for name, frame in frames.items()
+        }
+        total = len(known)
+    weights = np.ones(total, dtype=np.int64)
+    tables = {}
+    for name, frame in frames.items():
+        whose = owners[name]
+        kept = frame
+        if not dense:
+            order = np.argsort(whose, kind="stable")
+            if not (order == np.arange(len(order))).all():
+                kept, whose = frame[order], whose[order]
+        if count in frame.columns:
+            weights[whose] = _counts(kept[count])
+        dropped = [column for column in (device, count) if column in kept.columns]
+        tables[name] = DeviceTable(np.ascontiguousarray(whose, dtype=np.int64), kept.drop(dropped))
+    return tables, weights
+
+
+def _counts(values: polars.Series) -> Ints:
+    if not values.dtype.is_integer() or values.null_count() or (values < 0).any():
+        raise InvalidInput("counts are whole numbers of devices, 0 or more")
+    found: Ints = values.cast(needed("polars").Int64).to_numpy()
+    return found
+
+
+def class_rows(owners: Ints, size: int) -> Iterator[tuple[int, int]]:
+    """Yield where the rows of each class begin and end."""
+    ends = np.searchsorted(owners, np.arange(size), side="right")
+    begin = 0
+    for end in ends.tolist():
+        yield begin, end
+        begin = end

@@ -1,0 +1,265 @@
+"""What runs in the background: algorithms, and threads that wait for the results of rounds.
+
+A run is a file with its arguments, its progress and the chart of its latest step. If a restart
+interrupts a run, an analyst can resume it: starting it again with the same arguments asks only what
+was not asked yet. Rounds are on disk as well, so that a restart waits for them again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from chorister.analyst.algorithms.run import AlgorithmRun
+from chorister.analyst.files import require_format, write_atomically
+from chorister.analyst.progress import Progress
+from chorister.analyst.rounds import Round, RoundState
+from chorister.analyst.study import Study
+from chorister.errors import (
+    ChoristerError,
+    InvalidInput,
+    QuestionWithdrawn,
+    ServiceError,
+    StudyError,
+)
+
+_log = logging.getLogger("chorister.console")
+_MAX_PLANS: Final = 50
+_FORMAT: Final = "chorister-run-1"
+_FILE_NAME: Final = re.compile(r"run-(\d{4,9})\.json")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """One run of an algorithm in a study."""
+
+    number: int  # in its study, from 1
+    algorithm: str
+    values: dict[str, str]  # of the form that started it
+    by: str  # the analyst who started it
+    state: str = "running"  # running, finished, failed, interrupted
+    planned: int  # rounds
+    rounds: tuple[int, ...] = ()  # of the study, so far
+    words: str = ""  # what was found, or what went wrong
+
+    @property
+    def running(self) -> bool:
+        return self.state == "running"
+
+
+class RunStore:
+    """All runs of algorithms. Thread-safe."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.RLock()
+        self._records: dict[tuple[str, str], dict[int, RunRecord]] = {}
+        self._planned: OrderedDict[Hashable, AlgorithmRun[Any]] = OrderedDict()
+
+    def planned(
+        self, key: Hashable, plan: Callable[[], AlgorithmRun[Any]], *, take: bool
+    ) -> AlgorithmRun[Any]:
+        """Return the run planned with this key, or plan it now, which takes seconds.
+
+        With `take` it is about to start, so it is not cached any longer.
+        """
+        with self._lock:
+            run = self._planned.pop(key, None)
+        if run is None:
+            run = plan()
+        if not take:
+            with self._lock:
+                self._planned[key] = run
+                while len(self._planned) > _MAX_PLANS:
+                    self._planned.popitem(last=False)
+        return run
+
+    def of(self, connection: str, study: str) -> list[RunRecord]:
+        """The runs of a study, the newest first."""
+        with self._lock:
+            records = self._runs_of(connection, study)
+            return [records[number] for number in sorted(records, reverse=True)]
+
+    def get(self, connection: str, study: str, number: int) -> RunRecord | None:
+        with self._lock:
+            return self._runs_of(connection, study).get(number)
+
+    def picture(self, connection: str, study: str, number: int) -> dict[str, Any] | None:
+        """The Vega-Lite specification of a run's latest chart."""
+        path = self._path(connection, study, number).with_suffix(".picture")
+        try:
+            found: dict[str, Any] = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        return found
+
+    def start(
+        self,
+        connection: str,
+        study: str,
+        *,
+        algorithm: str,
+        values: dict[str, str],
+        by: str,
+        run: AlgorithmRun[Any],
+        number: int | None = None,
+    ) -> RunRecord:
+        """Start a new run in the background, or resume an interrupted one."""
+        with self._lock:
+            records = self._runs_of(connection, study)
+            if any(record.running for record in records.values()):
+                raise InvalidInput(
+                    "an algorithm is already running in this study: let it finish first"
+                )
+            chosen = number if number is not None else max(records, default=0) + 1
+            record = RunRecord(
+                number=chosen, algorithm=algorithm, values=values, by=by,
+                planned=len(run.plan.rounds),
+            )  # fmt: skip
+            self._keep(connection, study, record)
+        threading.Thread(
+            target=self._follow, args=(connection, study, record, run), daemon=True,
+            name=f"{algorithm} in {study}",
+        ).start()  # fmt: skip
+        return record
+
+    def _follow(
+        self, connection: str, study: str, record: RunRecord, run: AlgorithmRun[Any]
+    ) -> None:
+        try:
+            for step in run:
+                picture = step.picture.to_dict()
+                path = self._path(connection, study, record.number).with_suffix(".picture")
+                write_atomically(path, json.dumps(picture).encode())
+                record = replace(record, rounds=(*record.rounds, step.result.round or 0))
+                self._keep(connection, study, record)
+            words = str(run.result.explain())
+            record = replace(record, state="finished", words=words)
+        except ChoristerError as error:
+            record = replace(record, state="failed", words=str(error))
+        except Exception:
+            _log.exception("an algorithm failed because of a bug in Chorister")
+            words = "there is a bug in Chorister; the server's log has the details"
+            record = replace(record, state="failed", words=words)
+        self._keep(connection, study, record)
+
+    # --- Files ----------------------------------------------------------------------------------
+
+    def _path(self, connection: str, study: str, number: int) -> Path:
+        return self._folder / connection / study / f"run-{number:04}.json"
+
+    def _keep(self, connection: str, study: str, record: RunRecord) -> None:
+        document = {"format": _FORMAT, **asdict(record)}
+        with self._lock:
+            data = json.dumps(document, ensure_ascii=True).encode()
+            write_atomically(self._path(connection, study, record.number), data)
+            self._runs_of(connection, study)[record.number] = record
+
+    def _runs_of(self, connection: str, study: str) -> dict[int, RunRecord]:
+        """The runs of one study by number, read from disk once."""
+        key = (connection, study)
+        if key not in self._records:
+            folder = self._folder / connection / study
+            paths = [
+                path
+                for path in sorted(folder.glob("run-*.json"))
+                if _FILE_NAME.fullmatch(path.name)
+            ]
+            self._records[key] = {record.number: record for record in map(_read, paths)}
+        return self._records[key]
+
+
+def can_resume(record: RunRecord) -> bool:
+    return record.state in ("interrupted", "failed")
+
+
+def _read(path: Path) -> RunRecord:
+    """Read a run; if it was running when the process ended, it is interrupted."""
+    try:
+        tree: Any = json.loads(path.read_bytes())
+        require_format(tree, _FORMAT)
+        state = str(tree["state"])
+        return RunRecord(
+            number=int(tree["number"]),
+            algorithm=str(tree["algorithm"]),
+            values={str(name): str(value) for name, value in tree["values"].items()},
+            by=str(tree["by"]),
+            state="interrupted" if state == "running" else state,
+            planned=int(tree["planned"]),
+            rounds=tuple(int(number) for number in tree["rounds"]),
+            words=str(tree["words"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ServiceError(f"can't read {path} ({error}): restore it, or move it away") from None
+
+
+@dataclass(kw_only=True, slots=True)
+class _Waiter:
+    thread: threading.Thread | None = None
+    error: str | None = None  # why waiting ended
+    seen: Progress | None = None
+    polled: float = 0.0
+
+
+class RoundWaiters:
+    """Threads that wait for rounds, by connection, study and number. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiters: dict[tuple[str, str, int], _Waiter] = {}
+
+    def wait(self, connection: str, study: Study, round_: Round) -> None:
+        """Wait for a round in the background, unless a thread already does."""
+        key = (connection, study.name, round_.number)
+        with self._lock:
+            waiter = self._waiters.setdefault(key, _Waiter())
+            if waiter.thread is not None and waiter.thread.is_alive():
+                return
+            waiter.error = None
+            # A daemon: a live round may take days, and a restart waits for it again.
+            waiter.thread = threading.Thread(
+                target=self._run, args=(waiter, study, round_), daemon=True,
+                name=f"wait {study.name} {round_.number}",
+            )  # fmt: skip
+            waiter.thread.start()
+
+    def _run(self, waiter: _Waiter, study: Study, round_: Round) -> None:
+        try:
+            study.wait(round_, bar=False)
+        except (QuestionWithdrawn, StudyError) as error:
+            # The round itself says if it is too small, too late or cancelled; a lock does not.
+            stored = study.rounds[round_.number - 1]
+            if stored.state is RoundState.ASKED:
+                waiter.error = str(error)
+        except ChoristerError as error:
+            waiter.error = str(error)
+        except Exception:
+            _log.exception("waiting for a round failed because of a bug in Chorister")
+            waiter.error = "there is a bug in Chorister; the server's log has the details"
+
+    def error(self, connection: str, study: str, number: int) -> str | None:
+        """Why waiting for a round has ended."""
+        with self._lock:
+            waiter = self._waiters.get((connection, study, number))
+            return None if waiter is None else waiter.error
+
+    def progress(
+        self, connection: str, study: Study, round_: Round, poll_seconds: float
+    ) -> Progress:
+        """The progress of an open round; asks the fleet at most every `poll_seconds`."""
+        key = (connection, study.name, round_.number)
+        with self._lock:
+            waiter = self._waiters.setdefault(key, _Waiter())
+        now = time.monotonic()
+        if waiter.seen is None or now - waiter.polled >= poll_seconds:
+            waiter.polled = now
+            waiter.seen = study.fleet.progress(round_)
+        return waiter.seen

@@ -1,0 +1,297 @@
+"""One process of a simulated fleet, which runs its part of the devices one after the other.
+
+Each device is opened for every task and closed again: thousands of open databases would need more
+files than a process may open, and opening one is cheap.
+"""
+
+from __future__ import annotations
+
+import heapq
+import shutil
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from chorister.canonical import decimal_text
+from chorister.device import Device, GivenKey, HeadFile, Sandbox, Timing
+from chorister.errors import ChoristerError, SandboxUnavailable, ServiceError
+from chorister.fleet.people import Person
+from chorister.policy import Policy
+
+WorkerCommand: TypeAlias = Literal["make", "answer", "answer once", "spent"]
+KEY_BYTES: Final = 32
+_PROGRESS_SECONDS: Final = 0.2
+_LOG_TIMEOUT_SECONDS: Final = 120.0
+_SANDBOX_ATTEMPTS: Final = 5
+_MADE: Final = "made"
+"""The file in a device's folder that is written last."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetFolder:
+    """The folder of a simulated fleet, and how its devices behave."""
+
+    folder: Path
+    policy: Path
+    registry: str
+    timing: Timing | None  # None: those of a real device
+
+    def numbers(self) -> list[int]:
+        """The numbers of the existing devices."""
+        folder = self.folder / "devices"
+        if not folder.is_dir():
+            return []
+        return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+    def key(self, number: int) -> bytes:
+        with (self.folder / "keys").open("rb") as file:
+            file.seek(KEY_BYTES * number)
+            return file.read(KEY_BYTES)
+
+    def open_device(
+        self,
+        number: int,
+        *,
+        policy: Policy | None = None,
+        sandbox: Sandbox | None = None,
+        create: bool = False,
+    ) -> Device:
+        """Open one of the devices; pass the policy if it is loaded already."""
+        return Device(
+            self.folder / "devices" / str(number),
+            Policy.load(self.policy) if policy is None else policy,
+            GivenKey(self.key(number)),
+            registry=self.registry,
+            head=HeadFile(self.folder / "heads" / str(number)),
+            timing=self.timing,
+            sandbox=sandbox,
+            create=create,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceOutcome:
+    """What one device did."""
+
+    device: int
+    answered: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    declined: tuple[str, ...] = ()
+    uploaded: int = 0
+    dropped: int = 0
+    epsilon: str = "0"  # spent from the device-wide budget
+    delta: str = "0"
+    reports: int = 0
+
+
+class _ParentGoneError(Exception):
+    """The process that started us has ended."""
+
+
+def work(
+    pipe: Connection, home: FleetFolder, numbers: Sequence[int], people: Sequence[Person]
+) -> None:
+    """Carry out commands from the pipe until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops us
+    share: _DeviceGroup | None = None
+    with ExitStack() as stack:
+        while True:
+            try:
+                order: WorkerCommand = pipe.recv()
+            except (EOFError, ConnectionResetError):
+                return  # the parent is gone
+            outcome: list[DeviceOutcome] | ServiceError
+            try:
+                if share is None:
+                    share = _DeviceGroup(
+                        pipe, home, numbers, people, stack.enter_context(_sandbox())
+                    )
+                outcome = share.do(order)
+            except ChoristerError as error:
+                # As text: not every error can be sent through a pipe.
+                outcome = ServiceError(f"a device of the fleet: {error}")
+            except _ParentGoneError:
+                return
+            try:
+                pipe.send(outcome)
+            except OSError:
+                return
+
+
+def _sandbox() -> Sandbox:
+    """Start a sandbox; on a busy machine it may not be ready in time at first."""
+    for _ in range(_SANDBOX_ATTEMPTS - 1):
+        try:
+            return Sandbox()
+        except SandboxUnavailable:
+            time.sleep(1.0)
+    return Sandbox()
+
+
+class _DeviceGroup:
+    """The devices of one process."""
+
+    def __init__(
+        self,
+        pipe: Connection,
+        home: FleetFolder,
+        numbers: Sequence[int],
+        people: Sequence[Person],
+        sandbox: Sandbox,
+    ) -> None:
+        self._pipe = pipe
+        self._home = home
+        self._numbers = numbers
+        self._people = people
+        policy = Policy.load(home.policy)
+        self._devices = [
+            home.open_device(number, policy=policy, sandbox=sandbox) for number in numbers
+        ]
+        self._policy = policy
+        self._sandbox = sandbox
+        self._told = 0.0
+        self._answered: set[int] = set()
+
+    def do(self, order: WorkerCommand) -> list[DeviceOutcome]:
+        if order == "make":
+            return self._make()
+        if order in ("answer", "answer once"):
+            return self._answer(again=order == "answer")
+        return self._spent()
+
+    def _tell(self, through: int, *, last: bool = False) -> None:
+        if last or time.monotonic() >= self._told + _PROGRESS_SECONDS:
+            self._told = time.monotonic()
+            try:
+                self._pipe.send(through)
+            except OSError:
+                raise _ParentGoneError from None
+
+    def _make(self) -> list[DeviceOutcome]:
+        done = []
+        for place, (number, person) in enumerate(zip(self._numbers, self._people, strict=True)):
+            device = self._devices[place]
+            if not (device.folder / _MADE).exists():
+                device = self._create(number, person)
+            with device:
+                self._begin_ledger(device)
+                (device.folder / _MADE).touch(mode=0o600)
+            done.append(DeviceOutcome(device=number))
+            self._tell(place + 1, last=place + 1 == len(self._numbers))
+        # With the sample policy, a new ledger answers after a second.
+        time.sleep(1.0)
+        return done
+
+    def _create(self, number: int, person: Person) -> Device:
+        # Replace what an interrupted start left behind: it never answered anything.
+        shutil.rmtree(self._home.folder / "devices" / str(number), ignore_errors=True)
+        (self._home.folder / "heads" / str(number)).unlink(missing_ok=True)
+        device = self._home.open_device(
+            number, policy=self._policy, sandbox=self._sandbox, create=True
+        )
+        device.opt_in()
+        for stream, rows in person.streams.items():
+            device.donate_many(stream, rows)
+        for profile, row in person.profiles.items():
+            device.set_profile(profile, row)
+        return device
+
+    @staticmethod
+    def _begin_ledger(device: Device) -> None:
+        """Poll until the device has seen a checkpoint, with which its ledger begins."""
+        deadline = time.monotonic() + _LOG_TIMEOUT_SECONDS
+        while True:
+            time.sleep(device.quiet_seconds())
+            run = device.run_once()
+            if not run.problems:
+                return
+            if time.monotonic() > deadline:
+                raise ServiceError(f"can't use the log: {run.problems[0]}")
+            time.sleep(0.2)
+
+    def _answer(self, *, again: bool) -> list[DeviceOutcome]:
+        """Let all devices poll, and send each report when it is due.
+
+        Unless `again`, devices that answered before are skipped.
+        """
+        found = {number: DeviceOutcome(device=number) for number in self._numbers}
+        due: list[tuple[float, int]] = []
+        through = 0
+
+        def send() -> None:
+            nonlocal through
+            while due and due[0][0] <= time.time():
+                _, place = heapq.heappop(due)
+                with self._devices[place] as device:
+                    run = device.upload_due()
+                    again = device.next_upload()
+                number = self._numbers[place]
+                found[number] = _added(found[number], run.uploaded, run.dropped)
+                if again is not None:
+                    heapq.heappush(due, (again, place))
+                else:
+                    through += 1
+                self._tell(through)
+
+        for place, number in enumerate(self._numbers):
+            if place in self._answered and not again:
+                through += 1
+                continue
+            with self._devices[place] as device:
+                time.sleep(device.quiet_seconds())
+                run = device.run_once()
+                upload_at = device.next_upload()
+            found[number] = DeviceOutcome(
+                device=number,
+                answered=run.answered,
+                refused=run.refused,
+                declined=run.declined,
+                uploaded=run.uploaded,
+                dropped=run.dropped,
+            )
+            if run.answered:
+                self._answered.add(place)
+            if upload_at is not None:
+                heapq.heappush(due, (upload_at, place))
+            else:
+                through += 1
+            self._tell(through)
+            send()
+        while due:
+            time.sleep(max(0.05, min(0.5, due[0][0] - time.time())))
+            send()
+        self._tell(through, last=True)
+        return list(found.values())
+
+    def _spent(self) -> list[DeviceOutcome]:
+        done = []
+        for place, number in enumerate(self._numbers):
+            with self._devices[place] as device:
+                budgets = device.status().budgets
+            whole = budgets[0]
+            done.append(
+                DeviceOutcome(
+                    device=number,
+                    epsilon=decimal_text(whole.spent.epsilon),
+                    delta=decimal_text(whole.spent.delta),
+                    reports=whole.reports,
+                )
+            )
+            self._tell(place + 1, last=place + 1 == len(self._numbers))
+        return done
+
+
+def _added(done: DeviceOutcome, uploaded: int, dropped: int) -> DeviceOutcome:
+    return DeviceOutcome(
+        device=done.device,
+        answered=done.answered,
+        refused=done.refused,
+        declined=done.declined,
+        uploaded=done.uploaded + uploaded,
+        dropped=done.dropped + dropped,
+    )

@@ -1,0 +1,243 @@
+"""Simulated people with real devices: each has its own folder, key, databases, ledger and log.
+
+    fleet.json            how many, of what kind, with which seed
+    keys                  32 bytes per device, kept apart from the devices
+    heads/NUMBER          the head of each device's ledger, kept apart as well
+    devices/NUMBER/       the device: two encrypted databases
+
+Worker processes run them, one per core. Only two things are simulated: the people's data, and
+*when* a device polls. All poll as soon as there is something new, so that a demonstration takes
+minutes instead of hours. Uploads happen at the times that the devices drew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from chorister.closing import Closing
+from chorister.device import Device, Sandbox, Timing
+from chorister.errors import ChoristerError, InvalidInput, ServiceError
+from chorister.fleet.deployment import Deployment
+from chorister.fleet.device_worker import (
+    KEY_BYTES,
+    DeviceOutcome,
+    FleetFolder,
+    WorkerCommand,
+    work,
+)
+from chorister.fleet.people import KINDS, Person, people
+from chorister.key_files import write_private
+
+OnCount: TypeAlias = Callable[[int, int], None]
+"""Called with the number of devices that are done, and the number of all devices."""
+
+_PLAN: Final = "fleet.json"
+_TIMING: Final = Timing(query=2, slack=1, housekeeping=1, settle=0, spread=2, poll=5)
+"""Short, because made-up data needs no protection against timing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetPlan:
+    """The number and kind of the devices."""
+
+    devices: int
+    seed: int = 1
+    kind: str = "everything"
+
+    def __post_init__(self) -> None:
+        if self.devices < 1:
+            raise InvalidInput("a fleet needs at least one device")
+        if self.kind not in KINDS or self.seed < 0:
+            raise InvalidInput(
+                f"the kind of a fleet must be one of {', '.join(KINDS)}, and its seed 0 or above"
+            )
+
+
+class SimulatedFleet(Closing):
+    """Devices, and the processes that run them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        deployment: Deployment,
+        plan: FleetPlan,
+        *,
+        timing: Timing | None = None,
+        workers: int | None = None,
+    ) -> None:
+        """Open the fleet in a folder, or plan a new one; `make` creates missing devices."""
+        self.folder = folder
+        self.plan = store_plan(folder, plan)
+        self.people: list[Person] = people(self.plan.kind, self.plan.devices, self.plan.seed)
+        self._home = FleetFolder(
+            folder=folder,
+            policy=deployment.folder / "policy.toml",
+            registry=deployment.registry,
+            timing=timing or _TIMING,
+        )
+        _write_keys(folder, self.plan.devices)
+        self._count = max(1, min(workers or os.cpu_count() or 1, self.plan.devices))
+        self._workers: list[_Worker] = []
+
+    def close(self) -> None:
+        """Stop the worker processes; the devices stay."""
+        while self._workers:
+            self._workers.pop().close()
+
+    def make(self, on_count: OnCount) -> None:
+        """Create missing devices, and let every ledger begin with a checkpoint."""
+        self._run("make", on_count)
+
+    def answer(self, on_count: OnCount, *, again: bool = True) -> list[DeviceOutcome]:
+        """Let every device poll, answer what it may, and upload.
+
+        Unless `again`, devices that answered before are skipped: if the policy allows one report,
+        polling would only take time.
+        """
+        return self._run("answer" if again else "answer once", on_count)
+
+    def spent(self, on_count: OnCount = lambda _done, _all: None) -> list[DeviceOutcome]:
+        return self._run("spent", on_count)
+
+    def device(self, number: int, *, sandbox: Sandbox | None = None) -> Device:
+        """Open one of the devices, as its owner would."""
+        if not 0 <= number < self.plan.devices:
+            raise InvalidInput(f"the devices are 0 to {self.plan.devices - 1}, not {number}")
+        return self._home.open_device(number, sandbox=sandbox)
+
+    def _run(self, what: WorkerCommand, on_count: OnCount) -> list[DeviceOutcome]:
+        if not self._workers:
+            self._start()
+        for worker in self._workers:
+            worker.pipe.send(what)
+        done: list[DeviceOutcome] = []
+        busy: dict[object, _Worker] = {worker.pipe: worker for worker in self._workers}
+        progress = dict.fromkeys(busy, 0)
+        while busy:
+            for pipe in wait([worker.pipe for worker in busy.values()], timeout=1.0):
+                message = busy[pipe].receive()
+                if isinstance(message, list):
+                    done += message
+                    del busy[pipe]
+                else:
+                    progress[pipe] = message
+            on_count(sum(progress.values()), self.plan.devices)
+        return sorted(done, key=lambda each: each.device)
+
+    def _start(self) -> None:
+        # Not a fork: this process has threads.
+        context = get_context("spawn")
+        for first in range(self._count):
+            numbers = range(first, self.plan.devices, self._count)
+            pipe, theirs = context.Pipe()
+            own = [self.people[number] for number in numbers]
+            process = context.Process(
+                target=work, args=(theirs, self._home, list(numbers), own), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._workers.append(_Worker(process=process, pipe=pipe))
+
+
+@dataclass(kw_only=True, slots=True)
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+
+    def receive(self) -> Any:  # noqa: ANN401 (a number, or a list of `DeviceOutcome`)
+        try:
+            message = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join(5.0)
+            raise ServiceError(
+                f"a process of the fleet ended ({self.process.exitcode}); is there enough memory?"
+            ) from None
+        if isinstance(message, ChoristerError):
+            raise message
+        return message
+
+    def close(self) -> None:
+        self.pipe.close()
+        self.process.join(10.0)
+        if self.process.is_alive():
+            self.process.terminate()
+            self.process.join()
+
+
+def fleet_size(folder: Path) -> int:
+    """The number of devices in a folder; 0 if there is no fleet."""
+    found = _read_plan(folder)
+    return 0 if found is None else found.devices
+
+
+def keep_answering(fleet: SimulatedFleet, deployment: Deployment) -> Iterator[str]:
+    """Let all devices poll whenever the log has something new. Yields what they did."""
+    fleet.make(lambda _done, _all: None)
+    yield f"{fleet.plan.devices:,} devices are ready"
+    seen: set[bytes] = set()
+    while True:
+        try:
+            entries = deployment.current().recipes
+        except ChoristerError as error:
+            yield f"can't use the log: {error}"
+            time.sleep(2.0)
+            continue
+        listed = {entry.address for entry in entries}
+        if listed - seen:
+            done = fleet.answer(lambda _done, _all: None)
+            answered = sum(len(each.answered) for each in done)
+            uploaded = sum(each.uploaded for each in done)
+            refused = sum(len(each.refused) for each in done)
+            yield f"{answered:,} answers, {uploaded:,} uploads, {refused:,} refusals"
+        seen = listed
+        time.sleep(1.0)
+
+
+def _read_plan(folder: Path) -> FleetPlan | None:
+    path = folder / _PLAN
+    try:
+        return FleetPlan(**json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, RecursionError):
+        raise InvalidInput(f"{path} is damaged: restore it, or remove the fleet") from None
+
+
+def store_plan(folder: Path, plan: FleetPlan) -> FleetPlan:
+    """Store a plan, or enlarge the existing one to the wanted number of devices."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / _PLAN
+    found = _read_plan(folder)
+    if found is not None:
+        plan = FleetPlan(devices=max(found.devices, plan.devices), seed=found.seed, kind=found.kind)
+    text = json.dumps({"devices": plan.devices, "seed": plan.seed, "kind": plan.kind}, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+    for name in ("heads", "devices"):
+        (folder / name).mkdir(mode=0o700, exist_ok=True)
+    return plan
+
+
+def _write_keys(folder: Path, devices: int) -> None:
+    path = folder / "keys"
+    if not path.exists():
+        write_private(path, b"")
+    missing = devices - path.stat().st_size // KEY_BYTES
+    if missing > 0:
+        with path.open("ab") as file:
+            file.write(secrets.token_bytes(KEY_BYTES * missing))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def devices_that_answered(done: Iterable[DeviceOutcome], recipe: str) -> Sequence[int]:
+    return [each.device for each in done if recipe in each.answered]
