@@ -1,8 +1,8 @@
-"""Code in README and docs runs with the tests.
+"""Run the code in README and docs with the tests.
 
-Python blocks run as they stand, one namespace a page. In `console` blocks each line that begins
-with `$ chorister` is run, must succeed (unless it ends in `# exit N`), and must print the lines
-below it; `...` stands for anything.
+Python blocks run as written, with one namespace per page. In `console` blocks each line that
+begins with `$ chorister` is run, must succeed (unless it ends in `# exit N`), and must print the
+lines below it; `...` matches anything.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ REPOSITORY = Path(__file__).parent
 
 
 class ConsoleParser(CodeBlockParser):
-    """Runs the `chorister` commands of a page in the repository's folder."""
+    """Run the `chorister` commands of a page in the repository's folder."""
 
     language = "console"
 
     def evaluate(self, example: Example) -> str | None:
-        """Return what went wrong, as Sybil wants it."""
+        """Return what went wrong, as Sybil expects."""
         block = textwrap.dedent(str(example.parsed))
         for command in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             line, _, expected = command.partition("\n")

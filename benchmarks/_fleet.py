@@ -10,8 +10,8 @@ from pathlib import Path
 
 from _question import DAY, NOW, REGISTRY, Question
 from chorister.clock import SettableClock
-from chorister.device import Device, GivenKey, HeadFile, Sandbox
-from chorister.device.steps import Hook, pass_by
+from chorister.device import Device, GivenKey, HeadFile, Sandbox, Timing
+from chorister.device.run import Hook, no_hook
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -60,7 +60,7 @@ def a_device(
     question: Question,
     clock: SettableClock,
     sandbox: Sandbox,
-    hook: Hook = pass_by,
+    hook: Hook = no_hook,
 ) -> Device:
     """A new one, whose head is in the folder `heads`."""
     return Device(
@@ -73,6 +73,7 @@ def a_device(
         clock=clock,
         transport=question,
         sandbox=sandbox,
+        timing=Timing(settle=0),
         hook=hook,
     )
 

@@ -27,14 +27,15 @@ from tests.aggregator.server_processes import COMMAND, environment, process, sto
 
 from chorister._native import HPKEKeypair  # noqa: E402
 from chorister.aggregator.config import AggregatorConfig  # noqa: E402
-from chorister.aggregator.leader import Leader  # noqa: E402
-from chorister.aggregator.progress import task_status  # noqa: E402
-from chorister.aggregator.queue import WorkersQueue  # noqa: E402
+from chorister.aggregator.http.report_writer import ReportWriter  # noqa: E402
 from chorister.aggregator.service import Core, open_core  # noqa: E402
+from chorister.aggregator.storage.statistics import task_status  # noqa: E402
 from chorister.clock import SystemClock  # noqa: E402
-from chorister.dap.binding import task_binding  # noqa: E402
-from chorister.dap.task import Task  # noqa: E402
-from chorister.dap.taskprov import verify_key  # noqa: E402
+from chorister.dap.task import (  # noqa: E402
+    Task,
+    task_binding,
+    verify_key,
+)
 from chorister.recipe import Recipe, SignedRecipe  # noqa: E402
 
 __all__ = [
@@ -51,16 +52,6 @@ __all__ = [
 BINS = 1_000
 JOB = 500
 CLOCK = SystemClock()
-
-
-class _NoHelper:
-    """The loading process speaks to no helper."""
-
-    def create_aggregation_job(self, task: object, request: bytes) -> bytes:
-        raise NotImplementedError
-
-    def aggregate_share(self, task: object, request: bytes) -> bytes:
-        raise NotImplementedError
 
 
 @dataclass
@@ -162,24 +153,15 @@ class Pair:
     def load(self, reports: Iterator[list[bytes]], task: Task | None = None) -> list[bytes]:
         """Store reports at the leader as single uploads would, 64 in a transaction; the first."""
         core = self.core("leader")
-        leader = Leader(
-            core.database,
-            core.tasks,
-            core.keys,
-            CLOCK,
-            verify_key_init=bytes(32),
-            helper=_NoHelper(),
-            collectors={},
-            queue=WorkersQueue(linger=0) if self.config("leader").workers else None,
-        )
+        writer = ReportWriter(core.database, core.keys, CLOCK, queue=core.queue)
         known = core.tasks.find((task or self.task).task_id)
         assert known is not None
         first: list[bytes] = []
         for some in reports:
             first = first or some
             for start in range(0, len(some), 64):
-                plans = [leader.check_upload(known, each) for each in some[start : start + 64]]
-                assert not any(errors.statuses for errors in leader.store_uploads(plans))
+                plans = [writer.check(known, each) for each in some[start : start + 64]]
+                assert not any(errors.statuses for errors in writer.store(plans))
         core.database.close()
         return first
 

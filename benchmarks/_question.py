@@ -18,7 +18,7 @@ from chorister.policy import Policy
 from chorister.recipe import Recipe, Window, sign
 from chorister.transparency.checkpoint import Checkpoint
 from chorister.transparency.entries import Entry, HPKEConfigEntry, RecipeEntry
-from chorister.transparency.listing import CurrentList
+from chorister.transparency.listing import CurrentList, ListedRecipe
 from chorister.transparency.sources import entry_path, list_path
 from chorister.transparency.tree import root_hash
 
@@ -88,7 +88,7 @@ class Question:
         ]
         listing = CurrentList.of(
             hpke_configs=[(entry.aggregator, entry.address) for entry in configs],
-            recipes=[(r.analysis, e.address) for r, e in zip(recipes, asked, strict=True)],
+            recipes=[ListedRecipe.of(r.analysis, e) for r, e in zip(recipes, asked, strict=True)],
         )
         entries: list[Entry] = [*configs, *asked]
         checkpoint = Checkpoint(

@@ -7,8 +7,8 @@ import socket
 from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
-from chorister.dap.client import upload
 from chorister.dap.task import Task
+from chorister.dap.upload_client import upload
 
 
 def request_head(task: Task, report: bytes) -> bytes:

@@ -24,7 +24,7 @@ from rich.table import Table
 from scipy import stats
 
 from chorister.privacy import Method, Setting, min_cohort
-from chorister.privacy.exact import Exact, exact_delta, exact_epsilon
+from chorister.privacy.exact import Exact, exact_epsilon
 from chorister.privacy.randomizers import Mechanism
 
 DELTA = 1e-6
@@ -180,7 +180,7 @@ def compare_cohorts(console: Console) -> tuple[float, float]:
         setting = Setting(local_epsilon=local, mechanism=mechanism)
 
         def search(setting: Setting = setting, target: str = target) -> int:
-            exact_delta.cache_clear()
+            exact_epsilon.cache_clear()
             return min_cohort(setting, epsilon=target, delta=DELTA)
 
         least = search()

@@ -35,16 +35,17 @@ from scipy.stats import binom, poisson
 from _budgets import Round, one_question, rounds
 from _phrases import Corpus, Ints, messages, report
 from chorister.analyst.algorithms.ngram_rules import (
-    KEPT,
-    LEAST_ON_THE_WAY,
+    LEAST_BEFORE_LAST,
+    MAX_EXTENDED,
     Ranked,
+    above_noise,
     extend,
-    heard,
     largest,
+    posterior_means,
+    stratified_means,
     worth_asking,
 )
 from chorister.analyst.algorithms.ngrams import round_shares
-from chorister.analyst.algorithms.posterior import posterior_means, stratified_means
 
 WORDS = 1_000
 DEVICES = 1_000_000
@@ -106,7 +107,9 @@ def static(
     cells, counts = held
     sums = round_.draw(counts, rng)
     candidates = words**3
-    found = cells[heard(sums, trials=round_.trials, q=round_.randomizer.q, candidates=candidates)]
+    found = cells[
+        above_noise(sums, trials=round_.trials, q=round_.randomizer.q, candidates=candidates)
+    ]
     score = truth.score(found)
     # Cells that nobody reported are too many to draw one by one.
     tail = float(binom.sf(binom.isf(1.0 / candidates, round_.trials, round_.randomizer.q),
@@ -151,7 +154,7 @@ def static_fitted(
     inside = np.isin(cells, likely)
 
     def above(candidates: int) -> NDArray[np.bool_]:
-        return heard(sums, trials=round_.trials, q=round_.randomizer.q, candidates=candidates)
+        return above_noise(sums, trials=round_.trials, q=round_.randomizer.q, candidates=candidates)
 
     found = np.where(inside, above(2 * size), above(2 * words**3))
     return truth.score(cells[found])
@@ -178,11 +181,11 @@ def interactive(
 
     pairs = worth_asking(
         extend(known, words, 1, most_pairs), reports=second.reports, sigma=second.sigma,
-        most=most_pairs, least=LEAST_ON_THE_WAY,
+        most=most_pairs, least=LEAST_BEFORE_LAST,
     )  # fmt: skip
     seen = second.estimates(second.draw(report(corpus.held[2], pairs.codes, cohorts[1], rng), rng))
     shares = stratified_means(seen, second.sigma, pairs.shares) / second.reports
-    known = largest(Ranked(pairs.codes, shares), KEPT)
+    known = largest(Ranked(pairs.codes, shares), MAX_EXTENDED)
 
     triples = extend(known, words, 2, most_triples)
     triples = worth_asking(
@@ -191,7 +194,9 @@ def interactive(
     scores = {}
     for name, drawn in (("first", DRAWN), ("uniform", None)):
         sums = third.draw(report(corpus.held[3], triples.codes, cohorts[2], rng, drawn=drawn), rng)
-        found = heard(sums, trials=third.trials, q=third.randomizer.q, candidates=len(triples))
+        found = above_noise(
+            sums, trials=third.trials, q=third.randomizer.q, candidates=len(triples)
+        )
         scores[name] = truth.score(triples.codes[found])
     return scores
 

@@ -29,16 +29,17 @@ import accuracy_ngrams as study
 from _budgets import rounds
 from _phrases import Corpus, Held, Ints, messages, report
 from chorister.analyst.algorithms.ngram_rules import (
-    KEPT,
-    LEAST_ON_THE_WAY,
+    LEAST_BEFORE_LAST,
+    MAX_EXTENDED,
     Ranked,
+    above_noise,
     extend,
-    heard,
     largest,
+    posterior_means,
+    stratified_means,
     worth_asking,
 )
 from chorister.analyst.algorithms.ngrams import round_shares
-from chorister.analyst.algorithms.posterior import posterior_means, stratified_means
 
 EPSILONS = (0.15, 0.5)
 VOCABULARIES = (250, 500, 1_000, 2_000)
@@ -88,11 +89,11 @@ def discover(
     known = Ranked(asked, posterior_means(seen, first.sigma) / first.reports)
     pairs = worth_asking(
         extend(known, words, 1, study.MOST), reports=second.reports, sigma=second.sigma,
-        most=study.MOST, least=LEAST_ON_THE_WAY,
+        most=study.MOST, least=LEAST_BEFORE_LAST,
     )  # fmt: skip
     seen = second.estimates(second.draw(report(corpus.held[2], pairs.codes, answering, rng), rng))
     means = stratified_means(seen, second.sigma, pairs.shares) / second.reports
-    known = largest(Ranked(pairs.codes, means), KEPT)
+    known = largest(Ranked(pairs.codes, means), MAX_EXTENDED)
     triples = extend(known, words, 2, study.TRIPLES + DENIED)
     held = corpus.held[3]
     if way.deny:
@@ -102,7 +103,7 @@ def discover(
         triples, reports=third.reports, sigma=third.sigma, most=study.TRIPLES
     ).rarest_first()
     counts = report(held, triples.codes, answering, rng, drawn=way.drawn)
-    found = heard(
+    found = above_noise(
         third.draw(counts, rng), trials=third.trials, q=third.randomizer.q,
         candidates=len(triples),
     )  # fmt: skip

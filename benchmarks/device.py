@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from decimal import Decimal
 from pathlib import Path
 
 import apsw
@@ -22,16 +23,15 @@ from rich.table import Table
 
 from _fleet import a_device, fleet
 from _question import DAY, NOW, Question
-from chorister.clock import SettableClock, SystemClock
-from chorister.dap.binding import task_binding
-from chorister.dap.client import new_report_id
-from chorister.dap.task import task_configuration
-from chorister.dap.vdaf import optimal_chunk_length
+from chorister.clock import SettableClock, SystemClock, uptime
+from chorister.dap.task import optimal_chunk_length, task_binding, task_configuration
+from chorister.dap.upload_client import new_report_id
 from chorister.device.database import transaction
 from chorister.device.keys import SecretKey
+from chorister.device.run import Step
 from chorister.device.sandbox import Sandbox
-from chorister.device.steps import Step
 from chorister.device.store import EventStore
+from chorister.encoding import Encoding, Intervals
 from chorister.policy import Policy
 from chorister.recipe import Recipe
 
@@ -133,14 +133,23 @@ def bare_copy(connection: apsw.Connection) -> None:
 
 
 def events(turns: int) -> dict[str, float]:
-    """From the store through the sandbox to the rows: what 9,900 more events add."""
+    """From the store through the sandbox to the bin: what 9,900 more events add."""
     sides: dict[str, Callable[[], object]] = {}
+    _, words = Question().recipe("events").features
+    grades = Intervals(column="perplexity", edges=tuple(map(Decimal, range(0, 800, 100))))
+    encoding = Encoding((grades, words))  # 1,000 bins
     with folder() as place, Sandbox() as sandbox:
         stores = {count: open_store(place / f"{count}.db") for count in (FEW, MANY)}
 
         def ask(store: EventStore) -> None:
-            snapshot = store.snapshot(FIELDS)
-            sandbox.run(QUERY, snapshot, functions=(), deadline=30)
+            sandbox.choose(
+                QUERY,
+                store.snapshot(FIELDS),
+                functions=(),
+                encoding=encoding,
+                selection="uniform",
+                until=uptime() + 30,
+            )
 
         for count, store in stores.items():
             store.donate_many("keyboard", [event(i) for i in range(count)])
@@ -195,7 +204,8 @@ def reporting(turns: int) -> dict[str, float]:
             recipe = question.recipe(f"turn-{turn}")
             # Another query each time: one that was compiled before is not compiled again.
             query = f"{recipe.query} LIMIT {1_000_000 + turn}"
-            question.ask(recipe.model_copy(update={"query": query}))
+            clock.advance(device.quiet_seconds())
+            question.ask(recipe.model_copy(update={"query": query}), time=clock.now())
             if device.run_once().answered and turn:  # the first one warms up
                 answer = min(answer, marks[Step.QUEUED] - marks[Step.CHARGED])
                 whole = min(whole, marks[Step.QUEUED] - marks[Step.RECIPE_ARRIVED])

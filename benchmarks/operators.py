@@ -37,10 +37,9 @@ from _pair import (
 )
 from _postgres import database_bytes, postgres
 from chorister.aggregator.service import Service
-from chorister.aggregator.tasks import KnownTask
-from chorister.dap.binding import task_binding
+from chorister.aggregator.task import KnownTask
 from chorister.dap.collector import Collected, Collector
-from chorister.dap.taskprov import verify_key
+from chorister.dap.task import task_binding, verify_key
 
 SIZES = (272, 1_000, 10_000)
 
@@ -194,7 +193,7 @@ def where_time_goes(reports: int) -> dict[str, float]:
         service = Service(leader_config, CLOCK)
         spent = {"http": 0.0, "database": 0.0}
         leader = service.leader
-        client = leader._jobs._helper
+        client = leader.aggregation._helper
         database = service.core.database
         exchange, read, write = client.create_aggregation_job, database.read, database.write
 
@@ -222,9 +221,9 @@ def where_time_goes(reports: int) -> dict[str, float]:
         ):
             setattr(target, name, replacement)
         begun = time.thread_time()
-        while made := leader.create_aggregation_jobs(8):
+        while made := leader.aggregation.create_jobs(8):
             for ref in made:
-                assert leader.step(ref).done
+                assert leader.aggregation.step(ref).done
         total = time.thread_time() - begun
         service.close()
         native = native_costs(pair, min(reports, 1_000))

@@ -32,12 +32,12 @@ class Need:
     leader_cores: float
     helper_cores: float
     database_cores: float  # of both operators together
-    uploaded: float  # bytes a second, from devices
-    between: float  # bytes a second, between the operators
+    uploaded: float  # bytes per second, from devices
+    between: float  # bytes per second, between the operators
     waiting: float  # bytes at the leader, of an hour's reports: if the helper is away for an hour
     kept: float  # bytes at both, of a day's reports after they were added up
-    rows: float  # inserted a second, at both
-    jobs: float  # a second
+    rows: float  # inserted per second, at both
+    jobs: float  # per second
 
 
 def native(figures: Mapping[str, float], role: str, bins: int) -> float:
@@ -80,8 +80,9 @@ def need(figures: Mapping[str, float], reports: int, bins: int) -> Need:
 def table(figures: Mapping[str, float]) -> str:
     """Markdown."""
     titles = (
-        "reports a day", "bins", "leader's cores", "helper's cores", "databases' cores", "uploads",
-        "between the two", "an hour waiting", "a day kept", "rows a second", "jobs a second",
+        "reports per day", "bins", "leader's cores", "helper's cores", "databases' cores",
+        "uploads", "between the two", "an hour waiting", "a day kept",
+        "rows per second", "jobs per second",
     )  # fmt: skip
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for reports in RATES:
@@ -118,7 +119,7 @@ def parts(figures: Mapping[str, float]) -> str:
     spent = figures["workers_2_cpu"]
     rest = "Python and all else, at the leader's worker"
     found[rest] = max(0.0, spent - sum(found.values()))
-    lines = ["| CPU of | microseconds a report | share |", "|---|---|---|"]
+    lines = ["| CPU of | microseconds per report | share |", "|---|---|---|"]
     lines += [
         f"| {name} | {number(1e6 * value)} | {value / spent:.0%} |" for name, value in found.items()
     ]

@@ -1,4 +1,4 @@
-"""The page that contributors read first: its modules exist, and every room has a row."""
+"""The page that contributors read first: its modules exist, and every package has a row."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def test_every_module_that_is_named_exists() -> None:
     assert outside == []
 
 
-def test_every_room_has_a_row() -> None:
-    table = PAGE.split("## Rooms")[1].split("\n## ")[0]
+def test_every_package_has_a_row() -> None:
+    table = PAGE.split("## Packages")[1].split("\n## ")[0]
     rows = {
         name
         for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
         for name in row.split(", ")
     }
-    rooms = {path.stem for path in SOURCE.iterdir() if not path.name.startswith(("_", "."))}
-    rooms -= {"py"}  # py.typed
-    assert {f"`{room}`" for room in rooms} <= rows
+    packages = {path.stem for path in SOURCE.iterdir() if not path.name.startswith(("_", "."))}
+    packages -= {"py"}  # py.typed
+    assert {f"`{package}`" for package in packages} <= rows
 
 
 def test_every_native_module_has_a_row() -> None:

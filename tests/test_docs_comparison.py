@@ -25,7 +25,7 @@ def test_both_tables_have_the_same_systems_with_sources() -> None:
 
 def test_the_readme_says_nothing_that_the_page_does_not() -> None:
     readme = (REPOSITORY / "README.md").read_text()
-    table = readme.split("## Beside other systems")[1].split("\n## ")[0]
+    table = readme.split("## Comparison with other systems")[1].split("\n## ")[0]
     names = [row.strip("*") for row in re.findall(r"^\| ([^-|]+?) \|", table, re.MULTILINE) if row]
     assert len(names) == 8
     assert [name for name in names if name.removesuffix(" with Nebula") not in PAGE] == []

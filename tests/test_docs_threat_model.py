@@ -49,7 +49,7 @@ def test_no_test_is_named_twice() -> None:
 
 def test_every_risk_says_who_and_has_a_test() -> None:
     found = risks()
-    assert len(found) == 11
+    assert len(found) == 12
     for risk, text in found.items():
         assert "*Who:*" in text, risk
         assert NAMED.search(text), risk

@@ -1,4 +1,4 @@
-"""Lower rooms never import upper ones; the order is in pyproject.toml."""
+"""Lower rooms never import upper ones, and enforcement no cache; both are in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -43,6 +43,20 @@ def test_an_import_upwards_is_noticed(lower: str, upper: str, tmp_path: Path) ->
     run = lint(tmp_path)
     assert run.returncode == 1
     assert "BROKEN" in run.stdout
+
+
+@pytest.mark.parametrize(
+    "module", ["device/report", "policy/bounds", "recipe/check", "privacy/filters"]
+)
+def test_enforcement_that_reads_the_cache_is_noticed(module: str, tmp_path: Path) -> None:
+    """Whoever can write to a cache folder must not be able to raise what a device believes."""
+    package = tmp_path / "chorister"
+    shutil.copytree(REPOSITORY / "src" / "chorister", package)
+    with (package / f"{module}.py").open("a") as file:
+        file.write("\nfrom chorister.privacy.cache import remember\n")
+    run = lint(tmp_path)
+    assert run.returncode == 1
+    assert "What enforces never reads the cache" in run.stdout.split("Broken contracts")[1]
 
 
 def test_a_room_without_a_place_in_the_order_is_noticed(tmp_path: Path) -> None:

@@ -10,11 +10,16 @@ import pytest
 
 from chorister import unicode14
 from chorister.canonical import dumps, loads
-from chorister.encoding.words import canonical_text
+from chorister.encoding.tokenizer import canonical_text
 from chorister.errors import DecodeError, InvalidInput, PolicyError, RecipeError
 from chorister.policy import Policy
 from chorister.recipe import Recipe
-from chorister.unicode14 import find_unassigned, is_word_character, separate_unassigned
+from chorister.unicode14 import (
+    JOINING,
+    find_unassigned,
+    is_word_character,
+    separate_unassigned,
+)
 from tests.keyboard import POLICY_FILE, RECIPE
 
 LETTER = "\u0560"  # Armenian, since Unicode 11.0
@@ -45,6 +50,43 @@ def test_the_tables_are_those_of_unicode_14() -> None:
             unicodedata.category(character) == "Cn" and find_unassigned(character) is None
             for character in known
         )
+
+
+def second_halves() -> set[str]:
+    """What a composite may end with, by the tables of this Python; Hangul composes by rule."""
+    found = {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}
+    for code in range(sys.maxunicode + 1):
+        parts = unicodedata.decomposition(chr(code)).split()
+        if len(parts) == 2 and not parts[0].startswith("<"):
+            halves = [chr(int(part, 16)) for part in parts]
+            if unicodedata.normalize("NFC", "".join(halves)) == chr(code):
+                found.add(halves[1])
+    return found
+
+
+def test_joining_characters_are_those_that_normalisation_joins() -> None:
+    """Never fewer: without one of them, text would be normalised as if it stood alone."""
+    second = second_halves()
+
+    def joins(character: str) -> bool:
+        first = unicodedata.normalize("NFKD", character)[0]
+        return unicodedata.combining(first) > 0 or first in second
+
+    everything = (chr(code) for code in range(sys.maxunicode + 1))
+    found = {c for c in everything if find_unassigned(c) is None and joins(c)}
+    if unicodedata.unidata_version == unicode14.VERSION:
+        assert found == JOINING
+    else:  # no character of Unicode 14.0 begins to join one that it has
+        assert found >= JOINING
+    # What folding makes of any other character begins with none of them.
+    for code in range(sys.maxunicode + 1):
+        text = chr(code)
+        if text not in JOINING and find_unassigned(text) is None:
+            for _ in range(3):
+                text = unicodedata.normalize("NFKC", text)
+                assert text[0] not in JOINING
+                text = text.casefold()
+                assert text[0] not in JOINING
 
 
 def test_characters() -> None:
@@ -86,7 +128,7 @@ def test_words_do_not_depend_on_the_tables_of_python(monkeypatch: pytest.MonkeyP
     """As if this Python were newer: it folds and decomposes a character that 14.0 does not have."""
     real = unicodedata.normalize
     monkeypatch.setattr(
-        "chorister.encoding.words.unicodedata.normalize",
+        "chorister.encoding.tokenizer.unicodedata.normalize",
         lambda form, text: real(form, text.replace(NEWER, "a")),
     )
     assert canonical_text(f"x{NEWER}y{LETTER}") == f"x y{LETTER}"

@@ -38,12 +38,13 @@ def test_nothing_is_missing_from_the_wheel(tmp_path: Path) -> None:
         "import sys; sys.path[:] = [p for p in sys.path if not p.endswith('/src')];"
         f"sys.path.insert(0, {str(unpacked)!r});"
         "import chorister;"
-        "from chorister.aggregator.database import _revisions;"
+        "from chorister.aggregator.storage.database import _revisions;"
         f"assert chorister.__file__.startswith({str(unpacked)!r}), chorister.__file__;"
         "print(len(_revisions()))"
     )
     run = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    revisions = list((PACKAGE / "aggregator" / "migrations" / "versions").glob("v*.py"))
+    revisions = list((PACKAGE / "aggregator" / "storage" / "migrations" / "versions").glob("v*.py"))
+    assert revisions
     assert (run.returncode, run.stdout.strip()) == (0, str(len(revisions))), run.stderr

@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 
+from chorister.clock import SECOND
 from chorister.device import Timing
 from chorister.device.audit import Event
-from chorister.device.courier import Courier
-from chorister.device.loop import keep_running
-from chorister.device.steps import Step
+from chorister.device.run import Step
 from tests.device.home import Home, at_home, the_sandbox
 from tests.device.world import NOW, a_generous_policy, a_recipe, bits_of
 
-TIMING = Timing(query=1, slack=5, spread=600, poll=600)
+TIMING = Timing(query=1, slack=5, housekeeping=1, settle=0, spread=600, poll=600)
 MANY = "keyboard AS a, keyboard AS b, keyboard AS c, keyboard AS d, keyboard AS e"
 WIDE = "a.ngram || b.ngram || c.ngram || d.ngram || e.ngram"
 COLUMNS = "SELECT user.age AS age, keyboard.ngram AS ngram FROM keyboard, user"
@@ -54,7 +53,7 @@ def test_a_report_leaves_at_the_time_drawn_before(name: str, data: bool, home: H
     assert time.monotonic() - before < TIMING.query + TIMING.slack
     (waiting,) = home.device.status().outbox
     assert [waiting.next_try] == drawn
-    earliest = NOW + TIMING.query + TIMING.slack
+    earliest = NOW + TIMING.query + TIMING.slack + TIMING.housekeeping
     assert earliest <= waiting.next_try <= earliest + TIMING.spread
     home.deliver()
     (report,) = home.network.reports
@@ -96,76 +95,22 @@ class SlowSandbox:
 
     def __init__(self, home: Home) -> None:
         self.home = home
-        self.compiling = self.running = 0
+        self.compiling = 0
         self.began: list[int] = []
 
     def compile(self, *arguments: Any, **options: Any) -> Any:
         self.home.clock.advance(self.compiling)
         return the_sandbox().compile(*arguments, **options)
 
-    def run(self, *arguments: Any, **options: Any) -> Any:
+    def choose(self, *arguments: Any, **options: Any) -> Any:
         self.began.append(self.home.clock.now())
-        self.home.clock.advance(self.running)
-        return the_sandbox().run(*arguments, **options)
+        return the_sandbox().choose(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(the_sandbox(), name)
 
 
-SLOW = Timing(query=20, slack=10, spread=600, poll=60)
-
-
-def _requests(folder: Path, running: int) -> list[int]:
-    """When a device polls and uploads, with every draw the same."""
-    folder.mkdir()
-    with at_home(folder, a_generous_policy()) as home:
-        home.donate()
-        sandbox = SlowSandbox(home)
-        patch = pytest.MonkeyPatch()
-        patch.setattr("chorister.device.agent.Timing.draw_upload", _draw_soon)
-        home.restart(sandbox=sandbox, timing=SLOW)
-        home.ask(a_recipe("old"))
-        (waiting,) = home.device.status().outbox
-        home.clock.set(waiting.next_try - 3)
-        sandbox.running = running
-        found: list[int] = []
-        home.network.requested = lambda: found.append(home.clock.now() - NOW)
-        patch.setattr("chorister.device.courier.Courier.make_way", _make_way_soon)
-        recipes = [a_recipe("old"), *(a_recipe(f"r{i}", {"study": f"s{i}"}) for i in range(4))]
-        home.network.log.publish(recipes, time=home.clock.now())
-
-        def sleep(seconds: float) -> None:
-            home.clock.advance(int(seconds))
-            home.network.log.publish(recipes, time=home.clock.now())
-
-        loop = keep_running(
-            home.device, timing=SLOW, clock=home.clock, sleep=sleep, randbelow=lambda _: 0
-        )
-        while len(home.network.posts) < 5:
-            next(loop)
-        patch.undo()
-        assert len(sandbox.began) == 5
-        return found
-
-
-_draw = Timing.draw_upload
-
-
-def _draw_soon(self: Timing, recipe: Any, **options: Any) -> int:
-    return _draw(self, recipe, **{**options, "randbelow": lambda _: 0})
-
-
-def _make_way_soon(self: Any, busy_until: int, spread: int, tally: Any) -> None:
-    _make_way(self, busy_until, 1, tally)
-
-
-_make_way = Courier.make_way
-
-
-def test_no_request_of_any_kind_tells_how_long_queries_took(tmp_path: Path) -> None:
-    """Neither a report that waits already, nor one of the same run, nor the next poll."""
-    times = [_requests(tmp_path / str(running), running) for running in (0, 7, 20)]
-    assert times[0] == times[1] == times[2]
+SLOW = Timing(query=20, slack=10, housekeeping=1, settle=0, spread=600, poll=60)
 
 
 def test_upload_times_count_from_the_first_query_on(tmp_path: Path) -> None:
@@ -180,23 +125,7 @@ def test_upload_times_count_from_the_first_query_on(tmp_path: Path) -> None:
         assert len(run.refused) == 70
         assert len(sandbox.began) == 2
         first = min(each.next_try for each in home.device.status().outbox)
-        assert first >= sandbox.began[0] + 2 * (SLOW.query + SLOW.slack)
-
-
-def test_nothing_is_deleted_while_a_report_is_due(home: Home, monkeypatch: Any) -> None:
-    """How long that takes depends on data."""
-    home.donate()
-    home.ask(a_recipe("one"))
-    (waiting,) = home.device.status().outbox
-    deleted: list[int] = []
-    monkeypatch.setattr(
-        "chorister.device.store.EventStore.expire", lambda _: deleted.append(home.clock.now())
-    )
-    home.clock.set(waiting.next_try - 1)
-    home.ask(a_recipe("one"))
-    assert not deleted
-    home.deliver()
-    assert deleted == [waiting.next_try]
+        assert first >= sandbox.began[0] + 2 * (SLOW.query + SLOW.slack) + SLOW.housekeeping
 
 
 @pytest.mark.parametrize(
@@ -221,7 +150,7 @@ class Crash(BaseException):
     """The process ends, for the data made it."""
 
 
-@pytest.mark.parametrize("where", ["snapshot", "run", "choose_bin"])
+@pytest.mark.parametrize("where", ["store.EventStore.snapshot", "sandbox.Sandbox.choose"])
 def test_a_device_that_crashes_on_its_data_reports_at_the_time_drawn_before(
     where: str, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,9 +159,8 @@ def test_a_device_that_crashes_on_its_data_reports_at_the_time_drawn_before(
 
     home.donate()
     drawn = _note_the_draw(home)
-    owner = {"snapshot": "store.EventStore.snapshot", "choose_bin": "agent.choose_bin"}
     with monkeypatch.context() as patch:
-        patch.setattr(f"chorister.device.{owner.get(where, 'sandbox.Sandbox.run')}", crash)
+        patch.setattr(f"chorister.device.{where}", crash)
         with pytest.raises(Crash):
             home.ask(a_recipe("one"))
     home.restart()
@@ -252,7 +180,7 @@ def _note_the_draw(home: Home, **changes: Any) -> list[int]:
     def hook(step: Step) -> None:
         if step is Step.CHARGED:
             (attempt,) = home.device._opened().attempts.unfinished()
-            drawn.append(attempt.upload_at)
+            drawn.append(-(-attempt.upload_at // SECOND))
 
     home.restart(hook=hook, **changes)
     return drawn

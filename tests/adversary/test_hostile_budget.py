@@ -21,6 +21,7 @@ from chorister.errors import (
     InvalidInput,
     LedgerBehind,
     LedgerError,
+    LedgerStale,
     LedgerYoung,
     QueryRefused,
 )
@@ -163,10 +164,13 @@ class Timed:
     """A ledger under a system clock that anybody may set, and checkpoints that nobody can forge."""
 
     def __init__(self, place: Place) -> None:
+        self.age = monthly().checkpoint_max_age
         self.system = SettableClock(START - AGE)
         self.connection = place.connect()
         self.clock = DeviceClock(self.connection, self.system)
-        self.ledger = Ledger(self.connection, monthly(), place.head(), randbelow=lambda _: 0)
+        self.ledger = Ledger(
+            self.connection, monthly(), place.head(), clock=self.clock, randbelow=lambda _: 0
+        )
         self.checkpoint(START - AGE)
         self.ledger.settle(self.clock.decision_time())
         self.system.set(START)
@@ -185,6 +189,11 @@ def test_a_clock_set_back_forward_or_jumping_a_period(place: Place, move: int) -
     timed = Timed(place)
     timed.ask("first")
     timed.system.set(START + move)
+    # Far ahead, the newest checkpoint is too old to date anything by.
+    refused = LedgerStale if move > timed.age else BudgetExceeded
+    with pytest.raises(refused):
+        timed.ask("second")
+    timed.system.set(START)
     with pytest.raises(BudgetExceeded, match=r"device\.epsilon"):
         timed.ask("second")
     # Only time that both aggregators signed renews a budget.
@@ -200,21 +209,26 @@ def test_a_clock_set_back_does_not_return_to_an_unspent_period(place: Place) -> 
     timed.system.set(START)
     with pytest.raises(InvalidInput, match="rewound"):
         timed.checkpoint(START)
-    with pytest.raises(BudgetExceeded):
+    with pytest.raises(LedgerStale):  # the device's time does not go back either
         spend(timed.ledger, charge("then", epsilon="1"), START)
+    with pytest.raises(BudgetExceeded):  # and if it did, what was charged since would count
+        spend(place.ledger(monthly()), charge("then", epsilon="1"), START)
 
 
 def test_a_clock_set_forward_does_not_age_a_new_ledger(place: Place) -> None:
     connection = place.connect()
     system = SettableClock(START)
     clock = DeviceClock(connection, system)
-    ledger = Ledger(connection, monthly(), place.head())
+    ledger = Ledger(connection, monthly(), place.head(), clock=clock)
     with pytest.raises(LedgerError, match="vouched"):
         clock.decision_time()
     with transaction(connection):
         clock.accept_checkpoint(START)
     ledger.settle(clock.decision_time())
     system.set(START + 365 * DAY)
+    with pytest.raises(LedgerStale):
+        spend(ledger, charge(1), clock.decision_time())
+    system.set(START + monthly().checkpoint_max_age)
     with pytest.raises(LedgerYoung):
         spend(ledger, charge(1), clock.decision_time())
 

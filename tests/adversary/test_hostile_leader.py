@@ -80,7 +80,7 @@ def test_redirects_cookies_and_500s(home: Home, leader: Leader, server: Loopback
         home.restart()
     # Each time the audit log tells why the report waits; a cookie is nothing to tell of.
     assert [event for event, _ in words] == [*[Event.POSTPONED] * 4, Event.UPLOADED]
-    for (_, why), said in zip(words[:4], ["500", "307", "503", "no DAP message"], strict=True):
+    for (_, why), said in zip(words[:4], ["500", "307", "503", "not a DAP message"], strict=True):
         assert said in why
         assert "42" not in why
     assert len(server.seen) == 5
@@ -97,8 +97,8 @@ def test_redirects_cookies_and_500s(home: Home, leader: Leader, server: Loopback
 def test_a_refused_report_is_dropped_and_never_made_again(
     error: ReportError, home: Home, leader: Leader, server: Loopback
 ) -> None:
-    (parcel,) = home.device._opened().outbox.all()
-    body = parcel.report_id + bytes([error])
+    (queued,) = home.device._opened().outbox.all()
+    body = queued.report_id + bytes([error])
     leader.replies = [Reply(headers={"Content-Type": UPLOAD_ERRORS}, body=body)]
     for _ in range(4):
         home.deliver()

@@ -13,7 +13,7 @@ import pytest
 from chorister._native import HPKEKeypair
 from chorister.device.audit import Event
 from chorister.transparency.entries import Entry
-from chorister.transparency.listing import CurrentList
+from chorister.transparency.listing import CurrentList, ListedRecipe
 from chorister.transparency.sources import list_path
 from chorister.transparency.state import LogState
 from tests.device.home import Home, at_home
@@ -28,7 +28,7 @@ from tests.device.world import (
     bits_of,
     hpke_entry,
 )
-from tests.logworld import ANALYSIS, HELPER, LEADER, key, revocation
+from tests.logworld import HELPER, LEADER, key, revocation
 
 RECIPE = a_recipe("one")
 
@@ -42,7 +42,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 def silent(home: Home) -> str | None:
     """Poll; nothing may happen. What the audit log says."""
-    run = home.device.run_once()
+    run = home.run()
     home.deliver()
     assert run.problems
     assert not home.network.posts
@@ -109,7 +109,7 @@ def test_a_log_that_shrank(home: Home) -> None:
     charged = home.charges()
     home.network.log.publish_raw({}, time=NOW + 60, size=2)
     home.clock.set(NOW + 60)
-    run = home.device.run_once()
+    run = home.run()
     assert run.problems
     assert home.charges() == charged
     assert home.last(Event.SILENT).check == "LogRewound"
@@ -129,7 +129,7 @@ def test_a_recipe_that_is_not_in_the_current_list(home: Home) -> None:
     home.network.log.publish([])
     entry = an_entry(RECIPE)
     home.network.log.files[f"entry/{entry.address.hex()}"] = entry.encode()
-    home.device.run_once()
+    home.run()
     assert home.charges() == 0
 
 
@@ -140,13 +140,11 @@ def test_a_list_that_is_not_the_checkpoint_s(home: Home) -> None:
     entry = an_entry(RECIPE)
     forged = CurrentList.of(
         hpke_configs=[(each.aggregator, each.address) for each in log.hpke],
-        recipes=[(RECIPE.analysis, entry.address)],
+        recipes=[ListedRecipe.of(RECIPE.analysis, entry)],
     )
     log.files[path] = forged.encode()
     log.files[list_path(forged.digest)] = forged.encode()
     log.files[f"entry/{entry.address.hex()}"] = entry.encode()
-    # A device keeps what it fetched; this one never fetched this list.
-    home.device._opened().connection.execute("DELETE FROM bodies")
     assert silent(home) == "WrongList"
 
 
@@ -157,7 +155,7 @@ def test_a_withdrawn_recipe_served_with_yesterday_s_list(home: Home) -> None:
     home.network.log.publish([], time=NOW + 60)
     home.network.log.files = old | home.network.log.files
     home.clock.set(NOW + 60)
-    run = home.device.run_once()
+    run = home.run()
     assert not run.problems
     assert home.charges() == 0
 
@@ -171,16 +169,16 @@ def test_a_recipe_by_a_revoked_author(home: Home) -> None:
         state.append(entry.encode())
     revoked = state.append(revocation("author", by="second author").encode())
     assert revoked.index == 4
-    current = dict(state.current(NOW).recipes)
-    left = [entry for entry in asked if entry.address in current[ANALYSIS]]
+    current = {recipe.address for recipe in state.current(NOW).recipes}
+    left = [entry for entry in asked if entry.address in current]
     assert left == asked[1:]
     log.publish(left, time=NOW)
-    home.device.run_once()
+    home.run()
     assert charged(home) == ["two"]
     # Of the registry alone: both aggregators computed another list, and cosigned that one.
     log.publish(asked, time=NOW + 1, cosigners={})
     home.clock.advance(1)
-    assert home.device.run_once().problems
+    assert home.run().problems
     assert charged(home) == ["two"]
 
 
@@ -188,10 +186,10 @@ def test_an_author_who_was_revoked_asks_again(home: Home) -> None:
     """The body was fetched before, and yesterday's list is signed by everybody."""
     log = home.network.log
     log.publish([a_recipe("early", {"privacy/min_cohort": 10})], time=NOW)
-    home.device.run_once()
+    home.run()
     home.clock.advance(60)
     log.publish([], time=NOW + 60)  # the revocation
-    home.device.run_once()
+    home.run()
     log.publish([RECIPE], time=NOW)
     assert silent(home) == "LogRewound"
 
@@ -223,12 +221,12 @@ def test_a_registry_that_is_down(home: Home) -> None:
 def test_a_problem_is_told_once_and_again_when_it_comes_back(home: Home) -> None:
     home.network.down = True
     for _ in range(3):
-        home.device.run_once()
+        home.run()
     before = home.events().count(Event.SILENT)
     home.network.down = False
     home.ask()
     home.network.down = True
-    home.device.run_once()
+    home.run()
     assert home.events().count(Event.SILENT) == before + 1
 
 
@@ -274,6 +272,6 @@ def test_a_key_that_nothing_can_be_sealed_to(home: Home) -> None:
         hpke_entry(HELPER, HELPER_KEYS.config),
     ]
     home.network.log.publish([RECIPE])
-    home.device.run_once()
+    home.run()
     assert home.charges() == 0
     assert home.last(Event.REFUSED).check == "keys"

@@ -18,7 +18,16 @@ from chorister.canonical import b64url_encode, dumps, key_id
 from chorister.device.audit import Event
 from chorister.transparency.entries import RecipeEntry
 from tests.device.home import Home, at_home
-from tests.device.world import ANALYSIS, DAY, NOW, a_generous_policy, a_policy, a_recipe, an_entry
+from tests.device.world import (
+    ANALYSIS,
+    DAY,
+    NOW,
+    REGISTRY,
+    a_generous_policy,
+    a_policy,
+    a_recipe,
+    an_entry,
+)
 from tests.keyboard import changed
 from tests.logworld import OTHER_ANALYSIS, key, public
 
@@ -136,25 +145,43 @@ def test_a_recipe_with(name: str, home: Home) -> None:
     changes, expected = CASES[name]
     recipe = a_recipe("hostile", changes)
     if not expected:
-        # Not one of the policy's analyses: a device does not even fetch it.
-        home.ask(recipe)
-        assert home.charges() == 0
-        assert len([url for url in home.network.gets if "/entry/" in url]) == 2  # the keys
+        # Not one of the policy's analyses.
+        assert_not_fetched(home, an_entry(recipe))
         return
     assert refused(home, recipe) == expected
 
 
+def assert_not_fetched(home: Home, entry: RecipeEntry) -> None:
+    """A device does not even look at it, and goes on as if it were not there."""
+    home.network.gets.clear()
+    run = home.ask(entry)
+    assert (home.charges(), run.problems, run.refused) == (0, (), ())
+    assert {url.removeprefix(REGISTRY).split("/")[0] for url in home.network.gets} == {
+        "checkpoint",
+        "list",
+    }
+
+
 def test_a_recipe_signed_by_a_stranger(home: Home) -> None:
-    assert refused(home, an_entry(a_recipe("hostile"), "stranger")) == "author"
+    assert_not_fetched(home, an_entry(a_recipe("hostile"), "stranger"))
 
 
 def test_a_recipe_signed_by_another_analysis_author(home: Home) -> None:
-    assert refused(home, an_entry(a_recipe("hostile"), "other author")) == "author"
+    assert_not_fetched(home, an_entry(a_recipe("hostile"), "other author"))
 
 
 def test_an_author_who_asks_under_another_s_analysis(home: Home) -> None:
     recipe = a_recipe("hostile", {"analysis": OTHER_ANALYSIS})
-    assert refused(home, an_entry(recipe, "author")) == "author"
+    assert_not_fetched(home, an_entry(recipe, "author"))
+
+
+def test_an_author_whose_recipe_is_listed_under_another_analysis(home: Home) -> None:
+    """Fetched, since the author may ask there; what the recipe itself says is what counts."""
+    recipe = a_recipe("hostile", {"analysis": OTHER_ANALYSIS})
+    home.network.log.publish_raw({ANALYSIS: [an_entry(recipe)]}, time=NOW)
+    home.run()
+    assert home.charges() == 0
+    assert home.last(Event.REFUSED).check == "author"
 
 
 def test_a_recipe_with_a_changed_field_under_the_old_signature(home: Home) -> None:
@@ -200,7 +227,7 @@ def test_a_signed_recipe_with(name: str, home: Home) -> None:
     tree = changed(json.loads(a_recipe("hostile").canonical()), MALFORMED[name])
     home.network.log.publish([], time=NOW)
     home.network.log.publish_raw({ANALYSIS: [signed_tree(tree)]}, time=NOW)
-    home.device.run_once()
+    home.run()
     home.deliver()
     assert not home.network.posts
     assert home.charges() == 0

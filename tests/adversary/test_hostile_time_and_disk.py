@@ -10,7 +10,10 @@ import pytest
 
 from chorister.device import HeadFile
 from chorister.device.audit import Event
-from chorister.device.steps import Step
+from chorister.device.ledger.counting import period_end
+from chorister.device.ledger.entries import Created
+from chorister.device.run import Step
+from chorister.transparency.cosigner import MAX_SKEW
 from tests.device.home import Home, at_home
 from tests.device.world import ANALYSIS, DAY, NOW, a_generous_policy, a_policy, a_recipe
 from tests.keyboard import REMOVE
@@ -36,7 +39,7 @@ def test_a_clock_set_forward_renews_nothing(home: Home) -> None:
     spend(home)
     home.clock.set(NOW + PERIOD)
     home.network.log.publish([a_recipe("second")], time=NOW + 60)
-    run = home.device.run_once()
+    run = home.run()
     assert run.problems
     assert home.charges() == 1
     assert home.last(Event.SILENT).check == "CheckpointTime"
@@ -46,7 +49,7 @@ def test_a_clock_set_back_makes_no_old_checkpoint_fresh(home: Home) -> None:
     home.ask()
     home.clock.set(NOW - 30 * DAY)
     home.network.log.publish([a_recipe("first")], time=NOW - 30 * DAY)
-    assert home.device.run_once().problems
+    assert home.run().problems
     assert home.charges() == 0
     assert home.last(Event.SILENT).check == "LogRewound"
 
@@ -54,7 +57,7 @@ def test_a_clock_set_back_makes_no_old_checkpoint_fresh(home: Home) -> None:
 def test_a_clock_that_jumps_a_period_and_back(home: Home) -> None:
     spend(home)
     home.clock.set(NOW + PERIOD)
-    home.device.run_once()
+    home.run()
     home.clock.set(NOW + 120)
     home.ask(a_recipe("second", {"study": "another"}))
     assert home.charges() == 1
@@ -68,6 +71,51 @@ def test_time_that_the_aggregators_vouch_for_does_renew(home: Home) -> None:
     window = {"opens": later - DAY, "closes": later + 6 * DAY, "ends": later + 7 * DAY}
     home.ask(a_recipe("second", {"window": window}))
     assert home.charges() == 2
+
+
+def test_a_registry_that_shows_old_checkpoints_gains_no_third_budget(home: Home) -> None:
+    """As old as the policy permits at the end of a period, then two new ones, a period apart.
+
+    By the checkpoints' times alone that would be three budgets within 178 days.
+    """
+    age = home.policy.checkpoint_max_age
+    created = home.device._opened().ledger.entries()[0]
+    assert isinstance(created, Created)
+    end = period_end(NOW, PERIOD, created.offset)
+    assert end is not None
+    charged_at = []
+    for real, checkpoint in (
+        (end + age - 1, end - 1),
+        (end + age - 1, end),
+        (end + PERIOD - MAX_SKEW, end + PERIOD),
+    ):
+        home.clock.set(real)
+        window = {"opens": real - DAY, "closes": real + 6 * DAY, "ends": real + 7 * DAY}
+        before = home.charges()
+        recipe = a_recipe(f"question-{len(home.events())}", {"window": window})
+        home.network.log.publish([recipe], time=checkpoint)
+        assert not home.device.run_once().problems
+        charged_at += [real] * (home.charges() - before)
+    assert charged_at[-1] - charged_at[0] < PERIOD - age + 1
+    assert len(charged_at) == 2
+
+
+def test_a_new_ledger_is_silent_for_its_age_whatever_the_registry_shows(tmp_path: Path) -> None:
+    """A checkpoint of two days ago would make a ledger seem two days older than it is."""
+    with at_home(tmp_path, a_policy({"device/min_ledger_age": "7d"})) as home:
+        home.device.close()
+        shutil.rmtree(tmp_path / "device")
+        (tmp_path / "elsewhere" / "head").unlink()
+        home.device = home.build(create=True)
+        home.device.opt_in()
+        age, silence = home.policy.checkpoint_max_age, home.policy.device.min_ledger_age
+        home.network.log.publish([], time=NOW - age)
+        assert not home.device.run_once().problems
+        for real, charges in ((NOW + silence - 1, 0), (NOW + silence, 1)):
+            home.clock.set(real)
+            window = {"opens": real - DAY, "closes": real + 6 * DAY, "ends": real + 7 * DAY}
+            home.ask(a_recipe(f"question-{real}", {"window": window}))
+            assert home.charges() == charges
 
 
 def test_a_restored_backup_answers_nothing(home: Home, tmp_path: Path) -> None:
@@ -161,10 +209,10 @@ def test_a_new_ledger_is_silent_for_its_first_days(tmp_path: Path) -> None:
 
 def test_a_policy_update_refunds_nothing(home: Home) -> None:
     spend(home)
-    renamed = {"device/reports": 100, f"analyses/{ANALYSIS}/budget/period": "1d"}
+    renamed = {"device/reports": 100, f"analyses/{ANALYSIS}/budget/period": "2d"}
     home.policy = a_policy(renamed)
     home.restart()
-    home.clock.set(NOW + 2 * DAY)
+    home.clock.set(NOW + 4 * DAY)
     home.ask(a_recipe("second"))
     assert home.charges() == 1
     assert (home.last(Event.REFUSED).check or "").startswith(f"analyses.{ANALYSIS}")
@@ -201,13 +249,13 @@ def test_a_restored_attempt_is_finished_without_its_data(home: Home, tmp_path: P
     shutil.copytree(tmp_path / "device", tmp_path / "copy")
     queries: list[Step] = []
     home.restart()
-    home.device.run_once()
+    home.run()
     home.deliver()
     home.device.close()
     shutil.rmtree(tmp_path / "device")
     shutil.copytree(tmp_path / "copy", tmp_path / "device")
     home.restart(hook=lambda step: queries.append(step) if step is Step.QUERIED else None)
-    home.device.run_once()
+    home.run()
     home.deliver()
     assert not queries
     headers = {post[2][:16] for post in home.network.posts}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chorister.dap.urls import check_url
+from chorister.dap.http import check_url
 from chorister.device.transport import HTTPTransport, LogSource
 from chorister.errors import InvalidInput, LogWithheld, Unreachable
 from tests.certificates import a_certificate

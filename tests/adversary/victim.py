@@ -18,6 +18,7 @@ from chorister.device.sandbox.functions import known_functions
 from chorister.device.store import EventStore, Snapshot
 from chorister.device.verifier import permitted_functions, verify_query
 from chorister.errors import QueryRefused, SandboxFailed
+from tests.device.asking import ask, choose
 from tests.keyboard import ANALYSIS, analysis_at, recipe_with
 
 NAMED = sorted(name for name in known_functions() if name.isidentifier())
@@ -55,6 +56,11 @@ class Victim:
     def snapshot(self) -> Snapshot:
         return self.store.snapshot(READS)
 
+    def choose(self, query: str, *, deadline: float = 20) -> int:
+        """What a device would report, were there no verifier."""
+        functions = permitted_functions(POLICY.analyses[ANALYSIS])
+        return choose(self.sandbox, query, self.snapshot(), functions=functions, deadline=deadline)
+
     def attack(self, query: str, *, deadline: float = 20) -> Outcome:
         """Let the verifier judge a query; run it whatever it says; no secret may come back."""
         recipe = recipe_with(
@@ -70,9 +76,7 @@ class Victim:
             refused = error.why
         functions = permitted_functions(POLICY.analyses[ANALYSIS])
         try:
-            answer = self.sandbox.run(
-                query, self.snapshot(), functions=functions, deadline=deadline
-            )
+            answer = ask(query, self.snapshot(), functions=functions, deadline=deadline)
         except SandboxFailed as error:
             assert error.__cause__ is error.__context__ is None
             return Outcome(refused=refused, rows=None)

@@ -17,12 +17,11 @@ import numpy as np
 
 from chorister.aggregator.config import HelperConfig, LeaderConfig
 from chorister.aggregator.inprocess import InProcessNetwork
-from chorister.aggregator.secret_files import new_secret, token_digest, write_private
 from chorister.aggregator.service import Service
-from chorister.aggregator.tasks import KnownTask
+from chorister.aggregator.storage.statistics import task_status
+from chorister.aggregator.task import KnownTask
 from chorister.canonical import b64url_encode
 from chorister.clock import SettableClock
-from chorister.dap.binding import task_binding
 from chorister.dap.draft import (
     AGGREGATE_SHARE_REQUEST,
     AGGREGATION_JOB_INIT_REQUEST,
@@ -42,8 +41,9 @@ from chorister.dap.messages import (
     CollectionJobReq,
     Query,
 )
-from chorister.dap.task import TaskConfiguration
-from chorister.dap.taskprov import advertise, verify_key
+from chorister.dap.task import TaskConfiguration, advertise, task_binding, verify_key
+from chorister.key_files import new_secret, token_digest, write_private
+from chorister.policy import Policy
 from tests.aggregator.world import (
     HELPER_URL,
     LEADER_URL,
@@ -87,7 +87,10 @@ class Wire(httpx2.BaseTransport):
 class Apps:
     """A pair of aggregators that serve the small policy, and everybody who talks to them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, *, policy: Policy | None = None, leader: dict[str, Any] | None = None
+    ) -> None:
+        """`leader`: further settings of it."""
         self.clock = SettableClock(NOW)
         self.network = InProcessNetwork()
         self.wire = Wire(self.network)
@@ -96,12 +99,13 @@ class Apps:
         self.verify_key_init = os.urandom(32)
         self._recipes = itertools.count(1)
         self._folder = folder
-        (folder / "policy.toml").write_text(dumps(small_policy().model_dump(exclude_unset=True)))
+        tree = (policy or small_policy()).model_dump(exclude_unset=True)
+        (folder / "policy.toml").write_text(dumps(tree))
         write_private(folder / "verify_key", b64url_encode(self.verify_key_init).encode())
         write_private(folder / "helper_token", self.helper_token.encode())
-        self.leader = self._leader()
+        self.leader = self._leader(leader or {})
         self.helper = self._helper()
-        self.services = (self.leader, self.helper)
+        self.services: tuple[Service, ...] = (self.leader, self.helper)
         for service in self.services:
             keys = service.core.keys
             keys.publish(keys.generate())
@@ -112,13 +116,15 @@ class Apps:
         for service in self.services:
             service.close()
 
-    def _settings(self, role: str, url: str) -> dict[str, Any]:
-        write_private(self._folder / f"{role}_at_rest", new_secret().encode())
+    def settings(self, role: str, url: str) -> dict[str, Any]:
+        """Those of a further aggregator, too."""
+        at_rest = self._folder / f"{role}_at_rest_{next(self._recipes)}"
+        write_private(at_rest, new_secret().encode())
         return {
             "role": role,
             "url": url,
             "database": f"sqlite:///{self._folder}/{role}.db",
-            "at_rest_key": str(self._folder / f"{role}_at_rest"),
+            "at_rest_key": str(at_rest),
             "verify_key": str(self._folder / "verify_key"),
             "policies": [str(self._folder / "policy.toml")],
             "registry": "https://registry.example.org/",
@@ -136,15 +142,16 @@ class Apps:
             ],
         }
 
-    def _leader(self) -> Service:
-        settings = self._settings("leader", LEADER_URL) | {
+    def _leader(self, changes: dict[str, Any]) -> Service:
+        settings = self.settings("leader", LEADER_URL) | {
             "helper_token": str(self._folder / "helper_token"),
             "upload_credential_digests": [token_digest(self.credential.encode()).hex()],
+            **changes,
         }
         return Service(LeaderConfig.model_validate(settings), self.clock, transport=self.wire)
 
     def _helper(self) -> Service:
-        settings = self._settings("helper", HELPER_URL) | {
+        settings = self.settings("helper", HELPER_URL) | {
             "leader_token_digests": [token_digest(self.helper_token.encode()).hex()]
         }
         return Service(HelperConfig.model_validate(settings), self.clock)
@@ -282,13 +289,13 @@ class Apps:
     def work(self, task: KnownTask) -> list[str]:
         """Run all of the leader's jobs for a task once; why some of them wait."""
         leader = self.leader.leader
-        while leader.create_aggregation_jobs(16):
+        while leader.aggregation.create_jobs(16):
             pass
-        jobs = [each for each in leader.unfinished_jobs() if each.task_id == task.task_id]
-        steps = [leader.step(each) for each in jobs]
-        asked = [each for each in leader.pending_collections() if each.task_id == task.task_id]
-        steps += [leader.step_collection(each) for each in asked]
-        return [step.why for step in steps if step.why is not None]
+        jobs = [each for each in leader.aggregation.unfinished() if each.task_id == task.task_id]
+        steps = [leader.aggregation.step(each) for each in jobs]
+        asked = [each for each in leader.collection.pending() if each.task_id == task.task_id]
+        steps += [leader.collection.step(each) for each in asked]
+        return [step.reason for step in steps if step.reason is not None]
 
     def collected(self, task: KnownTask) -> httpx2.Response:
         """The collection job of a task, once everything was stepped."""
@@ -299,10 +306,10 @@ class Apps:
     def verified(self, task: KnownTask) -> tuple[int, int]:
         """How many reports of a task each aggregator has added up."""
         leader, helper = (
-            service.status([known])[0].verified
+            task_status(service.core.database, [known])[0].verified
             for service, known in (
-                (self.leader.leader, task),
-                (self.helper.helper, task),
+                (self.leader, task),
+                (self.helper, task),
             )
         )
         return leader, helper

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import httpx2
 
 from chorister._native import scan_verify_inits
-from chorister.aggregator.tasks import KnownTask
+from chorister.aggregator.task import KnownTask
 from chorister.dap.draft import (
     AGGREGATION_JOB_RESPONSE,
     Problem,
@@ -198,7 +198,7 @@ def a_look_at_a_job_names_its_step(apps: Apps) -> None:
         return _answer_with(b"answer")
 
     http = HTTPClient(transport=httpx2.MockTransport(later))
-    client = HelperClient(http, sleep=lambda _: None)
+    client = HelperClient(lambda _: http, sleep=lambda _: None)
     assert client.create_aggregation_job(task, b"request") == b"answer"
     assert asked[1:] == [HELPER_URL + location.removeprefix("/dap/")] * 2
 

@@ -6,7 +6,7 @@ import os
 
 import httpx2
 
-from chorister.aggregator.tasks import KnownTask
+from chorister.aggregator.task import KnownTask
 from chorister.canonical import sha256
 from chorister.dap.draft import (
     AGGREGATE_SHARE,
@@ -124,10 +124,10 @@ def pending_jobs_come_first(apps: Apps) -> None:
     task, _ = full(apps)
     apps.upload(task, *apps.reports(task, 1))
     leader = apps.leader.leader
-    assert leader.create_aggregation_jobs(16)
+    assert leader.aggregation.create_jobs(16)
     apps.create_collection(task)
-    for each in leader.pending_collections():
-        leader.step_collection(each)
+    for each in leader.collection.pending():
+        leader.collection.step(each)
     assert not apps.sent(aggregate_shares_path(task.task_id))
     apps.work(task)
     assert ready(apps.create_collection(task)).report_count == MIN_COHORT + 1

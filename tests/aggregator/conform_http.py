@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from chorister.aggregator.tasks import KnownTask
+from chorister.aggregator.task import KnownTask
 from chorister.canonical import b64url_encode, sha256
 from chorister.dap.draft import (
     AGGREGATE_SHARE_REQUEST,
@@ -25,11 +25,9 @@ from chorister.dap.draft import (
     collection_jobs_path,
     reports_path,
 )
-from chorister.dap.http import HTTPClient
+from chorister.dap.http import HTTPClient, problem_document
 from chorister.dap.messages import AggregationJobInitReq
-from chorister.dap.problems import problem_document
-from chorister.dap.task import TaskConfiguration, task_id
-from chorister.dap.taskprov import advertise
+from chorister.dap.task import TaskConfiguration, advertise, task_id
 from chorister.errors import InvalidInput, ProblemError, Unreachable
 from tests.aggregator.apps import MIN_COHORT, Answer, Apps, problem, share_request
 from tests.aggregator.crafted import craft

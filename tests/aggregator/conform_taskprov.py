@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from chorister.aggregator.tasks import KnownTask
+from chorister.aggregator.task import KnownTask
 from chorister.canonical import sha256
 from chorister.dap.collector import Collector
 from chorister.dap.draft import (
@@ -23,8 +23,7 @@ from chorister.dap.draft import (
     reports_path,
 )
 from chorister.dap.messages import AggregationJobInitReq
-from chorister.dap.task import TaskConfiguration, task_id
-from chorister.dap.taskprov import advertise, advertised, verify_key
+from chorister.dap.task import TaskConfiguration, advertise, advertised, task_id, verify_key
 from chorister.errors import InvalidInput
 from tests.aggregator.apps import MIN_COHORT, Apps, problem
 from tests.aggregator.conform_upload import counted, errors, helper_errors
@@ -235,6 +234,6 @@ def who_takes_part_goes_on(apps: Apps) -> None:
     apps.upload(task, *apps.reports(task))
     apps.work(task)
     for service in apps.services:
-        service.core.tasks.forget()
+        service.core.tasks.clear_cache()
     with apps.at(task.ends - 1):
         assert apps.collected(task).status_code == 200

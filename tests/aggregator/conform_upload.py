@@ -8,8 +8,7 @@ import httpx2
 import pytest
 
 from chorister._native import Prio3
-from chorister.aggregator.tasks import KnownTask
-from chorister.dap.client import check_hpke_config, new_report_id
+from chorister.aggregator.task import KnownTask
 from chorister.dap.draft import (
     HPKE_CONFIG_LIST,
     UPLOAD_ERRORS,
@@ -28,6 +27,7 @@ from chorister.dap.messages import (
     Query,
     UploadErrors,
 )
+from chorister.dap.upload_client import check_hpke_config, new_report_id
 from chorister.errors import DecodeError, UnsupportedSuite
 from tests.aggregator.apps import MIN_COHORT, Apps, problem
 from tests.aggregator.crafted import craft

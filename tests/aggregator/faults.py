@@ -12,8 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, event
 
-from chorister.aggregator.database import Database
-from chorister.aggregator.sealing import Sealer
+from chorister.aggregator.storage.database import Database, Sealer
 from chorister.dap.draft import Role
 
 

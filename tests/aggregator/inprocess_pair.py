@@ -15,10 +15,9 @@ import numpy as np
 from chorister.aggregator.inprocess import InProcessNetwork
 from chorister.aggregator.service import Service
 from chorister.clock import Clock, SystemClock
-from chorister.dap.binding import task_binding
-from chorister.dap.client import upload
 from chorister.dap.collector import Collected, CollectionHandle, Collector
-from chorister.dap.task import Task
+from chorister.dap.task import Task, task_binding
+from chorister.dap.upload_client import upload
 from chorister.recipe import Recipe
 from chorister.registry.app import build_app
 from chorister.registry.config import RegistryConfig
@@ -91,7 +90,7 @@ class InProcessPair:
         def ready() -> bool:
             for service in (self.leader, self.helper):
                 assert service.cosigning is not None
-                service.cosigning.look()
+                service.cosigning.run()
             return all(
                 service.core.tasks.find(task.task_id) is not None and service.core.keys.published()
                 for service in (self.leader, self.helper)

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sqlalchemy import select
 
-from chorister.aggregator.leader import JobRef
-from chorister.aggregator.schema import BatchState, batches, report_ids
-from chorister.aggregator.tasks import KnownTask
+from chorister.aggregator.storage.reports import JobRef
+from chorister.aggregator.storage.schema import BatchState, batches, report_ids
+from chorister.aggregator.task import KnownTask
 from chorister.canonical import sha256
 from chorister.dap.draft import Problem, ReportError
 from chorister.dap.messages import CollectionJobResp
@@ -137,10 +137,10 @@ class PairMachine(RuleBasedStateMachine):
 
     def store(self, expected: Expected, *bodies: bytes, ids: set[bytes], fate: Fate = None) -> None:
         """Upload bodies at one moment; `ids` are the valid reports among them."""
-        plans = [self.pair.leader.check_upload(expected.task, body) for body in bodies]
+        plans = [self.pair.leader.writer.check(expected.task, body) for body in bodies]
 
         def upload() -> None:
-            answers = self.pair.leader.store_uploads(plans)
+            answers = self.pair.leader.writer.store(plans)
             refused: dict[bytes, set[int]] = {}
             for answer in answers:
                 for report_id, code in answer.statuses:
@@ -212,14 +212,14 @@ class PairMachine(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 3))
     def create_jobs(self, limit: int) -> None:
-        self.run(lambda: self.refs.extend(self.pair.leader.create_aggregation_jobs(limit)))
+        self.run(lambda: self.refs.extend(self.pair.leader.aggregation.create_jobs(limit)))
 
     @rule(fate=FATES)
     def step_all(self, fate: Fate) -> None:
         def steps() -> None:
-            for ref in self.pair.leader.unfinished_jobs():
+            for ref in self.pair.leader.aggregation.unfinished():
                 self.refs.append(ref)
-                self.pair.leader.step(ref)
+                self.pair.leader.aggregation.step(ref)
 
         self.run(steps, fate)
 
@@ -227,7 +227,7 @@ class PairMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def step_any_again(self, data: st.DataObject) -> None:
         ref = data.draw(st.sampled_from(self.refs))
-        self.run(lambda: self.pair.leader.step(ref))
+        self.run(lambda: self.pair.leader.aggregation.step(ref))
 
     @rule(
         which=SIDES,
@@ -258,8 +258,8 @@ class PairMachine(RuleBasedStateMachine):
     @rule(fate=FATES)
     def step_collections(self, fate: Fate) -> None:
         def steps() -> None:
-            for ref in self.pair.leader.pending_collections():
-                self.pair.leader.step_collection(ref)
+            for ref in self.pair.leader.collection.pending():
+                self.pair.leader.collection.step(ref)
 
         self.run(steps, fate)
 
@@ -272,7 +272,7 @@ class PairMachine(RuleBasedStateMachine):
 
         def delete() -> None:
             try:
-                self.pair.leader.delete_collection(expected.task, ref, collector_digest())
+                self.pair.leader.collection.delete(expected.task, ref, collector_digest())
             except ProblemError as error:
                 self.excuse(expected, error)
 
@@ -283,7 +283,13 @@ class PairMachine(RuleBasedStateMachine):
         for clock in (self.pair.clock, self.pair.helper_clock):
             for expected in self.expected:
                 expected.over |= clock.now() >= expected.task.ends
-        self.run(lambda: (self.pair.leader.sweep(), self.pair.helper.sweep()), fate)
+        self.run(
+            lambda: (
+                self.pair.leader.garbage_collector.run(),
+                self.pair.helper.garbage_collector.run(),
+            ),
+            fate,
+        )
 
     # --- what goes wrong ------------------------------------------------------------------------
 
@@ -370,7 +376,7 @@ class PairMachine(RuleBasedStateMachine):
 
     def see(self, expected: Expected) -> CollectionJobResp | None:
         try:
-            found = self.pair.leader.collection(
+            found = self.pair.leader.collection.result(
                 expected.task, self.ref(expected), collector_digest()
             )
         except ProblemError as error:

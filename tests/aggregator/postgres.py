@@ -24,8 +24,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from chorister.aggregator.database import Database
-from chorister.aggregator.sealing import Sealer
+from chorister.aggregator.storage.database import Database, Sealer
 from chorister.dap.draft import Role
 
 _SECONDS = 60

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from chorister.aggregator.config import (
     CollectorConfig,
     HelperConfig,
+    HelperPeer,
     LeaderConfig,
+    LeaderPeer,
     load_config,
 )
-from chorister.aggregator.secret_files import read_secret, read_token, write_private
 from chorister.errors import ServiceError
+from chorister.key_files import read_secret, read_token, write_private
 from tests.aggregator.operators import TOKENS, Operators
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "aggregator.md"
@@ -60,21 +62,23 @@ def test_the_environment_overrides_the_file(operators: Operators) -> None:
 
 @pytest.mark.parametrize("name", ["PROT", "ROLE", "COLLECTORS__NAME"])
 def test_an_override_that_is_no_setting_is_refused(operators: Operators, name: str) -> None:
-    with pytest.raises(ServiceError, match=f"CHORISTER_HELPER__{name} is no setting of a helper"):
+    with pytest.raises(
+        ServiceError, match=f"CHORISTER_HELPER__{name} is not a setting of a helper"
+    ):
         load_config(operators.settings("helper"), {f"CHORISTER_HELPER__{name}": "1"})
 
 
 @pytest.mark.parametrize(
     ("role", "changes", "message"),
     [
-        ("leader", {"role": "registry"}, 'role is "leader" or "helper"'),
+        ("leader", {"role": "registry"}, 'role must be "leader" or "helper"'),
         ("leader", {"colour": 1}, "colour: unknown field"),
         ("leader", {"port": 70_000}, "port"),
-        ("leader", {"tls_key": "key.pem"}, "certificate and key come together"),
+        ("leader", {"tls_key": "key.pem"}, "set both the certificate and its key"),
         ("leader", {"url": "http://leader.example.org/"}, "url"),
         ("leader", {"url": "https://leader.example.org/dap"}, "url"),
-        ("leader", {"at_rest_key": "env:1x"}, "after env: comes the name"),
-        ("leader", {"helper_token": "env:"}, "after env: comes the name"),
+        ("leader", {"at_rest_key": "env:1x"}, "must be followed by the name"),
+        ("leader", {"helper_token": "env:"}, "must be followed by the name"),
         ("leader", {"upload_credential": "nothing"}, "upload_credential"),
         (
             "leader",
@@ -97,6 +101,30 @@ def test_an_override_that_is_no_setting_is_refused(operators: Operators, name: s
             "an HPKE config is listed twice",
         ),
         ("helper", {"policies": []}, "policies"),
+        (
+            "leader",
+            {"helpers": 2 * [{"url": "https://b.example/", "token": "b", "verify_key": "c"}]},
+            "helpers: a URL is listed twice",
+        ),
+        (
+            "leader",
+            {"helpers": [{"url": "https://b.example/", "token": "env:", "verify_key": "c"}]},
+            "must be followed by the name",
+        ),
+        (
+            "helper",
+            {
+                "leaders": [
+                    {
+                        "url": f"https://{name}.example/",
+                        "token_digests": ["0" * 64],
+                        "verify_key": name,
+                    }
+                    for name in "bc"
+                ]
+            },
+            "leaders: a token digest is listed twice",
+        ),
         ("helper", {"database": None}, "database: this field is missing"),
     ],
 )
@@ -152,7 +180,7 @@ def test_a_key_is_never_replaced(tmp_path: Path) -> None:
     path = tmp_path / "key"
     write_private(path, b"one")
     assert path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(ServiceError, match="is not replaced"):
+    with pytest.raises(ServiceError, match="are never replaced"):
         write_private(path, b"two")
     assert path.read_bytes() == b"one"
     with pytest.raises(ServiceError, match="can't write"):
@@ -187,14 +215,16 @@ def shown(default: object) -> str:
         ("Leader", LeaderConfig, None),
         ("Helper", HelperConfig, None),
         ("Collectors", CollectorConfig, None),
+        ("Further helpers", HelperPeer, None),
+        ("Further leaders", LeaderPeer, None),
     ],
 )
 def test_every_setting_is_documented(title: str, model: Any, base: Any) -> None:
     both = set(LeaderConfig.model_fields) & set(HelperConfig.model_fields)
     if base is not None:
         wanted = both
-    elif model is CollectorConfig:
-        wanted = set(CollectorConfig.model_fields)
+    elif model not in (LeaderConfig, HelperConfig):
+        wanted = set(model.model_fields)
     else:
         wanted = set(model.model_fields) - both
     rows = documented(title)

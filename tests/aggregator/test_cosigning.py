@@ -12,6 +12,7 @@ from chorister.aggregator.cosigning import cosigner_identity
 from chorister.aggregator.service import Service
 from chorister.clock import SettableClock
 from chorister.errors import HeadLost, ServiceError
+from chorister.registry.log import CANDIDATE_LIFETIME
 from chorister.transparency.entries import HPKEConfigEntry
 from tests.aggregator.inprocess_pair import InProcessPair, a_pair, wait_until
 from tests.logworld import DAY, NOW, key
@@ -33,11 +34,11 @@ def turn(pair: InProcessPair, seconds: int = 1) -> None:
     pair.clock.advance(seconds)
     for service in (pair.leader, pair.helper):
         assert service.cosigning is not None
-        service.cosigning._see_to_keys()
+        service.cosigning._submit_keys()
     pair.registry.issue()
     for service in (pair.leader, pair.helper):
         assert service.cosigning is not None
-        service.cosigning.look()
+        service.cosigning.run()
 
 
 def logged(pair: InProcessPair, service: Service) -> list[bytes]:
@@ -100,7 +101,7 @@ def test_a_key_in_our_name_that_is_not_ours_is_not_cosigned(pair: InProcessPair)
         config=HPKEKeypair.generate(77).config,
     ).signed(key("leader"))
     pair.registry.submit(stolen.encode())
-    turn(pair)
+    turn(pair, CANDIDATE_LIFETIME)  # a candidate from before may still wait, and is replaced
     after = pair.leader.cosigning._cosigner.last
     assert after is not None
     # Perhaps of a later second: the pair looks at the log by itself, too.
@@ -112,7 +113,7 @@ def test_a_key_in_our_name_that_is_not_ours_is_not_cosigned(pair: InProcessPair)
 def test_a_registry_that_is_away_is_waited_for(pair: InProcessPair) -> None:
     pair.network.withdraw(pair.operators.at.registry)
     assert pair.leader.cosigning is not None
-    assert pair.leader.cosigning.look() is False
+    assert pair.leader.cosigning.run() is False
     assert b"chorister_cosigning_failures_total" in pair.leader.metrics.text()
 
 
@@ -128,7 +129,7 @@ def test_a_lost_head_needs_a_decision(pair: InProcessPair, tmp_path: Path) -> No
     with pytest.raises(HeadLost, match="does not know what it signed last"):
         pair.start("leader")
     config = pair.operators.leader()
-    with pytest.raises(ServiceError, match="is no checkpoint"):
+    with pytest.raises(ServiceError, match="is not a checkpoint"):
         Service(config, pair.clock, adopt=tmp_path / "policy.toml", transport=pair.network)
     with pytest.raises(ServiceError, match="can't read"):
         Service(config, pair.clock, adopt=tmp_path / "none", transport=pair.network)
@@ -148,7 +149,7 @@ def test_a_lost_head_needs_a_decision(pair: InProcessPair, tmp_path: Path) -> No
 def test_who_cosigns_must_be_in_every_policy(pair: InProcessPair) -> None:
     policies = [pair.operators.policy]
     assert cosigner_identity(pair.operators.at.leader, key("leader"), policies).name
-    with pytest.raises(ServiceError, match="does not list our cosigning key"):
+    with pytest.raises(ServiceError, match="does not list this aggregator's cosigning key"):
         cosigner_identity(pair.operators.at.leader, key("helper"), policies)
     with pytest.raises(ServiceError, match="has no aggregator at"):
         cosigner_identity("https://other.example/", key("leader"), policies)
@@ -177,7 +178,7 @@ def test_an_old_key_is_not_brought_back(pair: InProcessPair) -> None:
         aggregator=pair.operators.at.leader, not_before=NOW, not_after=NOW + DAY, config=config
     ).signed(key("leader"))
     pair.registry.submit(again.encode())
-    turn(pair)
+    turn(pair, CANDIDATE_LIFETIME)  # a candidate from before may still wait, and is replaced
     after = pair.leader.cosigning._cosigner.last
     assert after is not None
     # Perhaps of a later second: the pair looks at the log by itself, too.

@@ -16,9 +16,10 @@ import httpx2
 import pytest
 
 from chorister._native import HPKEKeypair
-from chorister.aggregator.tasks import KnownTask
+from chorister.aggregator.storage.statistics import task_status
+from chorister.aggregator.task import KnownTask
 from chorister.canonical import sha256
-from chorister.dap.collector import Collected, CollectionHandle, Collector, NotYet
+from chorister.dap.collector import Collected, CollectionHandle, Collector, NotYet, RecipeStatus
 from chorister.dap.draft import (
     UPLOAD_REQUEST,
     Problem,
@@ -27,7 +28,6 @@ from chorister.dap.draft import (
     reports_path,
 )
 from chorister.dap.messages import AggregationJobInitReq
-from chorister.dap.status import RecipeStatus
 from chorister.dap.task import task_id
 from chorister.errors import ProblemError
 from tests.aggregator.apps import BINS, MIN_COHORT, Answer, Apps, problem, share_request
@@ -163,7 +163,7 @@ def test_rejected_uploads_are_counted_by_reason(apps: Apps) -> None:
     early = apps.reports(task, 2, time=task.interval.start - 1)
     strange = craft(apps, task, public=[(7, b"")]).report
     apps.upload(task, good, good, *early, strange)
-    (operators,) = apps.leader.leader.status([task])
+    (operators,) = task_status(apps.leader.core.database, [task])
     assert operators.uploaded == 1
     assert operators.rejected("upload") == {
         "report_replayed": 1,
@@ -180,8 +180,8 @@ def test_the_helper_s_rejections_are_seen_at_the_leader(apps: Apps) -> None:
     spoilt[-1] ^= 1
     apps.upload(task, bytes(spoilt))
     apps.work(task)
-    for service in (apps.leader.leader, apps.helper.helper):
-        (operators,) = service.status([task])
+    for service in (apps.leader, apps.helper):
+        (operators,) = task_status(service.core.database, [task])
         assert operators.rejected("helper") == {"hpke_decrypt_error": 1}
     assert "hpke_decrypt_error" in status(apps, task).rejected.helper
 
@@ -197,7 +197,7 @@ def test_a_helper_that_refuses_jobs_is_told_of(apps: Apps) -> None:
 
     with apps.tampered(refuse):
         apps.work(task)
-    (operators,) = apps.leader.leader.status([task])
+    (operators,) = task_status(apps.leader.core.database, [task])
     assert operators.unfinished_jobs == 1
     assert "401" in operators.failures[0]
     assert status(apps, task).waiting_for == "the helper, to verify reports"
@@ -231,7 +231,7 @@ def test_the_helper_seals_to_the_recipe_s_collector_only(apps: Apps) -> None:
     known = dataclasses.replace(task, collector=sha256(HPKEKeypair.generate(7).config))
     request = share_request(task, report_count=MIN_COHORT).encode()
     with pytest.raises(ProblemError, match="collector's HPKE configuration") as caught:
-        helper.aggregate_share(known, request)
+        helper.create_share(known, request)
     assert caught.value.problem == Problem.INVALID_TASK
 
 
@@ -381,7 +381,7 @@ def test_a_job_without_reports_is_never_sent(apps: Apps) -> None:
     assert errors(apps.upload(task, bytes(spoilt))) == []
     assert apps.work(task) == []
     assert apps.sent(aggregation_jobs_path(task.task_id)) == []
-    (operators,) = apps.leader.leader.status([task])
+    (operators,) = task_status(apps.leader.core.database, [task])
     assert operators.rejected("leader") == {"hpke_decrypt_error": 1}
     assert operators.unfinished_jobs == 0
 

@@ -15,17 +15,23 @@ import numpy.typing as npt
 from sqlalchemy import func, select
 
 from chorister._native import HPKEKeypair
-from chorister.aggregator.database import Database
-from chorister.aggregator.helper import Helper
-from chorister.aggregator.hpke_keys import KeyRing
-from chorister.aggregator.leader import CollectionRef, Leader
-from chorister.aggregator.noise import Noise, draw
-from chorister.aggregator.schema import metadata
-from chorister.aggregator.sealing import Sealer
-from chorister.aggregator.tasks import KnownTask, TaskRegister
+from chorister.aggregator.http.report_writer import ReportWriter
+from chorister.aggregator.jobs.aggregation_job_driver import AggregationJobDriver
+from chorister.aggregator.jobs.collection_job_driver import CollectionJobDriver
+from chorister.aggregator.jobs.garbage_collector import GarbageCollector
+from chorister.aggregator.jobs.helper import Helper
+from chorister.aggregator.jobs.release import CollectedFile, sample_noise
+from chorister.aggregator.operations.progress import recipe_progress
+from chorister.aggregator.service import LeaderJobs
+from chorister.aggregator.storage.collections import CollectionRef
+from chorister.aggregator.storage.database import Database, Sealer
+from chorister.aggregator.storage.hpke_keys import KeyRing
+from chorister.aggregator.storage.schema import metadata
+from chorister.aggregator.storage.statistics import TaskStatus, task_status
+from chorister.aggregator.storage.tasks import TaskStore
+from chorister.aggregator.task import KnownTask, Noise
 from chorister.canonical import WIRE, sha256
 from chorister.clock import SettableClock
-from chorister.dap.binding import task_binding
 from chorister.dap.draft import Problem, Role, aggregate_share_info
 from chorister.dap.messages import (
     AggregateShareAad,
@@ -34,6 +40,7 @@ from chorister.dap.messages import (
     Query,
     UploadErrors,
 )
+from chorister.dap.task import task_binding
 from chorister.errors import ProblemError
 from chorister.policy import Policy
 from chorister.recipe import Recipe, SignedRecipe, sign
@@ -123,7 +130,7 @@ class Recorded:
         self.draws: list[Counts] = []
 
     def __call__(self, bins: int, noise: Noise) -> bytes:
-        drawn = draw(bins, noise)
+        drawn = sample_noise(bins, noise)
         self.draws.append(np.frombuffer(drawn, np.uint64))
         return drawn
 
@@ -132,19 +139,19 @@ class Recorded:
 class Direct:
     """The leader's way to the helper: a call. Requests and answers can be lost on the way."""
 
-    helper: Callable[[], Helper]
+    helper: Callable[[], HelperSide]
     before: Callable[[bytes], None] = lambda _request: None
     after: Callable[[bytes], None] = lambda _answer: None
 
     def create_aggregation_job(self, task: KnownTask, request: bytes) -> bytes:
         self.before(request)
-        answer = self.helper().aggregate(self._known(task), request).body
+        answer = self.helper().create_job(self._known(task), request).body
         self.after(answer)
         return answer
 
     def aggregate_share(self, task: KnownTask, request: bytes) -> bytes:
         self.before(request)
-        answer = self.helper().aggregate_share(self._known(task), request).body
+        answer = self.helper().create_share(self._known(task), request).body
         self.after(answer)
         return answer
 
@@ -153,6 +160,45 @@ class Direct:
         if known is None:
             raise ProblemError(Problem.INVALID_TASK, "not one of ours", task_id=task.task_id)
         return known
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaderSide(LeaderJobs):
+    """A leader's parts with what they share."""
+
+    database: Database
+    tasks: TaskStore
+    keys: KeyRing
+    clock: SettableClock
+    garbage_collector: GarbageCollector
+
+    def status(self, tasks: Sequence[KnownTask]) -> list[TaskStatus]:
+        return task_status(self.database, tasks)
+
+    def progress(self, recipe_digest: bytes) -> dict[str, object]:
+        statuses = self.status(self.tasks.of_recipe(recipe_digest))
+        return recipe_progress(statuses, self.clock.now())
+
+
+class HelperSide(Helper):
+    """A helper with what its parts share."""
+
+    def __init__(
+        self,
+        database: Database,
+        tasks: TaskStore,
+        keys: KeyRing,
+        clock: SettableClock,
+        **settings: Any,
+    ) -> None:
+        super().__init__(database, keys, clock, **settings)
+        self.database = database
+        self.tasks = tasks
+        self.keys = keys
+        self.garbage_collector = GarbageCollector(database, tasks, keys, clock)
+
+    def status(self, tasks: Sequence[KnownTask]) -> list[TaskStatus]:
+        return task_status(self.database, tasks)
 
 
 OpenDatabase: TypeAlias = Callable[[str, Role, Sealer], Database]
@@ -185,6 +231,7 @@ class Pair:
         self.wire = Direct(lambda: self.helper)
         self.threads = threads
         self.open_database = open_database
+        self.collected_file: CollectedFile | None = None  # the leader's
         self.databases: list[Database] = []
         self.start()
         for keys in (self.leader.keys, self.helper.keys):
@@ -210,34 +257,49 @@ class Pair:
             database.close()
         self.databases = []
 
-    def make_leader(self, database: Database) -> Leader:
+    def make_leader(self, database: Database) -> LeaderSide:
         keys = KeyRing(database, self.clock, checkpoint_max_age=3600)
-        tasks = TaskRegister(
+        tasks = TaskStore(
             database, self.clock, url=LEADER_URL, role=Role.LEADER, policies=self.policies
         )
-        return Leader(
-            database,
-            tasks,
-            keys,
-            self.clock,
-            verify_key_init=self.verify_key_init,
-            helper=self.wire,
-            collectors=self.collectors,
-            threads=self.threads,
-            sample=self.noise[0],
+        return LeaderSide(
+            database=database,
+            tasks=tasks,
+            keys=keys,
+            clock=self.clock,
+            garbage_collector=GarbageCollector(database, tasks, keys, self.clock),
+            writer=ReportWriter(database, keys, self.clock),
+            aggregation=AggregationJobDriver(
+                database,
+                tasks,
+                keys,
+                self.clock,
+                verify_key_init=lambda _: self.verify_key_init,
+                helper=self.wire,
+                threads=self.threads,
+            ),
+            collection=CollectionJobDriver(
+                database,
+                tasks,
+                self.clock,
+                helper=self.wire,
+                collectors=self.collectors,
+                sample=self.noise[0],
+                collected=self.collected_file,
+            ),
         )
 
-    def make_helper(self, database: Database) -> Helper:
+    def make_helper(self, database: Database) -> HelperSide:
         keys = KeyRing(database, self.helper_clock, checkpoint_max_age=3600)
-        tasks = TaskRegister(
+        tasks = TaskStore(
             database, self.helper_clock, url=HELPER_URL, role=Role.HELPER, policies=self.policies
         )
-        return Helper(
+        return HelperSide(
             database,
             tasks,
             keys,
             self.helper_clock,
-            verify_key_init=self.verify_key_init,
+            verify_key_init=lambda _: self.verify_key_init,
             collectors=self.collectors,
             threads=self.threads,
             sample=self.noise[1],
@@ -275,24 +337,24 @@ class Pair:
         )
 
     def upload(self, task: KnownTask, *reports: bytes) -> UploadErrors:
-        (errors,) = self.leader.store_uploads([self.leader.check_upload(task, b"".join(reports))])
+        (errors,) = self.leader.writer.store([self.leader.writer.check(task, b"".join(reports))])
         return errors
 
     def work(self) -> list[str]:
         """Run all jobs once, as the server's loop does; why some of them wait."""
-        while self.leader.create_aggregation_jobs(16):
+        while self.leader.aggregation.create_jobs(16):
             pass
-        steps = [self.leader.step(job) for job in self.leader.unfinished_jobs()]
-        steps += [self.leader.step_collection(each) for each in self.leader.pending_collections()]
-        return [step.why for step in steps if step.why is not None]
+        steps = [self.leader.aggregation.step(job) for job in self.leader.aggregation.unfinished()]
+        steps += [self.leader.collection.step(each) for each in self.leader.collection.pending()]
+        return [step.reason for step in steps if step.reason is not None]
 
     def collect(self, task: KnownTask) -> CollectionRef:
-        return self.leader.create_collection(task, collection_request(task), collector_digest())
+        return self.leader.collection.create(task, collection_request(task), collector_digest())
 
     def result(self, task: KnownTask) -> tuple[int, Counts] | None:
         """What the collector gets: how many reports, and the noisy sum."""
         ref = self.collect(task)
-        found = self.leader.collection(task, ref.collection_id, collector_digest())
+        found = self.leader.collection.result(task, ref.collection_id, collector_digest())
         return opened(task, found) if isinstance(found, CollectionJobResp) else None
 
     def row_counts(self) -> tuple[dict[str, int], dict[str, int]]:

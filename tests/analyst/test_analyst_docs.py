@@ -6,7 +6,7 @@ import inspect
 import re
 
 import chorister as ch
-from chorister.analyst.profile import Profile
+from chorister.analyst.live_fleet import Profile
 from tests.conftest import REPOSITORY
 
 PAGE = re.sub(
@@ -28,6 +28,7 @@ def test_every_method_of_study_and_result_is_documented() -> None:
     hidden = {"columns", "from_json", "to_json", "from_tree", "table", "rows", "intervals",
               "next_number", "rounds", "features", "bounded", "noise_trials"}  # fmt: skip
     for kind in (ch.Study, ch.Result):
-        public = {name for name in vars(kind) if not name.startswith("_")}
+        ours = [base for base in kind.__mro__ if base.__module__.startswith("chorister.")]
+        public = {name for base in ours for name in vars(base) if not name.startswith("_")}
         fields = set(getattr(kind, "__dataclass_fields__", {}))
         assert public - fields - hidden <= NAMED

@@ -48,7 +48,7 @@ def test_one_report_a_device_means_disjoint_cohorts() -> None:
     reports = [planned.expected_reports for planned in plan.rounds]
     assert reports == pytest.approx([0.08 * 89_100, 0.25 * 89_100, 0.67 * 89_100], rel=0.01)
     assert all(p.min_cohort <= p.expected_reports for p in plan.rounds)
-    assert "one round at most" in plan.explain()
+    assert "at most one round" in plan.explain()
 
 
 def test_small_rounds_get_the_devices_that_they_need() -> None:
@@ -76,7 +76,7 @@ def test_a_plan_for_a_small_fleet_is_answered_or_says_what_to_do() -> None:
     for planned in plan.rounds:  # eight percent alone would have been 400 devices
         asked = study.histogram(ch.intervals("age", [0, 35, 70]), **planned.settings)
         assert study.ask(asked).n_reports >= 1000
-    with pytest.raises(CohortTooSmall, match="let the policy allow a report for every round"):
+    with pytest.raises(CohortTooSmall, match="let the policy allow one report per round"):
         study.plan_rounds([".08", ".32", ".6"], reads=AGE, devices=2000)
     everyone = ch.rehearse(people, generous(3), seed=1).study("all", analysis=ANALYSIS)
     assert everyone.cohorts(3, reads=AGE) == "everyone"
@@ -138,6 +138,6 @@ def test_static_and_interactive_spend_the_same(reports: int) -> None:
     assert float(spent[1].epsilon) == pytest.approx(1, rel=1e-4)
     assert float(spent[1].delta) == pytest.approx(1e-6, rel=1e-4)
     assert len(interactive.rounds) == 3
-    if reports == 1:  # every device answered one round at most, and almost all answered one
+    if reports == 1:  # every device answered at most one round, and almost all answered one
         total = sum(r.result.n_reports for r in interactive.rounds if r.result is not None)
         assert total == 89_100

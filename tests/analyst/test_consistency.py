@@ -160,7 +160,7 @@ def test_intervals_cover_after_least_squares_and_after_cutting() -> None:
     assert np.all(hits / runs > 0.95 - 5.0 * np.sqrt(0.95 * 0.05 / runs))
 
 
-def test_shrinkage_finds_the_spread_and_its_errors_are_honest() -> None:
+def test_shrinkage_finds_the_spread() -> None:
     rng = np.random.default_rng(3)
     strata = np.repeat([0, 1], 20_000)
     spread = np.where(strata == 0, 2.0, 0.0)
@@ -169,10 +169,23 @@ def test_shrinkage_finds_the_spread_and_its_errors_are_honest() -> None:
     found = shrink(truth + rng.normal(size=strata.size) * np.sqrt(noise), noise, 10.0, strata)
     for stratum in (0, 1):
         here = strata == stratum
-        error = np.mean((found.values - truth)[here] ** 2)
-        stated = found.mean_squared_errors[here].mean()
-        assert error == pytest.approx(stated, rel=0.05, abs=0.05)
+        error = np.mean((found - truth)[here] ** 2)
+        least = np.mean((spread**2 * noise / (spread**2 + noise))[here])
+        assert error == pytest.approx(least, rel=0.05, abs=0.05)
         assert error < 0.7 * noise[here].mean()
+
+
+def test_shrunk_values_come_without_errors() -> None:
+    """What a stratum's spread says of the error (weight x noise) does not cover, nor on average."""
+    rng = np.random.default_rng(4)
+    strata = np.repeat(np.arange(2_000), 10)
+    truth = 0.3 * rng.normal(size=strata.size)
+    seen = truth + rng.normal(size=strata.size)
+    found = shrink(seen, 1.0, 0.0, strata)
+    assert isinstance(found, np.ndarray)  # and nothing that looks like a variance beside it
+    half = 1.96 * np.sqrt(found / seen)
+    # .50 here; the standard error over 2,000 strata is below .01, so .7 is never seen by chance.
+    assert np.mean(np.abs(found - truth) <= half) < 0.7
 
 
 def test_bad_input_is_refused() -> None:

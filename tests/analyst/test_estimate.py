@@ -12,8 +12,8 @@ from scipy.stats import binom, norm
 
 import chorister as ch
 from chorister.analyst.estimate import Estimates, check_weight, estimate, quantile
-from chorister.analyst.population import Answers, Population
-from chorister.analyst.rehearsal import draw_sums
+from chorister.analyst.rehearsal.population import GroupCounts, Population
+from chorister.analyst.rehearsal.simulation import draw_sums
 from chorister.errors import InvalidInput
 from chorister.privacy import Mechanism, OneHotRandomizer
 from chorister.recipe import Recipe
@@ -114,7 +114,7 @@ class Watched(Population):
 
     held: NDArray[np.int64]
 
-    def answers(self, recipe: Recipe, answering: Any, rng: np.random.Generator) -> Answers:
+    def answers(self, recipe: Recipe, answering: Any, rng: np.random.Generator) -> GroupCounts:
         found = super().answers(recipe, answering, rng)
         self.held = found.counts[0]
         return found

@@ -14,12 +14,14 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 import chorister as ch
-from chorister.analyst.rehearsal import draw_sums
-from chorister.analyst.view import Part
+from chorister.analyst.estimate import Part
+from chorister.analyst.rehearsal.simulation import draw_sums
 from chorister.errors import DecodeError, InvalidInput
-from tests.analyst.fleets import AGES, decades, fleet, generous
+from chorister.policy import Crowd
+from tests.analyst.fleets import AGES, decades, fleet, generous, honest
 from tests.keyboard import ANALYSIS
 
 EVIL = "<script>alert('x')</script>"
@@ -86,7 +88,7 @@ def test_what_it_says_of_itself(result: ch.Result) -> None:
     assert result.noise_sigma == pytest.approx(np.sqrt(result.rows.base[0]))
     assert not result.marked
     words = result.explain()
-    for part in ("89,100 devices", "Intervals are of the noise", "hostile", "epsilon 1"):
+    for part in ("89,100 devices", "Intervals cover the noise", "hostile", "epsilon 1"):
         assert part in words
     assert "89,100 reports" in repr(result)
 
@@ -172,7 +174,7 @@ def test_marginals_add_up_values_and_variances(table: ch.Result) -> None:
     assert total.estimate[0] == pytest.approx(one.estimate.sum())
     kept = table.marginal("locale", "age")
     assert len(kept) == 2 * 8
-    with pytest.raises(InvalidInput, match="forms groups"):
+    with pytest.raises(InvalidInput, match="separate cohorts"):
         table.marginal("age")
     with pytest.raises(InvalidInput, match="no column 'sex'"):
         table.marginal("sex")
@@ -270,3 +272,72 @@ def test_comparing_two_results(result: ch.Result) -> None:
     assert "noise alone" in noise.explain()
     with pytest.raises(InvalidInput, match="labels"):
         result.compare(other.top(2))
+
+
+def test_what_chance_alone_would_do_follows_the_intervals(result: ch.Result) -> None:
+    """Two draws from the same devices: the stated number of differences is what noise makes."""
+    study = fleet(seed=8).study("other", analysis=ANALYSIS)
+    other = study.histogram(decades(), local_epsilon=3, epsilon=1).run()
+    each, at_once = result.compare(other), result.simultaneous().compare(other)
+    assert each.by_chance == pytest.approx(0.05 * len(result))
+    assert at_once.by_chance == pytest.approx(0.05)
+    assert "about 0.4 would" in each.explain()
+    assert "0.4 would" not in at_once.explain()
+    assert "the chance that any would is at most 5%" in at_once.explain()
+    # 8 rows x 1,500 pairs. Where nothing differs the number of rows apart is a sum of independent
+    # indicators of 5 % (or .6 %): 6 standard deviations either way have a chance below 1e-6.
+    recipe, rng = result.recipe, np.random.default_rng(9)
+    counts = np.array([900, 2000, 3000, 100, 4000, 5000, 4000, 1000])
+    runs, seen = 1_500, np.zeros(2)
+    for _ in range(runs):
+        one, two = (
+            ch.Result(
+                recipe=recipe,
+                parts=(
+                    Part(group=(), reports=20_000, sums=draw_sums(recipe, counts, 20_000, rng)),
+                ),
+            )
+            for _ in range(2)
+        )
+        for which, first in enumerate((one, one.simultaneous())):
+            found = first.compare(two)
+            seen[which] += int(((found.ci_low > 0) | (found.ci_high < 0)).sum())
+    expected = np.array([each.by_chance, at_once.by_chance]) * runs
+    assert (np.abs(seen - expected) < 6 * np.sqrt(expected)).all()
+
+
+@pytest.mark.parametrize("crowd", ["noised", "honest"])
+@pytest.mark.parametrize("mechanism", ["asymmetric", "symmetric"])
+@pytest.mark.parametrize("smaller", [0, 1])
+def test_simultaneous_comparisons_hold_for_rare_bits(
+    crowd: Crowd, mechanism: str, smaller: int
+) -> None:
+    """By the exact law, so there is no false alarm: a small cohort beside one without noise.
+
+    Every sum that a bin which nobody holds can have is a row of its own; the chances of those that
+    are told apart from 0 add up to what one row of so many may have.
+    """
+    study = fleet(honest()).study("rare", analysis=ANALYSIS)
+    question = study.histogram(
+        ch.intervals("age", range(400)),
+        local_epsilon=4,
+        epsilon=1,
+        mechanism=mechanism,
+        crowd=crowd,
+    )
+    recipe = question.recipe(number=1, opens=0)
+    law, few, rows = recipe.randomizer, recipe.privacy.min_cohort, recipe.encoding.size
+    trials = few - 1 if crowd == "noised" else 0
+    sums = np.arange(rows, dtype=np.uint64)
+    many = 10**12
+    nothing = np.full(rows, round(law.q * (many + 2 * trials)), dtype=np.uint64)
+    results = [
+        ch.Result(recipe=recipe, parts=(Part(group=(), reports=n, sums=found),), candidates=10_000)
+        for n, found in ((few, sums), (many, nothing))
+    ]
+    found = results[smaller].compare(results[1 - smaller])
+    apart = (found.ci_low > 0.0) | (found.ci_high < 0.0)
+    assert apart.any()
+    chances = binom.pmf(sums.astype(np.int64), few + 2 * trials, law.q)
+    assert chances.sum() == pytest.approx(1.0)
+    assert float(chances[apart].sum()) * 10_000 <= 0.05

@@ -22,7 +22,7 @@ def die() -> NoReturn:
 def main() -> None:
     folder, moment = Path(sys.argv[1]), sys.argv[2]
     if moment == "published":
-        Rehearsal.gather = lambda *_: die()  # type: ignore[method-assign]
+        Rehearsal.collect = lambda *_: die()  # type: ignore[method-assign]
     elif moment == "drawn":  # released and lost: before the result is on disk
         kept = Rehearsal._release
 

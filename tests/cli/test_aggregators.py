@@ -16,8 +16,8 @@ import pytest
 from sqlalchemy import insert
 from typer.testing import CliRunner
 
-from chorister.aggregator.schema import aggregation_jobs, counters
 from chorister.aggregator.service import open_core
+from chorister.aggregator.storage.schema import aggregation_jobs, counters
 from chorister.canonical import b64url_encode
 from chorister.cli import app
 from chorister.clock import SystemClock
@@ -170,7 +170,7 @@ def test_tasks(tmp_path: Path) -> None:
     for odd in ("-A" * 22, "--x", missing):  # an id may begin with a dash
         none = CliRunner().invoke(app, ["tasks", "show", odd, *config])
         assert none.exit_code == 2
-        assert "0 tasks have an id that begins with -" in " ".join(none.output.split())
+        assert "0 tasks have an id that starts with -" in " ".join(none.output.split())
     ambiguous = CliRunner().invoke(app, ["tasks", "show", "", *config])
     assert ambiguous.exit_code == 2
     assert "5 tasks have an id" in " ".join(ambiguous.output.split())
@@ -228,12 +228,12 @@ def refused(operators: Operators, role: str, *options: str) -> str:
     [
         ({}, "does not know what it signed last"),
         ({"role": "helper", "helper_token": None}, "leader_token_digests"),
-        ({"tls_certificate": "policy.toml", "tls_key": "log.key"}, "no certificate with its key"),
+        ({"tls_certificate": "policy.toml", "tls_key": "log.key"}, "not a certificate and its key"),
         ({"host": "203.0.113.1"}, "can't listen on 203.0.113.1"),
         ({"at_rest_key": "policy.toml"}, "others can read"),
         ({"at_rest_key": "env:NO_SUCH_VARIABLE"}, "NO_SUCH_VARIABLE is not set"),
         ({"verify_key": "leader.key", **ALONE}, "not 32 bytes in base64url"),
-        ({"cosigning_key": "helper.key"}, "does not list our cosigning key"),
+        ({"cosigning_key": "helper.key"}, "does not list this aggregator's cosigning key"),
         ({"url": "https://other.example/"}, "has no aggregator at https://other.example/"),
         ({"policies": ["none.toml"]}, "none.toml"),
         ({"database": "mysql://x/y", **ALONE}, "SQLite or PostgreSQL"),

@@ -71,7 +71,7 @@ def test_one_question_is_refused(crossed: dict[str, Any]) -> None:
 def test_the_story_of_phrases(tmp_path: Path) -> None:
     text = run_demo(tmp_path, "--devices", "500", "--report", "phrases.html", "--picture", "p.svg")
     assert "Which phrases do many people type?" in text
-    assert "intervals hold the truth" in text
+    assert "intervals contain the truth" in text
     assert "500 devices sent 1 report: epsilon 2 of 2" in text
     assert "Leader: 500 sealed reports for 2 tasks, 0 rejected" in " ".join(text.split())
     assert "A question was refused" in text

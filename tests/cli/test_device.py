@@ -70,15 +70,16 @@ def recipe_now(name: str, **changes: Any) -> Any:
 
 
 def test_from_donation_to_the_audit_log(device: Command, log: Log) -> None:
-    assert "kept 2" in device(
+    assert "stored 2" in device(
         *("donate", "keyboard"),
         given='{"ngram": "hello you", "perplexity": 2}\n\n{"ngram": null, "perplexity": null}\n',
     )
-    assert "kept 1" in device("donate", "user", given='{"age": 33, "locale": "de_DE"}')
+    assert "stored 1" in device("donate", "user", given='{"age": 33, "locale": "de_DE"}')
     log.publish([], time=int(time.time()) - 60)
     assert device.json("run", "--once")["silent"] is None
     recipe = recipe_now("one")
-    log.publish([recipe], time=int(time.time()))
+    # The ledger was created by the device's clock, and is silent for a second.
+    log.publish([recipe], time=int(time.time()) + 2)
     done = device.json("run", "--once")
     assert done["answered"] == ["one"]
     assert done["problems"] == []
@@ -136,7 +137,7 @@ def test_pausing_consent_and_purging(device: Command) -> None:
 
 
 def test_explain_says_yes_or_no_and_why(device: Command, log: Log, tmp_path: Path) -> None:
-    for age in (60, 0):
+    for age in (60, -2):
         log.publish([], time=int(time.time()) - age)
         device("run", "--once")
     (tmp_path / "good").write_bytes(an_entry(recipe_now("good")).jws)
@@ -198,4 +199,4 @@ def test_a_folder_that_can_t_be_made_is_explained(tmp_path: Path) -> None:
     init = ("init", "--policy", str(tmp_path / "policy.toml"), "--registry", "http://localhost/")
     (tmp_path / "device").write_text("a file")
     said = Command(tmp_path)(*init, "--key-file", str(tmp_path / "key"), code=2)
-    assert "can't be the device's folder" in said
+    assert "as the device's folder" in said

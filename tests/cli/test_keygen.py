@@ -9,10 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from chorister._native import HPKEKeypair
-from chorister.aggregator.secret_files import read_secret, read_token
 from chorister.canonical import b64url_decode, sha256
 from chorister.cli import app
-from chorister.transparency.key_file import load_key
+from chorister.key_files import read_secret, read_signing_key, read_token
 
 
 def run(*arguments: str) -> dict[str, str]:
@@ -25,7 +24,7 @@ def run(*arguments: str) -> dict[str, str]:
 def test_cosigning(tmp_path: Path) -> None:
     path = tmp_path / "key"
     printed = run("cosigning", str(path))
-    own = load_key(path).public_key().public_bytes_raw()
+    own = read_signing_key(path).public_key().public_bytes_raw()
     assert b64url_decode(printed["public_key"]) == own
 
 
@@ -61,5 +60,5 @@ def test_files_are_private_and_never_replaced(tmp_path: Path, kind: str) -> None
     before = path.read_bytes()
     again = CliRunner().invoke(app, ["keygen", kind, str(path)])
     assert again.exit_code == 2
-    assert "is not replaced" in " ".join(again.output.split())
+    assert "are never replaced" in " ".join(again.output.split())
     assert path.read_bytes() == before

@@ -49,7 +49,7 @@ def test_people_can_read_it(tmp_path: Path) -> None:
     operators = Operators(tmp_path)
     open_core(operators.leader(), SystemClock(), migrate=True).database.close()
     config = ["--config", str(operators.settings("leader"))]
-    for _, words in ((1, "made key 0"), (2, "key 0 is on its way into the log already")):
+    for _, words in ((1, "created key 0"), (2, "key 0 is already waiting to be published")):
         assert words in CliRunner().invoke(app, ["keys", "rotate", *config]).output
     table = CliRunner().invoke(app, ["keys", "list", *config]).output
     assert "waiting" in table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from chorister.clock import SettableClock
 from chorister.registry.config import RegistryConfig
 from chorister.registry.server import publish_about
 from chorister.transparency.tree import verify_inclusion
+from tests.certificates import a_certificate
+from tests.device.loopback import Reply, Seen, serve
 from tests.logworld import (
     ANALYSIS,
     DAY,
@@ -185,7 +188,7 @@ def test_show_one_entry_with_its_proof(world: World) -> None:
         root=world.checkpoint().checkpoint.root,
     )
     assert "proof" in run("show", world.public, "--entry", 0)
-    assert "the last one is 5" in run("show", world.public, "--entry", 6, code=2)
+    assert "choose one of 0 to 5" in run("show", world.public, "--entry", 6, code=2)
 
 
 def test_show_what_cannot_be_read(world: World) -> None:
@@ -208,7 +211,7 @@ def test_policies_change_and_old_entries_stay_good(world: World, tmp_path: Path)
     new.write_text(text)
     assert run_json("verify", world.public, "--policy", new, code=1)["wrong"] == "NotAuthorized"
     assert run_json("verify", world.public, "--policy", new, "--earlier-policy", old)["ok"]
-    assert "goes with" in run("verify", world.public, "--earlier-policy", old, code=2)
+    assert "needs --policy" in run("verify", world.public, "--earlier-policy", old, code=2)
     publish_about(world._log, ORIGIN, [text.encode()])
     assert run_json("verify", world.public)["ok"]
     # Forgotten by a later start: never.
@@ -225,4 +228,19 @@ def test_entries_of_others_policies_are_counted(world: World, tmp_path: Path) ->
     mine.write_text(policy_text()[:start] + policy_text()[end:])
     found = run_json("verify", world.public, "--policy", mine)
     assert (found["ok"], found["unjudged"]) == (True, 3)
-    assert "do not speak" in run("verify", world.public, "--policy", mine)
+    assert "do not cover" in run("verify", world.public, "--policy", mine)
+
+
+def test_authorities_of_one_s_own(world: World, tmp_path: Path) -> None:
+    key, chain = a_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(chain, key)
+
+    def answer(request: Seen) -> Reply:
+        file = world.public / request.path.lstrip("/")
+        return Reply(body=file.read_bytes()) if file.is_file() else Reply(status=404)
+
+    with serve(answer, tls=context) as registry:
+        run("verify", registry.url, "--no-fresh", "--ca-bundle", chain)
+        assert "0" in run("show", registry.url, "--ca-bundle", chain)
+        run("verify", registry.url, "--no-fresh", code=1)

@@ -84,7 +84,7 @@ def test_policy_diff(tmp_path: Path) -> None:
     assert "max_bins: 10000 -> 20000" in result.output
     found = json.loads(run("policy", "diff", newer, POLICY_FILE, "--json").output)
     assert [change["kind"] for change in found["changes"]] == ["less"]
-    assert "both mean the same" in run("policy", "diff", newer, newer).output
+    assert "Both mean the same" in run("policy", "diff", newer, newer).output
 
 
 def test_policy_diff_speaks_of_days(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_recipe_explain_as_json() -> None:
 def test_recipe_explain_a_draft() -> None:
     result = run("recipe", "explain", EXAMPLE / "recipe.json", "--policy", POLICY_FILE)
     assert result.exit_code == 0
-    assert "no device answers it before it is signed" in result.output
+    assert "no device answers it until you sign it" in result.output
 
 
 def test_recipe_explain_says_no(tmp_path: Path) -> None:

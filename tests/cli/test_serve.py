@@ -140,7 +140,7 @@ def test_no_settings(tmp_path: Path) -> None:
         ("registry.example/log", "registry example", "can't name a log"),
         ("interval = 1", "interval =", "registry.toml"),
         ("policy.toml", "missing.toml", "missing.toml"),
-        ("log.key", "missing.key", "openssl genpkey"),
+        ("log.key", "missing.key", "chorister keygen"),
         (
             "registry.example/log",
             "staging.example/log",

@@ -75,9 +75,9 @@ def test_a_study_from_the_first_question_to_the_next(browser: Browser, tmp_path:
         ask(page)
         expect(page.locator("#round-2 img.chart")).to_be_visible(timeout=WAIT)
 
-        page.click("#round-2 >> text=Table, words and files")
+        page.click("#round-2 >> text=Table, explanation and downloads")
         expect(page.locator("table")).to_contain_text("[30, 35)")
-        expect(page.locator("main")).to_contain_text("Intervals are of the noise")
+        expect(page.locator("main")).to_contain_text("Intervals cover the noise")
         assert visitor.complaints == []
         assert visitor.elsewhere == []
 
@@ -152,7 +152,7 @@ def test_nasty_labels_are_shown_and_never_run(browser: Browser, tmp_path: Path) 
         visitor.sign_in()
         page.fill("#name", NASTY)
         page.click("button:has-text('Begin')")
-        expect(page.locator("[role=alert]")).to_contain_text("can't name a study")
+        expect(page.locator("[role=alert]")).to_contain_text("can't be the name of a study")
         expect(page.locator("[role=alert]")).to_contain_text("<img src=x onerror=alert(1)>")
         path = begin(visitor, "nasty")
         expect(page.locator("h1 + p")).to_contain_text("<img src=x onerror=alert(1)>")

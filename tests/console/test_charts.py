@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chorister.console.charts import Look, Theme, Width, draw
+from chorister.console.charts import ChartStyle, Theme, Width, draw
 
 TABLE: dict[str, Any] = {
     "data": {"values": [{"x": "a", "n": 0}, {"x": "b", "n": 9}]},
@@ -59,14 +59,14 @@ def lightness(colour: str) -> int:
 
 
 def size(spec: dict[str, Any], width: Width) -> tuple[float, float]:
-    found = re.search(r'width="([\d.]+)" height="([\d.]+)"', draw(spec, Look("light", width)))
+    found = re.search(r'width="([\d.]+)" height="([\d.]+)"', draw(spec, ChartStyle("light", width)))
     assert found is not None
     return float(found[1]), float(found[2])
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_an_empty_cell_is_like_the_page_and_numbers_can_be_read(theme: Theme) -> None:
-    svg = draw(TABLE, Look(theme, "wide"))
+    svg = draw(TABLE, ChartStyle(theme, "wide"))
     shapes = re.findall(r'<(path|text)[^>]* fill="(#[0-9a-f]{6}|rgb\([^)]*\))"', svg)
     empty, full = (lightness(colour) for kind, colour in shapes if kind == "path")
     zero, nine = (lightness(colour) for kind, colour in shapes if kind == "text")

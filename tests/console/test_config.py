@@ -38,7 +38,7 @@ def test_the_example_is_read(tmp_path: Path) -> None:
         (('name = "ada"', 'name = "ada"\ncolour = "red"'), "unknown field"),
         (('name = "live"', 'name = "rehearsal"'), "same name"),
         (('population = "people.csv"', ""), "population"),
-        (('profile = "profile.toml"', 'profile = "p"\npolicy = "x"'), "a rehearsal's"),
+        (('profile = "profile.toml"', 'profile = "p"\npolicy = "x"'), "only a rehearsal"),
         (('folder = "console"\n', 'folder = "console"\nhost = "0.0.0.0"\n'), "put TLS in front"),
         (('folder = "console"\n', 'folder = "console"\nurl = "https://x/y"\n'), "url"),
         (('title = "Keyboards"', 'analysts = ["eve"]'), "no analyst 'eve'"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from chorister.console import app
-from tests.console.test_guard import Site, csrf
+from tests.console.test_access import Site, csrf
 from tests.console.world import NASTY
 from tests.keyboard import ANALYSIS
 

@@ -37,10 +37,10 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def await_fleet(folder: Path, *, starts: int) -> None:
-    """The sample policy's windows are short: ask when the devices are there."""
+    """The sample policy's windows are short: ask when the devices are ready."""
     log = Deployment.open(folder).log("fleet")
     deadline = time.monotonic() + WAIT / 1000
-    while log.read_text().count("devices are there") < starts:
+    while log.read_text().count("devices are ready") < starts:
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.2)
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import uvicorn
 
-from chorister.analyst.population import Population
+from chorister.analyst.rehearsal.population import Population
 from chorister.clock import SettableClock, SystemClock
+from chorister.console.access import origins_of
 from chorister.console.app import build_app
 from chorister.console.config import AnalystConfig, ConnectionConfig, ConsoleConfig, FleetConfig
 from chorister.console.connections import FleetConnection, PacedRehearsal
-from chorister.console.guard import origins_of
 from chorister.console.workspace import Workspace
 from chorister.policy import Policy
 from tests.keyboard import ANALYSIS, policy_at
@@ -116,7 +116,7 @@ def open_workspace(
         fleet=rehearsal,
         folder=folder / "studies",
         analysts=frozenset({"ada", "ben"}),
-        look_seconds=0.05,
+        poll_seconds=0.05,
     )
     return Workspace(settings(folder, fleet=fleet), [connection]), rehearsal
 

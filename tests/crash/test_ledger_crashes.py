@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from chorister.device.database import transaction
-from chorister.device.entries import Charged
-from chorister.device.head_store import FileHeadStore
 from chorister.device.ledger import Ledger
+from chorister.device.ledger.entries import Charged
+from chorister.device.ledger.head_store import FileHeadStore
 from chorister.errors import LedgerError, QueryRefused
-from tests.device.ledgers import AGE, KEY, START, Place, charge, grown, policy, spend, spent
+from tests.device.ledgers import AGE, KEY, SLOW, START, Place, charge, grown, policy, spend, spent
 from tests.processes import ended, started
 
 STEPS = (
@@ -65,7 +65,7 @@ def child(folder: Path, name: str, step: str) -> None:
     place = Place(store=folder / "store", elsewhere=folder / "elsewhere")
     head = MortalHead(place.head_file, key=KEY, store=place.store)
     connection = place.connect()
-    ledger = Ledger(connection, policy(reports=3), head)
+    ledger = Ledger(connection, policy(reports=3), head, clock=SLOW)
     ledger.settle(START - AGE)
     head.step = step
     with transaction(connection):
@@ -84,7 +84,7 @@ def first_start(folder: Path) -> None:
     place = Place(store=folder / "store", elsewhere=folder / "elsewhere")
     head = MortalHead(place.head_file, key=KEY, store=place.store)
     head.step = "after the head"
-    Ledger(place.connect(), policy(), head).settle(START)
+    Ledger(place.connect(), policy(), head, clock=SLOW).settle(START)
 
 
 def run(folder: Path, name: str, step: str) -> int:

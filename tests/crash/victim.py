@@ -17,16 +17,15 @@ from typing import Any
 
 from chorister.clock import SettableClock
 from chorister.device import Device, GivenKey, HeadFile, Timing
-from chorister.device.sandbox import Answer as Rows
+from chorister.device.run import Step
 from chorister.device.sandbox import Sandbox
-from chorister.device.steps import Step
 from chorister.device.store import Snapshot
 from chorister.device.transport import Answer
 from chorister.errors import DeviceBusy, Unreachable
 from chorister.policy import Policy
 
 REGISTRY = "https://registry.example/log/"
-TIMING = Timing(query=5, slack=5, spread=600, poll=600)
+TIMING = Timing(query=5, slack=5, housekeeping=1, settle=0, spread=600, poll=600)
 
 
 class DiskNetwork:
@@ -59,9 +58,9 @@ class CountingSandbox:
         self._folder = folder
         self._sandbox = Sandbox()
 
-    def run(self, query: str, snapshot: Snapshot, **options: Any) -> Rows:
+    def choose(self, query: str, snapshot: Snapshot, **options: Any) -> int:
         append(self._folder / "queries", query)
-        return self._sandbox.run(query, snapshot, **options)
+        return self._sandbox.choose(query, snapshot, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sandbox, name)
@@ -109,6 +108,7 @@ def live(task: Mapping[str, Any]) -> None:
     )
     if task["act"]:
         getattr(device, task["act"])()
+    clock.advance(device.quiet_seconds())
     device.run_once()
     if task["upload"] and (due := device.next_upload()) is not None:
         clock.set(max(due, clock.now()))

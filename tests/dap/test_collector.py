@@ -1,4 +1,4 @@
-"""The collector against a leader that is honest, slow, broken or lying."""
+"""The collector against honest, slow and lying leaders."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 
 from chorister._native import HPKEKeypair, hpke_seal
 from chorister.clock import SettableClock
-from chorister.dap.binding import native_vdaf, task_binding
-from chorister.dap.client import seal_report
-from chorister.dap.collector import Collected, CollectionHandle, Collector, NotYet
+from chorister.dap.collector import Collected, CollectionHandle, Collector, NotYet, RecipeStatus
 from chorister.dap.draft import (
     COLLECTION_JOB_REQUEST,
     COLLECTION_JOB_RESPONSE,
@@ -27,10 +25,17 @@ from chorister.dap.draft import (
     aggregate_share_info,
     collection_jobs_path,
 )
+from chorister.dap.http import problem_document
 from chorister.dap.messages import AggregateShareAad, CollectionJobReq, CollectionJobResp, Query
-from chorister.dap.problems import problem_document
-from chorister.dap.task import Interval, Task, task_configuration, task_id
-from chorister.dap.taskprov import advertised
+from chorister.dap.task import (
+    Interval,
+    Task,
+    advertised,
+    task_binding,
+    task_configuration,
+    task_id,
+)
+from chorister.dap.upload_client import seal_report
 from chorister.errors import (
     CollectionInvalid,
     DecodeError,
@@ -187,7 +192,7 @@ def test_a_collector_that_crashed_resumes() -> None:
 
 
 def test_noise_of_the_aggregators_is_allowed_for() -> None:
-    vdaf = native_vdaf(TASK.configuration.vdaf)
+    vdaf = TASK.configuration.vdaf.native()
     noise = np.full(len(COUNTS), 7, dtype=np.uint64)
     noisy = dataclasses.replace(
         HONEST,
@@ -245,7 +250,7 @@ LIES: dict[str, CollectionJobResp] = {
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_is_no_result(lie: str) -> None:
-    with pytest.raises(CollectionInvalid, match="not the result of this task"):
+    with pytest.raises(CollectionInvalid, match="did not answer with the result"):
         poll(ready(LIES[lie].encode()))
 
 
@@ -376,3 +381,49 @@ def test_any_handle(data: bytes) -> None:
 def test_a_handle_holds_no_secret() -> None:
     assert b"token" not in HANDLE
     assert KEYS.private_key() not in HANDLE
+
+
+TREE: dict[str, object] = {
+    "tasks": 3,
+    "state": "collecting",
+    "filled": 0.4,
+    "waiting_for": "reports",
+    "rejected": {"leader": {"task_expired": 2}, "helper": {"vdaf_verify_error": 1}},
+    "closes": 100,
+    "ends": 200,
+}
+
+
+def test_what_a_leader_says() -> None:
+    status = RecipeStatus.parse(json.dumps(TREE).encode())
+    assert (status.tasks, status.state, status.filled) == (3, "collecting", 0.4)
+    assert status.rejected.helper == {"vdaf_verify_error": 1}
+    assert status.reports is None
+
+
+def test_a_later_leader_may_say_more() -> None:
+    status = RecipeStatus.parse(json.dumps(TREE | {"weather": "fine"}).encode())
+    assert status == RecipeStatus.parse(json.dumps(TREE).encode())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tasks": -1},
+        {"tasks": "3"},
+        {"state": "sulking"},
+        {"filled": 1.5},
+        {"waiting_for": "\x1b[31m"},
+        {"rejected": {"leader": {"a": -1}}},
+        {"rejected": []},
+    ],
+)
+def test_what_can_t_be_read(change: dict[str, object]) -> None:
+    with pytest.raises(Unreachable, match="is not readable"):
+        RecipeStatus.parse(json.dumps(TREE | change).encode())
+
+
+@given(st.one_of(st.binary(), st.text().map(lambda text: json.dumps({"state": text}).encode())))
+def test_any_bytes(data: bytes) -> None:
+    with pytest.raises(Unreachable):
+        RecipeStatus.parse(data)

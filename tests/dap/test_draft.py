@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
+from chorister import _native
 from chorister.dap import draft
 from chorister.dap.draft import (
     ERROR_PREFIX,
@@ -17,7 +21,7 @@ from chorister.dap.draft import (
     input_share_info,
     reports_path,
 )
-from chorister.dap.urls import resource_url
+from chorister.dap.http import resource_url
 
 TASK = bytes.fromhex("f0163447364ccf1bc0e3affcca6873c9c381f64acdf9020662f83f46c07219e7")
 JOB = bytes.fromhex("95ceda51e1a9752368b0d961f9466128")
@@ -55,7 +59,7 @@ def test_media_types_are_those_of_section_9() -> None:
     messages = {
         value.removeprefix("application/ppm-dap;message=")
         for name, value in vars(draft).items()
-        if name in draft.__all__ and isinstance(value, str) and "ppm-dap;" in value
+        if name.isupper() and name[0] != "_" and isinstance(value, str) and "ppm-dap;" in value
     }
     assert messages == {
         "hpke-config-list",
@@ -79,3 +83,28 @@ def test_every_problem_has_its_urn_and_a_title() -> None:
         *("invalidBatchSize", "invalidAggregationParameter", "batchMismatch", "stepMismatch"),
         *("batchOverlap", "unsupportedExtension", "invalidExtension", "invalidTask"),
     }
+
+
+def test_report_errors_are_those_of_section_9() -> None:
+    codes = [
+        *("BATCH_COLLECTED", "REPORT_REPLAYED", "REPORT_DROPPED", "HPKE_UNKNOWN_CONFIG_ID"),
+        *("HPKE_DECRYPT_ERROR", "VDAF_VERIFY_ERROR", "TASK_EXPIRED", "INVALID_MESSAGE"),
+        *("REPORT_TOO_EARLY", "TASK_NOT_STARTED", "OUTDATED_CONFIG"),
+    ]
+    found = {error.name: error.value for error in draft.ReportError}
+    assert found == {name: code for code, name in enumerate(codes, start=1)}
+
+
+def test_report_errors_are_stated_once() -> None:
+    """Rust has the codes, Python imports them, and the type stub has the names alone."""
+    assert draft.ReportError is _native.ReportError
+    stub = ast.parse(Path(_native.__file__).with_name("_native.pyi").read_text())
+    (listed,) = (
+        node for node in stub.body if isinstance(node, ast.ClassDef) and node.name == "ReportError"
+    )
+    members = {
+        ast.unparse(each.targets[0]): ast.unparse(each.value)
+        for each in listed.body
+        if isinstance(each, ast.Assign)
+    }
+    assert members == {error.name: "..." for error in draft.ReportError}

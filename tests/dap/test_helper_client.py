@@ -16,10 +16,8 @@ from chorister.dap.draft import (
     aggregation_jobs_path,
 )
 from chorister.dap.helper_client import HelperClient
-from chorister.dap.http import HTTPClient
-from chorister.dap.problems import problem_document
-from chorister.dap.task import task_configuration
-from chorister.dap.taskprov import advertised
+from chorister.dap.http import HTTPClient, problem_document
+from chorister.dap.task import advertised, task_configuration
 from chorister.errors import ProblemError, Unreachable
 from tests.keyboard import POLICY, RECIPE
 
@@ -43,14 +41,15 @@ class Helper:
         self.asked.append(request)
         return self.answers.pop(0)
 
-    def client(self, *, patience: float = 300) -> HelperClient:
+    def client(self, *, max_wait: float = 300) -> HelperClient:
         def sleep(seconds: float) -> None:
             self.now += seconds
             self.pauses.append(seconds)
 
+        http = HTTPClient(token=CREDENTIAL, transport=httpx2.MockTransport(self))
         return HelperClient(
-            HTTPClient(token=CREDENTIAL, transport=httpx2.MockTransport(self)),
-            patience=patience,
+            lambda _: http,
+            max_wait=max_wait,
             sleep=sleep,
             monotonic=lambda: self.now,
         )
@@ -99,10 +98,10 @@ def test_a_job_that_is_answered_later() -> None:
     assert helper.pauses == [2, 5, 2]
 
 
-def test_patience_ends() -> None:
+def test_max_wait_ends() -> None:
     helper = Helper(*(later(JOB, "30") for _ in range(10)))
     with pytest.raises(Unreachable, match="not ready after 100 s"):
-        helper.client(patience=100).create_aggregation_job(TASK, b"request")
+        helper.client(max_wait=100).create_aggregation_job(TASK, b"request")
     assert helper.pauses == [30, 30, 30]
 
 

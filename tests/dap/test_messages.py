@@ -356,7 +356,7 @@ def test_the_word_on_each_report() -> None:
         VerifyResp(OTHER_ID, VerifyRespType.FINISH),
         VerifyResp(ID, VerifyRespType.REJECT, error=ReportError.VDAF_VERIFY_ERROR),
     ]
-    with pytest.raises(DecodeError, match="3 is no type"):
+    with pytest.raises(DecodeError, match="3 is not a type"):
         AggregationJobResp.decode(ID + b"\x03")
 
 

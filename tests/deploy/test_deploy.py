@@ -14,7 +14,7 @@ import typer
 import yaml  # type: ignore[import-untyped]
 
 from chorister.aggregator.config import AggregatorConfig, HelperConfig, LeaderConfig, load_config
-from chorister.aggregator.metrics import Metrics
+from chorister.aggregator.operations.metrics import Metrics
 from chorister.cli import app
 
 ROOT = Path(__file__).parents[2]

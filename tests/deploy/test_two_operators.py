@@ -32,7 +32,7 @@ from chorister.transparency.client import RegistryClient
 from tests.aggregator.inprocess_pair import wait_until
 from tests.aggregator.operators import TOKENS, Addresses, Operators, free_port
 from tests.aggregator.server_processes import COMMAND, environment, process
-from tests.aggregator.test_end_to_end import a_device, check_estimate
+from tests.aggregator.test_end_to_end import a_device, check_estimate, polled
 from tests.certificates import a_certificate
 from tests.cli.toml import dumps
 from tests.deploy.test_deploy import blocks
@@ -197,7 +197,7 @@ def answer(hosts: Hosts, recipe: Recipe) -> None:
             for number in range(DEVICES)
         ]
         for device in devices:  # a ledger begins with the first checkpoint that a device sees
-            wait_until(lambda: device.run_once().problems == (), "a published checkpoint")  # noqa: B023
+            wait_until(lambda: polled(device), "a published checkpoint")  # noqa: B023
         with RegistryClient(hosts.world.at.registry) as registry:
             registry.submit(hosts.world.entry(recipe))
         for device in devices:

@@ -11,11 +11,14 @@ from typing import Any
 from chorister.clock import SettableClock
 from chorister.device import Device, GivenKey, HeadFile, Run, Sandbox, Timing
 from chorister.device.audit import AuditEntry, Event
-from chorister.device.entries import Charged
+from chorister.device.ledger.entries import Charged
 from chorister.policy import Policy
 from chorister.recipe import Recipe
 from chorister.transparency.entries import RecipeEntry
 from tests.device.world import DAY, NOW, REGISTRY, Network, a_policy
+
+TIMING = Timing(query=5, slack=5, housekeeping=1, settle=0, spread=600, poll=600)
+"""Without the wait before a request, which would move the clock."""
 
 
 @functools.cache
@@ -49,7 +52,7 @@ class Home:
             "clock": self.clock,
             "transport": self.network,
             "sandbox": the_sandbox(),
-            "timing": Timing(query=5, slack=5, spread=600, poll=600),
+            "timing": TIMING,
             "create": create,
             **changes,
         }
@@ -60,7 +63,14 @@ class Home:
         self.device = self.build(**changes)
 
     def ask(self, *recipes: Recipe | RecipeEntry) -> Run:
+        """Publish these recipes, and run."""
+        self.clock.advance(self.device.quiet_seconds())
         self.network.log.publish(recipes, time=self.clock.now())
+        return self.device.run_once()
+
+    def run(self) -> Run:
+        """Run as soon as no process may be at work on data."""
+        self.clock.advance(self.device.quiet_seconds())
         return self.device.run_once()
 
     def deliver(self) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 
 import apsw
 
-from chorister.device.budget import Charge, Standing
+from chorister.clock import Clock, SettableClock
 from chorister.device.database import open_database, transaction
-from chorister.device.entries import Charged
-from chorister.device.head_store import FileHeadStore, HeadStore
 from chorister.device.keys import SecretKey
 from chorister.device.ledger import Ledger
+from chorister.device.ledger.budget import Charge, Standing
+from chorister.device.ledger.entries import Charged
+from chorister.device.ledger.head_store import FileHeadStore, HeadStore
 from chorister.policy import Policy
 from chorister.recipe import Privacy
 from tests.keyboard import ANALYSIS, policy_tree
@@ -26,6 +27,8 @@ DAY = 86_400
 START = 1_800_000_000
 AGE = 7 * DAY
 KEY = SecretKey(bytes(range(32)))
+SLOW = SettableClock(0)
+"""A clock that is behind every checkpoint, so that these alone date what is written."""
 NGRAM, AGE_FIELD, PERPLEXITY = "keyboard.ngram", "user.age", "keyboard.perplexity"
 
 _ROOMY = {"local_epsilon": 8, "epsilon": 100, "delta": Decimal("0.1"), "reports": 1000}
@@ -51,6 +54,7 @@ def policy(
 ) -> Policy:
     """A policy; the device's own limits are roomy and never renew, but for what is changed."""
     tree = policy_tree()
+    tree["log"] = {**tree["log"], "checkpoint_max_age": "1d"}
     roomy = {key: value for key, value in _ROOMY.items() if key != "local_epsilon"}
     tree["device"] = {**roomy, "min_ledger_age": age, **device}
     tree["analyses"] = dict(analyses or {"a": analysis()})
@@ -115,10 +119,21 @@ class Place:
     def head(self) -> FileHeadStore:
         return FileHeadStore(self.head_file, key=KEY, store=self.store)
 
-    def ledger(self, its: Policy, head: HeadStore | None = None, *, offset: int = 0) -> Ledger:
+    def ledger(
+        self,
+        its: Policy,
+        head: HeadStore | None = None,
+        *,
+        offset: int = 0,
+        clock: Clock = SLOW,
+    ) -> Ledger:
         """An open ledger with a head in a file."""
         return Ledger(
-            self.connect(), its, head or self.head(), randbelow=lambda limit: offset % limit
+            self.connect(),
+            its,
+            head or self.head(),
+            clock=clock,
+            randbelow=lambda limit: offset % limit,
         )
 
     def copy_database(self) -> dict[str, bytes]:

@@ -15,7 +15,7 @@ from chorister.dap.draft import PROBLEM, UPLOAD_ERRORS, ReportError
 from chorister.device.attempts import State
 from chorister.device.audit import Event
 from chorister.device.report import Report, make_report
-from chorister.device.steps import Step
+from chorister.device.run import Step
 from chorister.device.transport import Answer
 from chorister.errors import Unreachable
 from chorister.recipe import Recipe
@@ -70,15 +70,13 @@ def test_nothing_is_asked_twice(home: Home) -> None:
     assert home.events().count(Event.CHARGED) == 1
 
 
-def test_all_bodies_are_fetched_whether_answered_or_not_and_once(home: Home) -> None:
+def test_all_bodies_are_fetched_whether_answered_or_not_and_once_for_each_list(home: Home) -> None:
     recipes = [a_recipe("one"), a_recipe("two", {"privacy/min_cohort": 2})]
-    home.network.gets.clear()
-    home.ask(*recipes)
-    first = list(home.network.gets)
-    assert len([url for url in first if "/entry/" in url]) == 2  # the keys are known already
-    home.network.gets.clear()
-    home.ask(*recipes)
-    assert [url.removeprefix(REGISTRY).split("/")[0] for url in home.network.gets] == ["checkpoint"]
+    for expected in (["checkpoint", "list", *["entry"] * 4], ["checkpoint", "list"]):
+        home.network.gets.clear()
+        home.ask(*recipes)
+        fetched = [url.removeprefix(REGISTRY).split("/")[0] for url in home.network.gets]
+        assert fetched == expected
 
 
 def test_a_device_without_data_reports_too(home: Home) -> None:
@@ -95,9 +93,9 @@ def test_without_consent_nothing_runs_and_what_waits_is_dropped(home: Home) -> N
     home.device.opt_out()
     assert home.device.status().outbox == ()
     home.network.gets.clear()
-    assert home.device.run_once().silent == "the person has not opted in"
+    assert home.run().silent == "the person has not opted in"
     home.clock.advance(DAY)
-    home.device.run_once()
+    home.run()
     assert not home.network.gets
     assert not home.network.posts
     assert home.events()[-1] is Event.DROPPED
@@ -120,7 +118,7 @@ def test_consent_withdrawn_in_the_middle_of_a_run(step: Step, tmp_path: Path) ->
         after = seen[seen.index(step) + 1 :]
         assert Step.QUERIED not in after or step is Step.UPLOADING
         assert len(home.network.posts) == (1 if step is Step.UPLOADING else 0)
-        home.device.run_once()
+        home.run()
         assert home.device.status().outbox == ()
         assert home.device._opened().attempts.unfinished() == []
 
@@ -147,10 +145,10 @@ def test_a_report_of_an_earlier_consent_never_leaves(home: Home, state: State, w
     home.device.opt_in()
     home.device.opt_in()
     assert home.device.status().recipes == {State.DROPPED: 1}
-    home.device.run_once()
+    home.run()
     home.deliver()
     home.clock.advance(DAY)
-    home.device.run_once()
+    home.run()
     assert not home.network.posts
     assert home.events().count(Event.DROPPED) == 1
 
@@ -186,14 +184,18 @@ def test_a_paused_device_does_nothing_until_it_goes_on(home: Home) -> None:
     home.device.pause()
     home.network.gets.clear()
     home.clock.advance(DAY)
-    assert home.device.run_once().silent == "paused"
+    assert home.run().silent == "paused"
     home.restart()
+    home.clock.advance(home.device.quiet_seconds())
     assert home.device.upload_due().silent == "paused"
     assert not home.network.gets
     assert not home.network.posts
     home.device.resume()
+    home.clock.advance(home.device.quiet_seconds())
     home.network.log.publish([], time=home.clock.now())
-    assert home.device.run_once().uploaded == 1
+    home.run()
+    home.deliver()
+    assert len(home.network.posts) == 1
 
 
 @pytest.mark.parametrize("step", [Step.RECIPE_ARRIVED, Step.CHARGED, Step.QUEUED, Step.UPLOADING])
@@ -218,8 +220,8 @@ def test_a_pause_by_another_process_in_the_middle_of_a_run(step: Step, tmp_path:
         assert home.charges() == {Step.RECIPE_ARRIVED: 0, Step.CHARGED: 1}.get(step, 3)
 
 
-@pytest.mark.parametrize("how", ["opted in", "opted out", "paused", "no network", "upload"])
-def test_every_run_deletes_what_is_older_than_its_retention(home: Home, how: str) -> None:
+@pytest.mark.parametrize("how", ["opted in", "opted out", "paused", "no network"])
+def test_every_poll_deletes_what_is_older_than_its_retention(home: Home, how: str) -> None:
     home.donate()
     if how == "opted out":
         home.device.opt_out(purge=False)
@@ -229,7 +231,7 @@ def test_every_run_deletes_what_is_older_than_its_retention(home: Home, how: str
     for days, kept in ((1, True), (4000, False)):
         home.clock.advance(days * DAY)
         home.network.log.publish([], time=home.clock.now())
-        _ = home.device.upload_due() if how == "upload" else home.device.run_once()
+        home.run()
         connection = home.device._opened().store._connection
         rows = connection.execute("SELECT count(*) FROM stream_keyboard").fetchall()
         assert rows == [(int(kept),)]
@@ -258,9 +260,9 @@ def test_a_jump_of_the_clock_flips_no_coin_again(home: Home, monkeypatch: Any) -
     now = home.clock.now()
     for jump in (400 * DAY, 7 * DAY, -400 * DAY):
         home.clock.set(now + jump)
-        home.device.run_once()
+        home.run()
         home.clock.set(now)
-        home.device.run_once()
+        home.run()
     assert len(flips) == 1
     # With its window closed by the cosigners' time as well, it is forgotten.
     home.clock.set(recipe.window.closes + 1)
@@ -317,7 +319,7 @@ def test_a_report_that_can_t_be_made_stops_no_other(
         with contextlib.suppress(KeyboardInterrupt):
             home.ask(a_recipe("one"), a_recipe("two"))
         home.restart()
-        home.device.run_once()
+        home.run()
         assert home.device.status().recipes == {State.DROPPED: 1, State.QUEUED: 1}
         assert "ValueError" in home.last(Event.DROPPED).why
 
@@ -375,7 +377,7 @@ def test_a_ledger_s_silence_is_told_again_when_it_comes_back(home: Home) -> None
         before = home.events().count(Event.SILENT)
         head.write_bytes(b"x" * 100)
         for _ in range(3):
-            assert home.device.run_once().silent
+            assert home.run().silent
         told.append(home.events().count(Event.SILENT) - before)
         head.write_bytes(good)
         home.clock.advance(DAY)
@@ -387,8 +389,8 @@ def test_a_ledger_s_silence_is_told_again_when_it_comes_back(home: Home) -> None
 def test_outdated_config_drops_the_report_and_makes_no_other(home: Home) -> None:
     recipe = a_recipe("one")
     home.ask(recipe)
-    (parcel,) = home.device._opened().outbox.all()
-    body = parcel.report_id + bytes([ReportError.OUTDATED_CONFIG])
+    (queued,) = home.device._opened().outbox.all()
+    body = queued.report_id + bytes([ReportError.OUTDATED_CONFIG])
     home.network.answers.append(Answer(status=200, content_type=UPLOAD_ERRORS, body=body))
     home.deliver()
     for _ in range(3):

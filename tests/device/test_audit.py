@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from chorister.canonical import dumps, loads
 from chorister.device.audit import AuditEntry, AuditLog, Event, Question, Record, Sent, pack_bits
 from chorister.device.audit_pages import as_html, as_json, as_text, visible
-from chorister.device.budget import Charge
 from chorister.device.database import transaction
+from chorister.device.ledger.budget import Charge
 from chorister.errors import InvalidInput, LedgerTampered
 from chorister.recipe import SignedRecipe, sign
 from tests.device.ledgers import START

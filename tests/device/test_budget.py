@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from chorister.device.budget import Charge
+from chorister.device.ledger.budget import Charge
 from chorister.errors import BudgetExceeded, InvalidInput, QueryRefused
 from chorister.privacy import filters
 from tests.device.ledgers import (

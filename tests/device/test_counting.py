@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chorister.device.counting import Counts, PolicyTerms, period_end
-from chorister.device.entries import MAX_OFFSET
 from chorister.device.ledger import Ledger
+from chorister.device.ledger.counting import Counts, PolicyTerms, period_end
+from chorister.device.ledger.entries import MAX_OFFSET
 from chorister.errors import BudgetExceeded
 from chorister.policy import Policy
 from tests.device.ledgers import (
@@ -20,6 +20,7 @@ from tests.device.ledgers import (
     DAY,
     NGRAM,
     PERPLEXITY,
+    SLOW,
     START,
     Place,
     analysis,
@@ -88,7 +89,7 @@ def test_two_devices_renew_at_different_times(tmp_path: Path) -> None:
     for name in "abcde":
         folder = tmp_path / name
         folder.mkdir()
-        ledger = Ledger(Place.make(folder).connect(), monthly(), None)
+        ledger = Ledger(Place.make(folder).connect(), monthly(), None, clock=SLOW)
         ledger.settle(START)
         ends.add(standing(ledger, "device").renews)
     assert len(ends) > 1  # all alike once in (30 days)^4 runs

@@ -88,9 +88,18 @@ def test_a_changed_page_does_not_decrypt(path: Path) -> None:
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 1]))
     connection = open_database(path, KEY)
-    with pytest.raises(apsw.Error):
-        connection.execute("SELECT sum(length(words)) FROM note").fetchall()
+    for query in ("SELECT sum(length(words)) FROM note", "SELECT words FROM note"):
+        with pytest.raises(StoreError, match=r"is damaged .*restore it"):
+            connection.execute(query).fetchall()
     connection.close()
+
+
+def test_an_empty_file_is_not_taken_for_a_new_database(path: Path) -> None:
+    filled(path).close()
+    path.write_bytes(b"")
+    with pytest.raises(StoreError, match=r"is empty.*restore it"):
+        open_database(path, KEY, create=False)
+    assert path.stat().st_size == 0
 
 
 def test_a_missing_database_or_folder_says_what_to_do(tmp_path: Path) -> None:

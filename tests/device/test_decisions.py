@@ -13,11 +13,13 @@ from typing import Any
 import apsw
 import pytest
 
-from chorister.device.budget import Charge
+from chorister.clock import SettableClock
 from chorister.device.database import transaction
 from chorister.device.ledger import Ledger
-from chorister.errors import BudgetExceeded, LedgerYoung, QueryRefused
+from chorister.device.ledger.budget import Charge
+from chorister.errors import BudgetExceeded, LedgerStale, LedgerYoung, QueryRefused
 from chorister.policy import Policy
+from chorister.transparency.cosigner import MAX_SKEW
 
 VECTORS = sorted((Path(__file__).parent.parent / "vectors" / "decisions").glob("*.json"))
 
@@ -29,6 +31,8 @@ def decide(ledger: Ledger, connection: apsw.Connection, step: dict[str, Any]) ->
     try:
         with transaction(connection):
             ledger.append(charge, step["time"])
+    except LedgerStale:
+        return "silent", "ledger-stale"
     except LedgerYoung:
         return "silent", "ledger-young"
     except QueryRefused as error:
@@ -45,11 +49,17 @@ def test_decisions(path: Path) -> None:
     tolerance = Decimal(vector.get("tolerance", 0))
     connection = apsw.Connection(":memory:")
     ledger: Ledger | None = None
+    clock = SettableClock(0)
     for step in vector["steps"]:
+        clock.set(step.get("clock", step["time"] - MAX_SKEW))
         where = f"{path.name}, {step['$comment']}"
         if "policy" in step:
             ledger = Ledger(
-                connection, policies[step["policy"]], None, randbelow=lambda _: vector["offset"]
+                connection,
+                policies[step["policy"]],
+                None,
+                clock=clock,
+                randbelow=lambda _: vector["offset"],
             )
             ledger.settle(step["time"])
             continue

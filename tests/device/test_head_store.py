@@ -14,11 +14,11 @@ from keyring.backend import KeyringBackend
 from keyring.backends import fail, null
 from keyring.errors import KeyringLocked
 
-from chorister.device.head_store import FileHeadStore, HeadStore, KeyringHeadStore
 from chorister.device.keys import SecretKey
 from chorister.device.ledger import Ledger
+from chorister.device.ledger.head_store import FileHeadStore, HeadStore, KeyringHeadStore
 from chorister.errors import HeadUnavailable
-from tests.device.ledgers import KEY, START, Place, policy
+from tests.device.ledgers import KEY, SLOW, START, Place, policy
 
 
 class MemoryKeyring(KeyringBackend):
@@ -156,7 +156,7 @@ def test_a_keyring_that_forgets_ends_in_silence(
     place: Place, backend: MemoryKeyring, before: bool
 ) -> None:
     """Not in a ledger that restarts without end."""
-    alone = Ledger(place.connect(), policy(), None)
+    alone = Ledger(place.connect(), policy(), None, clock=SLOW)
     alone.settle(START)
     entries = alone.entries()
     store = KeyringHeadStore("test", key=KEY)

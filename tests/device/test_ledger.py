@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 
 from chorister.canonical import dumps, loads
 from chorister.device.database import transaction
-from chorister.device.entries import Charged, Created, PolicyTaken, Restarted, Resumed, decode
-from chorister.device.head_store import FileHeadStore
 from chorister.device.ledger import Ledger
+from chorister.device.ledger.budget import Charge
+from chorister.device.ledger.entries import (
+    Charged,
+    Created,
+    PolicyTaken,
+    Restarted,
+    Resumed,
+    decode,
+)
+from chorister.device.ledger.head_store import FileHeadStore
 from chorister.errors import (
     DecodeError,
     HeadUnavailable,
@@ -29,6 +37,7 @@ from tests.device.ledgers import (
     AGE,
     DAY,
     KEY,
+    SLOW,
     START,
     Place,
     analysis,
@@ -96,6 +105,44 @@ def test_a_recipe_is_charged_once(place: Place) -> None:
     with pytest.raises(QueryRefused) as caught:
         spend(ledger, charge(1))
     assert caught.value.check == "once"
+
+
+def test_a_charged_study_is_what_a_scan_of_all_entries_finds(place: Place) -> None:
+    """Whoever charged it, in whichever process, and through a crash; never what was rolled back."""
+
+    def agree(ledger: Ledger, expected: set[tuple[str, str]]) -> None:
+        scanned = {
+            (entry.charge.analysis, entry.charge.study)
+            for entry in ledger.entries()
+            if isinstance(entry, Charged)
+        }
+        asked = {(to, f"study-{i}") for to in ("a", "b") for i in range(5)}
+        assert {each for each in asked if ledger.charged_study(*each)} == scanned == expected
+
+    def of(study: int, to: str = "a") -> Charge:
+        return charge((study, to), to=to).model_copy(update={"study": f"study-{study}"})
+
+    both = policy({"a": analysis(), "b": analysis()})
+    ledger, other = grown(place, both), place.ledger(both)
+    agree(ledger, set())
+    spend(ledger, of(1))
+    agree(ledger, {("a", "study-1")})
+    agree(other, {("a", "study-1")})
+    spend(other, of(1, "b"))
+    agree(ledger, {("a", "study-1"), ("b", "study-1")})
+    connection = ledger._connection
+    connection.execute("BEGIN IMMEDIATE")
+    ledger.append(of(2), START)
+    assert ledger.charged_study("a", "study-2")
+    connection.execute("ROLLBACK")
+    assert not ledger.charged_study("a", "study-2")
+    # What was rolled back is still the head: it counts as a crash's, and is charged.
+    ledger.settle(START)
+    agree(ledger, {("a", "study-1"), ("b", "study-1"), ("a", "study-2")})
+    # Nor does a policy without the analysis forget.
+    without = place.ledger(policy({"b": analysis()}))
+    without.settle(START)
+    agree(without, {("a", "study-1"), ("b", "study-1"), ("a", "study-2")})
 
 
 def test_one_entry_a_transaction(place: Place) -> None:
@@ -262,7 +309,7 @@ def test_a_head_that_is_no_entry_is_silence(place: Place) -> None:
 
 
 def test_without_a_head_store(place: Place) -> None:
-    ledger = Ledger(place.connect(), policy(), None)
+    ledger = Ledger(place.connect(), policy(), None, clock=SLOW)
     ledger.settle(START - AGE)
     spend(ledger, charge(1))
     # One that is added later knows nothing of before.
@@ -322,7 +369,7 @@ def test_no_mutation_of_an_entry_decodes_to_another_spelling(
     data: st.DataObject,
 ) -> None:
     connection = apsw.Connection(":memory:")
-    ledger = Ledger(connection, policy(), None, randbelow=lambda _: 7)
+    ledger = Ledger(connection, policy(), None, clock=SLOW, randbelow=lambda _: 7)
     ledger.settle(START - AGE)
     spend(ledger, charge(1))
     original = data.draw(st.sampled_from([e.canonical() for e in ledger.entries()]))
@@ -345,7 +392,7 @@ def test_junk_is_no_entry(junk: bytes) -> None:
 
 def test_a_charge_to_nothing_is_no_chain(place: Place) -> None:
     """Rows that decode, but that no ledger would have written."""
-    ledger = Ledger(place.connect(), policy(), None)
+    ledger = Ledger(place.connect(), policy(), None, clock=SLOW)
     ledger.settle(START)
     chain = ledger._chain
     strange = Charged(**chain.place(START), charge=charge(1, to="nobody"))

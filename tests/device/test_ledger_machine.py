@@ -23,14 +23,23 @@ from hypothesis.stateful import (
     rule,
 )
 
-from chorister.device.entries import Charged, Restarted, Resumed
-from chorister.device.head_store import HeadStore
+from chorister.clock import SettableClock
 from chorister.device.ledger import Ledger
-from chorister.errors import BudgetExceeded, LedgerBehind, LedgerYoung, QueryRefused
+from chorister.device.ledger.entries import Charged, Restarted, Resumed
+from chorister.device.ledger.head_store import HeadStore
+from chorister.errors import (
+    BudgetExceeded,
+    LedgerBehind,
+    LedgerStale,
+    LedgerYoung,
+    QueryRefused,
+)
 from tests.device.ledgers import DAY, KEY, START, analysis, charge, policy
 
 WEEK, MONTH = 7 * DAY, 30 * DAY
-RECIPES_CLOSE = 16 * DAY  # the longest window, and a checkpoint's age
+CHECKPOINT_AGE = DAY
+RECIPES_CLOSE = 14 * DAY + CHECKPOINT_AGE  # the longest window first
+AHEAD = 300  # what a checkpoint may be ahead of a clock
 
 
 @dataclass(frozen=True)
@@ -163,7 +172,9 @@ class LedgerMachine(RuleBasedStateMachine):
     @initialize(offset=st.integers(0, 2**52 - 1))
     def create(self, offset: int) -> None:
         self.head = MemoryHead()
-        self.now = START
+        self.now = START  # the newest checkpoint's time
+        self.error = 0  # the device's clock, less that time
+        self.clock = SettableClock(START)
         self.current = 0
         self.model = Model(offset=offset, history=[0], born=START, last=START)
         self.database = b""
@@ -182,6 +193,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.connection,
             POLICIES[self.current].build(),
             self.head,
+            clock=self.clock,
             randbelow=lambda _: self.model.offset,
         )
 
@@ -192,6 +204,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def behind(self) -> bool:
         return self.lost is not None
 
+    @property
+    def stale(self) -> bool:
+        return self.error > CHECKPOINT_AGE
+
     def note(self, entry: int | Past, time: int) -> None:
         self.model.history.append(entry)
         self.model.last = max(self.model.last, time)
@@ -200,12 +216,17 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def attempt(self, name: int, to: str, epsilon: Fraction) -> bool:
         """Append inside an open transaction, and compare the decision with the model's."""
-        now = max(self.now, self.model.last)
-        new = Past(name=name, analysis=to, epsilon=epsilon, time=now)
-        verdict = self.model.verdict(new, POLICIES[self.current], now)
+        self.clock.set(self.now + self.error)
+        date = max(self.now, self.clock.now() + AHEAD, self.model.last)
+        new = Past(name=name, analysis=to, epsilon=epsilon, time=date)
+        verdict = self.model.verdict(new, POLICIES[self.current], self.now)
+        if self.stale:
+            verdict = "stale"
         asked = charge(name, to=to, epsilon=str(Decimal(epsilon.numerator) / epsilon.denominator))
         try:
             self.ledger.append(asked, self.now)
+        except LedgerStale:
+            assert verdict == "stale"
         except LedgerYoung:
             assert verdict == "young"
         except QueryRefused as error:
@@ -214,7 +235,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert verdict == error.field
         else:
             assert verdict is None
-            self.note(new, now)
+            self.note(new, date)
             return True
         return False
 
@@ -249,6 +270,10 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1, DAY, MONTH]))
     def time_is_set_back(self, seconds: int) -> None:
         self.now -= seconds
+
+    @rule(error=st.sampled_from([-MONTH, -AHEAD, -1, 0, AHEAD, DAY, DAY + 1]))
+    def the_clock_is_wrong(self, error: int) -> None:
+        self.error = error
 
     @precondition(lambda self: not self.behind)
     @rule(number=st.integers(0, len(POLICIES) - 1))
@@ -316,9 +341,15 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def lose_the_head(self) -> None:
         self.head.kept = None
+        self.clock.set(self.now + self.error)
+        if self.stale:  # nothing to date it by: it stays unsettled until there is
+            with pytest.raises(LedgerStale):
+                self.ledger.settle(self.now)
+            self.error = 0
+            self.clock.set(self.now)
         (entry,) = self.ledger.settle(self.now)
         assert isinstance(entry, Restarted)
-        self.model.last = max(self.model.last, self.now)
+        self.model.last = max(self.model.last, self.now, self.clock.now())
         self.model.born = self.model.last
         self.backup = None  # with it, the ledger could not tell what is missing
 
@@ -328,9 +359,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def spent_is_what_the_model_says(self) -> None:
         if not hasattr(self, "model") or self.behind:
             return
-        now = max(self.now, self.model.last)
+        now = self.now
         judged = self.model.judged()
-        for standing in self.ledger.remaining(self.now):
+        for standing in self.ledger.remaining(now):
             if standing.limit == "device":
                 counted = [past for past, until, _, _ in judged if now < until]
             else:

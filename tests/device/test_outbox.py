@@ -8,11 +8,13 @@ from pathlib import Path
 import apsw
 import pytest
 
+from chorister.clock import SECOND
 from chorister.device.attempts import Attempt, Attempts, State
 from chorister.device.audit import Question
 from chorister.device.database import open_database, transaction
 from chorister.device.keys import SecretKey
-from chorister.device.outbox import Outbox, Parcel
+from chorister.device.outbox import Outbox, QueuedReport
+from chorister.device.records import PolledFiles, Refusals
 from chorister.errors import InternalError, StoreError
 from chorister.recipe import SignedRecipe
 from tests.device.world import NOW, a_policy, a_recipe, an_entry
@@ -23,7 +25,7 @@ ATTEMPT = Attempt(
     recipe=SIGNED.digest,
     question=QUESTION,
     jws=SIGNED.jws,
-    upload_at=NOW + 60,
+    upload_at=(NOW + 60) * SECOND,
     arm=None,
     groups={"user.locale": "de_DE"},
     report_id=bytes(16),
@@ -32,13 +34,13 @@ ATTEMPT = Attempt(
     helper_config=b"helper",
     signers=bytes(64),
 )
-PARCEL = Parcel(
+QUEUED = QueuedReport(
     recipe=SIGNED.digest,
     report_id=bytes(16),
     configuration=b"task",
     report=b"sealed",
     closes=NOW + 1000,
-    next_try=NOW + 60,
+    next_try=(NOW + 60) * SECOND,
 )
 
 
@@ -54,26 +56,26 @@ def test_a_report_waits_for_its_time_and_for_no_longer_than_its_window(
 ) -> None:
     outbox = Outbox(connection)
     assert outbox.next_time() is None
-    outbox.put(PARCEL)
-    assert outbox.next_time() == NOW + 60
-    assert outbox.due(NOW + 59) == []
-    assert outbox.due(NOW + 60) == outbox.all() == [PARCEL]
-    assert outbox.expired(NOW + 999) == []
-    assert outbox.expired(NOW + 1000) == [PARCEL]
-    assert outbox.due(NOW + 1000) == []
-    outbox.postpone(PARCEL, until=NOW + 500)
-    (later,) = outbox.due(NOW + 500)
-    assert (later.tries, later.report) == (1, PARCEL.report)
-    outbox.remove(PARCEL.recipe)
+    outbox.put(QUEUED)
+    assert outbox.next_time() == (NOW + 60) * SECOND
+    assert outbox.due((NOW + 59) * SECOND) == []
+    assert outbox.due((NOW + 60) * SECOND) == outbox.all() == [QUEUED]
+    assert outbox.expired((NOW + 999) * SECOND) == []
+    assert outbox.expired((NOW + 1000) * SECOND) == [QUEUED]
+    assert outbox.due((NOW + 1000) * SECOND) == []
+    outbox.postpone(QUEUED, until=(NOW + 500) * SECOND)
+    (later,) = outbox.due((NOW + 500) * SECOND)
+    assert (later.tries, later.report) == (1, QUEUED.report)
+    outbox.remove(QUEUED.recipe)
     assert outbox.all() == []
 
 
 def test_there_is_one_report_a_recipe(connection: apsw.Connection) -> None:
     outbox = Outbox(connection)
-    outbox.put(PARCEL)
+    outbox.put(QUEUED)
     with pytest.raises(StoreError), transaction(connection):
-        outbox.put(PARCEL)
-    assert outbox.all() == [PARCEL]
+        outbox.put(QUEUED)
+    assert outbox.all() == [QUEUED]
 
 
 def test_there_is_one_attempt_a_recipe_and_it_moves_forward(connection: apsw.Connection) -> None:
@@ -118,16 +120,20 @@ def test_nobody_asks_about_what_was_never_decided(connection: apsw.Connection) -
 
 
 def test_files_of_the_log_are_kept_while_they_are_listed(connection: apsw.Connection) -> None:
-    attempts = Attempts(connection)
-    attempts.keep_bodies({"entry/1": b"one", "entry/2": b"two"})
-    attempts.keep_bodies({"entry/2": b"two", "entry/3": b"three"})
-    assert [attempts.body(f"entry/{i}") for i in (1, 2, 3)] == [None, b"two", b"three"]
+    Attempts(connection)  # makes the tables
+    files = PolledFiles(connection)
+    files.replace({"entry/1": b"one", "entry/2": b"two"})
+    files.replace({"entry/2": b"two", "entry/3": b"three"})
+    assert sorted(files.all()) == [b"three", b"two"]
+    files.delete()
+    assert files.all() == []
 
 
 def test_refusals_are_news_once(connection: apsw.Connection) -> None:
-    attempts = Attempts(connection)
-    assert attempts.refuse(b"r", "cohort", "too small")
-    assert not attempts.refuse(b"r", "cohort", "too small")
-    assert attempts.refuse(b"r", "budget", "spent")
-    attempts.keep_refusals([b"other"])
-    assert attempts.refuse(b"r", "budget", "spent")
+    Attempts(connection)  # makes the tables
+    refusals = Refusals(connection)
+    assert refusals.record(b"r", "cohort", "too small")
+    assert not refusals.record(b"r", "cohort", "too small")
+    assert refusals.record(b"r", "budget", "spent")
+    refusals.keep_only([b"other"])
+    assert refusals.record(b"r", "budget", "spent")

@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,8 +20,9 @@ import pytest
 
 from chorister.device.sandbox import Sandbox, confinement
 from chorister.device.sandbox import sandbox as device_side
+from chorister.device.sandbox.wire import encode_job
 from chorister.errors import SandboxFailed, SandboxUnavailable
-from tests.device.asking import ENDLESS, ask
+from tests.device.asking import ENDLESS, choose
 
 Start: TypeAlias = Callable[..., int]
 
@@ -68,7 +71,7 @@ def start() -> Iterator[Start]:
 
     def work(sandbox: Sandbox, deadline: float) -> None:
         try:
-            ask(sandbox, ENDLESS, deadline=deadline)
+            choose(sandbox, ENDLESS, deadline=deadline)
         except SandboxFailed:
             failed.append(True)
 
@@ -113,17 +116,32 @@ def test_a_running_sandbox_has_one_descriptor_no_environment_and_no_network(
         assert b"keyboard" not in (folder / "cmdline").read_bytes()
 
 
-def test_a_sandbox_that_hears_nothing_is_killed(
+def test_a_sandbox_that_takes_too_long_is_killed(sandbox: Sandbox, start: Start) -> None:
+    process = start(sandbox, deadline=0.7)
+    assert gone(process)
+
+
+def test_an_alarm_ends_a_sandbox_that_nobody_kills(
     sandbox: Sandbox, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite's own deadline is put out of action; what is left is the device's."""
-    monkeypatch.setattr(device_side, "_INNER_SHARE", 1000.0)
+    """The device's own kill is put out of action; what is left is the kernel's clock."""
+    monkeypatch.setattr(device_side._Zygote, "end", lambda _zygote, _process: None)
+    process = start(sandbox, deadline=1)
+    assert gone(process)
+
+
+def test_a_kill_ends_a_sandbox_without_an_alarm(
+    sandbox: Sandbox, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that broke SQLite might ignore the alarm: as if the deadline were an hour away."""
+    patient = partial(replace, seconds=3000)
+    monkeypatch.setattr(device_side, "encode_job", lambda job: encode_job(patient(job)))
     process = start(sandbox, deadline=0.7)
     assert gone(process)
 
 
 def test_the_zygote_holds_little_and_no_data(sandbox: Sandbox) -> None:
-    ask(sandbox, "SELECT a FROM t")
+    choose(sandbox, "SELECT a AS x FROM t")
     folder = Path(f"/proc/{sandbox._zygote._process.pid}")
     loaded = (folder / "maps").read_text()
     assert "apsw" in loaded
@@ -132,21 +150,103 @@ def test_the_zygote_holds_little_and_no_data(sandbox: Sandbox) -> None:
     assert "Threads:\t1" in (folder / "status").read_text()
 
 
+NOT_NEEDED = (
+    *("numpy", "pydantic", "pydantic_core", "annotated_types", "typing_extensions"),
+    *("chorister._native", "chorister.canonical", "chorister.encoding.features"),
+    *("subprocess", "asyncio", "secrets", "ssl", "http", "urllib.request", "multiprocessing"),
+)
+
+
+def test_the_sandboxs_modules_need_the_standard_library_and_apsw_only() -> None:
+    """In an interpreter of its own, which imports what a zygote does and nothing else."""
+    script = (
+        "import sys, runpy, importlib\n"
+        "boot = runpy.run_path(sys.argv[1])['boot']\n"
+        "class Zygote:\n"
+        "    main = staticmethod(lambda _: None)\n"
+        "real = importlib.import_module\n"
+        "def load(name):\n"
+        "    real(name)\n"
+        "    return Zygote\n"
+        "boot.__globals__['import_module'] = load\n"
+        "boot(0, sys.argv[2:])\n"
+        "print(*sorted(sys.modules))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", script, device_side._BOOT, *sys.path],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    loaded = set(run.stdout.split())
+    assert {"chorister.encoding.encoder", "chorister.encoding.tokenizer", "apsw"} <= loaded
+    assert loaded.isdisjoint(NOT_NEEDED), loaded & set(NOT_NEEDED)
+    others = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names
+    assert others == {"__main__", "apsw", "chorister"}
+
+
+def test_the_sandbox_is_the_first_to_go_if_memory_runs_out(sandbox: Sandbox, start: Start) -> None:
+    zygote = sandbox._zygote._process.pid
+    process = start(sandbox, deadline=1)
+    for each in (zygote, process):
+        assert Path(f"/proc/{each}/oom_score_adj").read_text() == "1000\n"
+    assert int(Path("/proc/self/oom_score_adj").read_text()) < 1000
+
+
+SEEDED = """
+import sys
+from pathlib import Path
+from chorister.device.sandbox import Sandbox
+assert not sys.flags.hash_randomization
+with Sandbox() as sandbox:
+    process = Path(f"/proc/{sandbox._zygote._process.pid}")
+    print((process / "cmdline").read_bytes().split(b"\\0")[1:3], (process / "environ").read_bytes())
+"""
+
+
+def test_tables_have_a_random_seed_whatever_the_apps(tmp_path: Path) -> None:
+    """Or an author could choose texts that collide."""
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    run = subprocess.run(
+        [sys.executable, "-c", SEEDED],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert run.stdout.strip() == "[b'-I', b'-S'] b'TZ=UTC0\\x00'"
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-I", "-S", "-c", "import sys; print(hash('a'), sys.flags)"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for _ in range(3)
+    }
+    assert len(hashes) == 3
+    assert all("hash_randomization=1" in found for found in hashes)
+
+
 def test_a_sandbox_that_is_killed_is_a_failure_like_others(sandbox: Sandbox, start: Start) -> None:
     process = start(sandbox, deadline=60)
     os.kill(process, signal.SIGKILL)
     assert gone(process)
-    assert ask(sandbox, "SELECT 1").rows == [(1,)]
+    assert choose(sandbox, "SELECT 1 AS x") == 1
 
 
 def test_a_spare_that_was_killed_is_replaced() -> None:
     with Sandbox() as sandbox:
-        ask(sandbox, "SELECT 1")
+        choose(sandbox, "SELECT 1 AS x")
         time.sleep(0.2)  # until the first one is reaped and the next spare there
         for child in children(sandbox._zygote._process.pid):
             os.kill(child, signal.SIGKILL)
             assert gone(child)
-        assert ask(sandbox, "SELECT 1").rows == [(1,)]
+        assert choose(sandbox, "SELECT 1 AS x") == 1
 
 
 def test_a_zygote_that_was_killed_is_replaced() -> None:
@@ -156,7 +256,7 @@ def test_a_zygote_that_was_killed_is_replaced() -> None:
         os.kill(first, signal.SIGKILL)
         sandbox._zygote._process.wait()
         assert all(gone(child) for child in forked)
-        assert ask(sandbox, "SELECT 1").rows == [(1,)]
+        assert choose(sandbox, "SELECT 1 AS x") == 1
         assert sandbox._zygote._process.pid != first
 
 
@@ -188,49 +288,51 @@ def test_a_sandbox_that_answers_nothing_is_noticed_at_once(
 
 
 def test_threads_share_a_sandbox(sandbox: Sandbox) -> None:
-    found: list[object] = []
+    found: list[int] = []
 
     def work(number: int) -> None:
-        query = "SELECT count(*), number FROM t".replace("number", str(number))
-        found.extend(ask(sandbox, query).rows for _ in range(5))
+        query = "SELECT count(*) + number AS x FROM t".replace("number", str(number))
+        found.extend(choose(sandbox, query) for _ in range(5))
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(map(str, found)) == sorted(str([(200, i)]) for i in range(4) for _ in range(5))
+    assert sorted(found) == sorted([200 + i for i in range(4)] * 5)
 
 
 FORKS = """
-import os, sys
+import os
+from tests.device.asking import choose
 from chorister.device.sandbox import Sandbox
-from chorister.device.store import Snapshot
-sandbox, data = Sandbox(), Snapshot.empty({"t": {"a": "text"}})
-def ask(): return sandbox.run("SELECT count(*) FROM t", data, functions=["count"], deadline=30).rows
-assert ask() == [(0,)]
+sandbox = Sandbox()
+def ask(): return choose(sandbox, "SELECT count(*) AS x FROM t", deadline=30)
+assert ask() == 200
 child = os.fork()
-assert ask() == [(0,)]
+assert ask() == 200
 if child == 0:
     sandbox.close()
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
-assert ask() == [(0,)]
+assert ask() == 200
 """
 
 
 def test_an_app_that_forks_keeps_two_sandboxes_apart() -> None:
-    subprocess.run([sys.executable, "-c", FORKS], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", FORKS], check=True, timeout=60, cwd=Path(__file__).parents[2]
+    )
 
 
 DIES = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from tests.device.asking import ALL, DATA, ENDLESS
+from tests.device.asking import ENDLESS, choose
 from tests.device.test_processes import running
 from chorister.device.sandbox import Sandbox
 sandbox = Sandbox()
-work = lambda: sandbox.run(ENDLESS, DATA, functions=ALL, deadline=600)
+work = lambda: choose(sandbox, ENDLESS, deadline=600)
 threading.Thread(target=work, daemon=True).start()
 zygote = sandbox._zygote._process.pid
 print(zygote, running(zygote, set()), flush=True)
@@ -254,7 +356,7 @@ def test_a_device_that_is_killed_leaves_no_process() -> None:
 # --- confinement, tried out from within -----------------------------------------------------------
 
 TRIES = """
-import json, mmap, os, resource, runpy, socket, sys
+import json, mmap, os, resource, runpy, signal, socket, sys
 module = runpy.run_path(sys.argv[2])
 weaknesses = module["leave_network"]() + module["confine"](seconds=5, memory=256 * 2**20)
 outcomes = {}
@@ -277,6 +379,7 @@ attempt("exec", lambda: os.execv("/bin/true", ["true"]))
 attempt("signal the parent", lambda: os.kill(os.getppid(), 0))
 attempt("lift a limit", lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)))
 attempt("pipe", os.pipe)
+attempt("put off the alarm", lambda: signal.setitimer(signal.ITIMER_REAL, 0))
 attempt("much memory", lambda: bytearray(2**30))
 attempt("executable memory", lambda: mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_EXEC))
 attempt("some memory", lambda: bytearray(2**24))

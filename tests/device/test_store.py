@@ -167,21 +167,19 @@ def test_retention_is_kept_to_the_second(store: EventStore, clock: SettableClock
     clock.advance(370 * DAY)
     assert store.profile("user.age") is None
     assert kept(store) == []
-    assert store.expire() == 3
-    assert store.expire() == 0
+    assert store.expire(60) == 3
+    assert store.expire(60) == 0
 
 
 def test_much_that_expired_is_deleted_bit_by_bit_and_never_seen(
     store: EventStore, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chorister.device.store._EXPIRE_ROWS", 10)
+    monkeypatch.setattr("chorister.device.retention._ROWS", 10)
     store.donate_many("keyboard", [event("old")] * 25)
     clock.advance(30 * DAY)
-    monkeypatch.setattr("chorister.device.store.EXPIRE_SECONDS", 0)
-    assert store.expire() == 0
+    assert store.expire(0) == 0
     assert kept(store) == []
-    monkeypatch.setattr("chorister.device.store.EXPIRE_SECONDS", 60)
-    assert store.expire() == 25
+    assert store.expire(60) == 25
 
 
 def test_a_snapshot_deletes_nothing(store: EventStore, clock: SettableClock) -> None:
@@ -210,7 +208,7 @@ def test_an_event_of_a_wrong_future_is_not_kept_for_longer(
     clock.set(NOW + 3000 * DAY)
     store.donate("keyboard", event())
     clock.set(NOW)
-    assert store.expire() == 0
+    assert store.expire(60) == 0
     assert kept(store) == [TYPED]
     clock.advance(30 * DAY)
     assert kept(store) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def test_a_run_in_another_thread_heeds_the_person(act: str, home: Home) -> None:
     if act == "pause":
         home.device.resume()
         home.network.requested = lambda: None
-        assert home.device.run_once().answered == ("one",)
+        assert home.run().answered == ("one",)
 
 
 def test_many_threads_do_everything_at_once(home: Home) -> None:
@@ -82,7 +82,7 @@ def test_many_threads_do_everything_at_once(home: Home) -> None:
     home.network.log.publish(recipes, time=home.clock.now())
     device = home.device
     event = {"ngram": "hello world you", "perplexity": 1.0}
-    jobs = [
+    jobs: list[Callable[[], object]] = [
         *[device.run_once] * 4,
         *[lambda: device.donate_many("keyboard", [event] * 20)] * 8,
         *[device.status] * 4,
@@ -99,3 +99,49 @@ def test_many_threads_do_everything_at_once(home: Home) -> None:
     count = device._opened().store._connection.execute("SELECT count(*) FROM stream_keyboard").get
     assert count == 8 * 20 + 1
     device.verify()
+
+
+def test_neither_consent_nor_a_snapshot_waits_for_an_app_that_donates(home: Home) -> None:
+    """How long an app writes depends on what it writes; nothing that a device sends may wait."""
+    store = home.device._opened().store
+    writing, done = threading.Event(), threading.Event()
+
+    def donate() -> None:
+        with store._writing():
+            writing.set()
+            assert done.wait(WAIT)
+
+    with ThreadPoolExecutor(2) as app:
+        donating = app.submit(donate)
+        try:
+            assert writing.wait(WAIT)
+            assert app.submit(lambda: store.consent.opted_in).result(WAIT)
+            assert app.submit(store.profile, "user.age").result(WAIT) == 33
+            assert app.submit(store.snapshot, {"keyboard": ["ngram"]}).result(WAIT).image
+        finally:
+            done.set()
+        donating.result(WAIT)
+
+
+def test_an_app_that_donates_does_not_wait_for_a_snapshot(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = home.device._opened().store
+    copying, done = threading.Event(), threading.Event()
+
+    def stall(*_: object) -> int:
+        copying.set()
+        assert done.wait(WAIT)
+        return 0
+
+    monkeypatch.setattr(store, "_copy", stall)
+    with ThreadPoolExecutor(2) as app:
+        reading = app.submit(store.snapshot, {"keyboard": ["ngram"]})
+        try:
+            assert copying.wait(WAIT)
+            event = {"ngram": "hello", "perplexity": 1.0}
+            assert app.submit(home.device.donate, "keyboard", event).result(WAIT)
+            assert app.submit(store.opt_out, purge=False).result(WAIT) is None
+        finally:
+            done.set()
+        reading.result(WAIT)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chorister.clock import SECOND
 from chorister.device.outbox import FIRST_WAIT, LONGEST_WAIT, wait_after
-from chorister.device.timing import Timing, flip
+from chorister.device.schedule import Timing, flip
 from chorister.errors import InvalidInput, QueryRefused
 from tests.device.world import NOW, a_recipe
 
@@ -18,21 +19,31 @@ RECIPE = a_recipe("one")
 TIMING = Timing(query=20, slack=10, spread=3600, poll=3600)
 
 
-@given(st.integers(0, 10), st.integers(NOW, RECIPE.window.closes - 1))
-def test_an_upload_lies_after_all_deadlines_and_inside_the_window(before: int, now: int) -> None:
-    earliest = now + (before + 1) * 30
-    if earliest >= RECIPE.window.closes:
+@given(st.integers(0, 10), st.integers(NOW * SECOND, RECIPE.window.closes * SECOND - 1))
+def test_an_upload_lies_after_all_deadlines_and_inside_the_window(queries: int, now: int) -> None:
+    busy_until = TIMING.busy_until(now, queries)
+    assert busy_until == now + (30 * queries + 5) * SECOND
+    closes = RECIPE.window.closes * SECOND
+    if busy_until >= closes:
         with pytest.raises(QueryRefused, match="too soon"):
-            TIMING.draw_upload(RECIPE, now=now, before=before)
+            TIMING.draw_upload(RECIPE, busy_until=busy_until)
         return
     for ticket in (lambda _: 0, lambda n: n - 1):
-        drawn = TIMING.draw_upload(RECIPE, now=now, before=before, randbelow=ticket)
-        assert earliest <= drawn <= min(earliest + 3600, RECIPE.window.closes - 1)
+        drawn = TIMING.draw_upload(RECIPE, busy_until=busy_until, randbelow=ticket)
+        assert busy_until <= drawn <= min(busy_until + 3600 * SECOND, closes - 1)
 
 
 def test_polls_are_spread_around_their_interval() -> None:
-    assert TIMING.next_poll(NOW, randbelow=lambda _: 0) == NOW + 1801
-    assert TIMING.next_poll(NOW, randbelow=lambda n: n - 1) == NOW + 1800 + 3600
+    now = NOW * SECOND
+    assert TIMING.draw_poll(now, randbelow=lambda _: 0) == now + 1800 * SECOND + 1
+    assert TIMING.draw_poll(now, randbelow=lambda n: n - 1) == now + 5400 * SECOND
+
+
+def test_a_run_that_is_asked_for_sends_after_what_it_prepares() -> None:
+    now = NOW * SECOND
+    assert TIMING.draw_start(now, randbelow=lambda _: 0) == now + 2 * SECOND
+    assert TIMING.draw_start(now, randbelow=lambda n: n - 1) == now + 3 * SECOND - 1
+    assert Timing(settle=0).draw_start(now) == now
 
 
 def test_times_below_a_second_are_refused() -> None:

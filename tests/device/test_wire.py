@@ -1,195 +1,185 @@
-"""Frames between device and sandbox: every answer is parsed as if an attacker wrote it."""
+"""Between device and sandbox: every answer is parsed as if an attacker wrote it, by a deadline."""
 
 from __future__ import annotations
 
-import json
-import math
 import socket
 import threading
 import time
-import tracemalloc
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chorister.clock import uptime
+from chorister.device.sandbox import wire
 from chorister.device.sandbox.wire import (
-    MAX_CELLS,
-    ROWS_PER_BLOCK,
+    ANSWER,
+    MAX_ENCODING_BYTES,
     Job,
-    Result,
     decode_job,
-    encode_block,
     encode_job,
-    encode_names,
     receive,
+    receive_answer,
     receive_frame,
     send_frame,
 )
 from chorister.errors import DecodeError
-
-TYPES = (int, float, str, type(None))
-sqlite_values = st.one_of(
-    st.none(),
-    st.integers(min_value=-(2**63), max_value=2**63 - 1),
-    st.floats(allow_nan=False),
-    st.text(),
-    st.just("a\0b"),
-    st.binary(),
-)
+from chorister.recipe.model import MAX_RECIPE_BYTES
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=10,
-)
-
-
-@given(st.integers(1, 4).flatmap(lambda n: st.lists(st.tuples(*[sqlite_values] * n))))
-def test_what_sqlite_returns_survives_except_blobs(rows: list[tuple[Any, ...]]) -> None:
-    names = [f"c{i}" for i in range(len(rows[0]) if rows else 2)]
-    result = Result(encode_names(names))
-    for block in (rows[:3], rows[3:]):
-        if block:
-            result.add(*encode_block(block, range(len(names))))
-    assert result.names == tuple(names)
-    columns = result.columns
-    wanted = [
-        [None if isinstance(v, bytes) else v for v in column] for column in zip(*rows, strict=True)
-    ]
-    assert columns == (wanted if rows else [[], []])
-    for column, expected in zip(columns, wanted, strict=bool(rows)):
-        assert list(map(type, column)) == list(map(type, expected))
-
-
-def check_anything(head: bytes, body: bytes, names: tuple[str, ...] = ("a", "b")) -> None:
-    """Whatever comes, it is columns of one length and of SQLite's types, or a typed error."""
-    result = Result(encode_names(names))
-    try:
-        result.add(head, body)
-    except DecodeError:
-        return
-    assert len({len(column) for column in result.columns}) <= 1
-    for column in result.columns:
-        assert all(type(value) in TYPES for value in column)
-        assert not any(type(value) is float and math.isnan(value) for value in column)
-
-
-@given(st.binary(), st.binary())
-def test_any_bytes_are_a_block_or_a_typed_error(head: bytes, body: bytes) -> None:
-    check_anything(head, body)
-
-
-@given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
-def test_any_bytes_are_names_or_a_typed_error(head: bytes) -> None:
-    try:
-        result = Result(head)
-    except DecodeError:
-        return
-    assert all(type(name) is str for name in result.names)
-
-
-columns = st.tuples(st.sampled_from("qdtmx"), st.integers(-8, 40)) | json_values
-heads = st.tuples(st.integers(-1, 5) | json_values, columns, columns) | json_values
-
-
-@given(heads, st.binary(max_size=64) | json_values.map(lambda v: json.dumps(v).encode()))
-def test_any_json_is_a_block_or_a_typed_error(head: object, body: bytes) -> None:
-    check_anything(json.dumps(head).encode(), body)
-
-
-@given(st.data())
-def test_a_changed_block_is_a_block_or_a_typed_error(data: st.DataObject) -> None:
-    head, body = map(bytearray, encode_block([(1, "x", None), (2, "y", 0.5)], range(3)))
-    for part in (head, body):
-        place = data.draw(st.integers(0, len(part) - 1))
-        part[place] ^= data.draw(st.integers(0, 255))
-    check_anything(bytes(head), bytes(body), ("a", "b", "c"))
-
-
-@pytest.mark.parametrize(
-    ("kind", "body"),
-    [
-        ("d", b"\0\0\0\0\0\0\xf8\x7f"),
-        ("m", b"[NaN]"),
-        ("m", b"[true]"),
-        ("m", b"[[1]]"),
-        ("m", b"[" * 100_000),
-        ("m", b"[" + b"9" * 10_000 + b"]"),
-        ("t", b"\xff"),
-        ("q", b"1234567"),
-        ("x", b"[1]"),
-        ("t", b"\0" * 1_000_000),
-        ("q", bytes(16)),
-        ("m", b"[1,2]"),
-        ("m", b"[[],[],[]]"),
-        ("m", b"[[[]]]"),
-        ("m", b'[{"a":1}]'),
-        ("m", b'["a'),
-    ],
-)
-def test_a_hostile_column_is_refused(kind: str, body: bytes) -> None:
-    with pytest.raises(DecodeError):
-        Result(b'["a"]').add(json.dumps([1, [kind, len(body)]]).encode(), body)
-
-
-def test_a_hostile_column_is_counted_before_it_takes_memory() -> None:
-    body = b"[" + b"[]," * 1_000_000 + b"[]]"
-    tracemalloc.start()
-    try:
-        with pytest.raises(DecodeError):
-            Result(b'["a"]').add(json.dumps([1, ["m", len(body)]]).encode(), body)
-        assert tracemalloc.get_traced_memory()[1] < 4 * len(body)
-    finally:
-        tracemalloc.stop()
-
-
-def test_an_answer_has_a_most_of_values_and_columns() -> None:
-    head, body = encode_block([(1,) * 200] * ROWS_PER_BLOCK, range(200))
-    result = Result(encode_names(["x"] * 200))
-    for _ in range(MAX_CELLS // (200 * ROWS_PER_BLOCK)):
-        result.add(head, body)
-    with pytest.raises(DecodeError):
-        result.add(head, body)
-    for names in ([], ["x"] * 257):
-        with pytest.raises(DecodeError, match="columns"):
-            Result(encode_names(names))
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
 
 
 def test_a_job_survives() -> None:
     job = Job(
-        query="SELECT 'ä'",
-        tables=("t",),
-        functions=("a", "b"),
-        columns=("a", "ü"),
-        seconds=0.5,
-        compile_only=True,
+        query="SELECT 'ä'", tables=("t",), functions=("a", "b"), seconds=0.5, selection="uniform"
     )
     assert decode_job(encode_job(job)) == job
 
 
-def test_frames_survive_and_long_ones_are_refused() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        threading.Thread(target=send_frame, args=(theirs, b"head", bytes(300_000))).start()
-        head, size = receive_frame(ours, max_body=300_000)
-        assert head == b"head"
-        assert bytes(receive(ours, size)) == bytes(300_000)
-        send_frame(theirs, b"head", bytes(101))
-        with pytest.raises(DecodeError, match="too long"):
-            receive_frame(ours, max_body=100)
+def test_an_encoding_may_be_as_long_as_a_recipe() -> None:
+    assert MAX_ENCODING_BYTES >= MAX_RECIPE_BYTES
 
 
-def test_a_frame_that_does_not_end_ends_at_the_deadline() -> None:
+def test_frames_survive_and_long_ones_are_refused(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = pair
+    threading.Thread(target=send_frame, args=(theirs, b"head", bytes(300_000))).start()
+    head, size = receive_frame(ours, max_body=300_000)
+    assert head == b"head"
+    assert bytes(receive(ours, size)) == bytes(300_000)
+    send_frame(theirs, b"head", bytes(101))
+    with pytest.raises(DecodeError, match="too long"):
+        receive_frame(ours, max_body=100)
+    send_frame(theirs, b"head")
+    receive(ours, 4 + 101)  # what is left of the one before
+    with pytest.raises(DecodeError, match="too long"):
+        receive_frame(ours, max_head=3)
+
+
+# --- the answer -----------------------------------------------------------------------------------
+
+
+def answered(data: bytes, bins: int) -> int:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(b"\0")
-        start = time.monotonic()
-        with pytest.raises(TimeoutError):
-            receive_frame(ours, max_body=0, until=start + 0.1)
-        assert time.monotonic() - start < 5
+        theirs.sendall(data)
         theirs.close()
-        with pytest.raises(EOFError):
-            receive_frame(ours, max_body=0)
+        return receive_answer(ours, bins=bins, until=uptime() + 20)
+
+
+@given(st.integers(1, 2**31 - 1).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))))
+def test_a_bin_survives(case: tuple[int, int]) -> None:
+    bins, bin_ = case
+    assert answered(ANSWER.pack(bin_), bins) == bin_
+
+
+@given(st.binary(max_size=12), st.integers(1, 2**31 - 1))
+def test_any_bytes_are_a_bin_or_a_typed_error(data: bytes, bins: int) -> None:
+    try:
+        found = answered(data, bins)
+    except DecodeError:
+        assert len(data) != ANSWER.size or ANSWER.unpack(data)[0] >= bins
+        return
+    assert len(data) == ANSWER.size
+    assert 0 <= found < bins
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\0\0\0", b"\0\0\0\0\0", bytes(10**6), ANSWER.pack(10), ANSWER.pack(2**32 - 1)]
+)
+def test_an_answer_is_four_bytes_and_one_of_the_bins(data: bytes) -> None:
+    with pytest.raises(DecodeError):
+        answered(data[:60_000], bins=10)
+    assert answered(ANSWER.pack(9), bins=10) == 9
+
+
+# --- deadlines ------------------------------------------------------------------------------------
+
+WAITS: dict[str, Callable[[socket.socket, float], object]] = {
+    "a frame": lambda peer, until: receive_frame(peer, max_head=10**9, max_body=10**9, until=until),
+    "bytes": lambda peer, until: receive(peer, 10**6, until=until),
+    "an answer": lambda peer, until: receive_answer(peer, bins=10, until=until),
+    "to be read": lambda peer, until: send_frame(peer, bytes(10**7), until=until),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_a_deadline_in_the_past_is_over_even_if_data_is_ready(
+    name: str, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pair
+    theirs.sendall(bytes(50_000))
+    with pytest.raises(TimeoutError):
+        WAITS[name](ours, uptime() - 1e-6)
+    assert len(ours.recv(60_000)) == 50_000  # nothing was read
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_what_does_not_come_ends_at_the_deadline(
+    name: str, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    start = time.monotonic()
+    with pytest.raises(TimeoutError):
+        WAITS[name](pair[0], uptime() + 0.2)
+    assert 0.1 < time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("name", ["a frame", "bytes", "to be read"])
+def test_a_peer_that_dribbles_gets_no_more_time(
+    name: str, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    """A byte every few milliseconds, each before a timeout: for hours, if each began a new one."""
+    ours, theirs = pair
+    over = threading.Event()
+
+    def dribble() -> None:
+        theirs.settimeout(0.01)
+        lengths = b"\x0f" + bytes(11)  # a frame of 250 million bytes begins
+        for byte in lengths + bytes(10**6):
+            if over.wait(0.002):
+                return
+            try:
+                theirs.recv(500) if name == "to be read" else theirs.send(bytes([byte]))
+            except (TimeoutError, OSError):
+                continue
+
+    thread = threading.Thread(target=dribble)
+    thread.start()
+    start = time.monotonic()
+    try:
+        with pytest.raises(TimeoutError):
+            WAITS[name](ours, uptime() + 0.5)
+    finally:
+        over.set()
+        thread.join()
+    assert time.monotonic() - start < 5
+
+
+def test_a_deadline_passes_while_the_machine_is_suspended(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's timeouts do not count that time; `uptime` does, and is asked again and again."""
+    begin = time.monotonic()
+    asleep = threading.Timer(0.3, lambda: monkeypatch.setattr(wire, "uptime", lambda: 10_000.0))
+    monkeypatch.setattr(wire, "uptime", lambda: 0.0)
+    asleep.start()
+    with pytest.raises(TimeoutError):
+        receive(pair[0], 1, until=3600.0)
+    asleep.join()
+    assert time.monotonic() - begin < 30
+
+
+def test_a_peer_that_is_gone_is_noticed(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    theirs.close()
+    with pytest.raises(EOFError):
+        receive_frame(ours, until=uptime() + 20)
+    with pytest.raises(DecodeError):
+        receive_answer(ours, bins=10, until=uptime() + 20)

@@ -17,15 +17,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from chorister._native import HPKEKeypair, scan_reports
 from chorister.canonical import WIRE, b64url_decode
 from chorister.clock import SettableClock
-from chorister.dap.binding import native_vdaf, task_binding
-from chorister.dap.task import Task, task_configurations
+from chorister.dap.task import Task, task_binding, task_configurations
 from chorister.device.transport import Answer
 from chorister.errors import Unreachable
 from chorister.policy import Policy
 from chorister.recipe import Recipe, sign
 from chorister.transparency.checkpoint import Checkpoint
 from chorister.transparency.entries import Entry, HPKEConfigEntry, RecipeEntry
-from chorister.transparency.listing import CurrentList
+from chorister.transparency.listing import CurrentList, ListedRecipe
 from chorister.transparency.sources import entry_path, list_path
 from chorister.transparency.tree import root_hash
 from tests.keyboard import changed, recipe_tree
@@ -133,7 +132,7 @@ class Log:
         """The same with any entries, under any analysis' name."""
         listing = CurrentList.of(
             hpke_configs=[(entry.aggregator, entry.address) for entry in self.hpke],
-            recipes=[(name, entry.address) for name, each in named.items() for entry in each],
+            recipes=[_listed(name, entry) for name, each in named.items() for entry in each],
         )
         every: list[Entry] = [*self.hpke, *(entry for each in named.values() for entry in each)]
         self.size = max(self.size, len(every)) if size is None else size
@@ -151,6 +150,12 @@ class Log:
             signed = signed.with_cosigner(checkpoint.cosign(name=name, key=key(signer), time=at))
         self.files = {"checkpoint": signed.encode(), list_path(listing.digest): listing.encode()}
         self.files |= {entry_path(entry.address): entry.encode() for entry in every}
+
+
+def _listed(name: str, entry: Entry) -> ListedRecipe:
+    if isinstance(entry, RecipeEntry):
+        return ListedRecipe.of(name, entry)
+    return ListedRecipe(name, public("author"), entry.address, len(entry.encode()))
 
 
 def _analysis(entry: RecipeEntry) -> str:
@@ -199,17 +204,23 @@ class Network:
         return list(dict.fromkeys(body for _, _, body in self.posts))
 
 
-def bits_of(policy: Policy, recipe: Recipe, report: bytes) -> tuple[Task, list[int]]:
+def bits_of(
+    policy: Policy,
+    recipe: Recipe,
+    report: bytes,
+    keys: Sequence[HPKEKeypair] = (LEADER_KEYS, HELPER_KEYS),
+) -> tuple[Task, list[int]]:
     """What both aggregators find in a report together: its task and its bits."""
+    leader, helper = keys
     for task in task_configurations(policy, recipe):
         binding, verify_key = task_binding(task.configuration), secrets.token_bytes(32)
-        job = binding.leader_initialize(verify_key, [LEADER_KEYS], report)
+        job = binding.leader_initialize(verify_key, [leader], report)
         if any(job.errors):
             continue
-        answers, helped = binding.helper_initialize(verify_key, [HELPER_KEYS], job.verify_inits)
+        answers, helped = binding.helper_initialize(verify_key, [helper], job.verify_inits)
         led = job.finish(answers)
         assert (led.count, helped.count) == (1, 1)
-        vdaf = native_vdaf(task.configuration.vdaf)
+        vdaf = task.configuration.vdaf.native()
         entries = vdaf.unshard(led.share, helped.share, count=1)
         return task, np.frombuffer(entries, dtype=np.uint64).tolist()
     raise AssertionError("the report opens under no task of the recipe")

@@ -21,8 +21,7 @@ import numpy as np
 from chorister.aggregator.config import AggregatorConfig
 from chorister.aggregator.service import Core, open_core
 from chorister.clock import SystemClock
-from chorister.dap.binding import task_binding
-from chorister.dap.task import Task
+from chorister.dap.task import Task, task_binding
 from chorister.recipe import SignedRecipe
 from tests.aggregator.operators import Addresses, Operators, free_port
 from tests.faults.databases import MortalPostgres

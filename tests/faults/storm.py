@@ -24,11 +24,11 @@ from pathlib import Path
 
 import psycopg
 
-from chorister.aggregator.worker import DEAD_AFTER
-from chorister.dap.client import check_answer, upload
+from chorister.aggregator.jobs.worker import DEAD_AFTER_SECONDS
 from chorister.dap.collector import Collected, Collector
 from chorister.dap.http import HTTPClient
 from chorister.dap.task import Task
+from chorister.dap.upload_client import check_answer, upload
 from chorister.errors import ChoristerError
 from tests.aggregator.operators import TOKENS
 from tests.faults.databases import mortal_servers
@@ -163,7 +163,7 @@ class Storm:
 
     def _freeze_for_long(self) -> None:
         """So long that others take its jobs: then two hold one."""
-        self._freeze(DEAD_AFTER + 3, DEAD_AFTER + 8)
+        self._freeze(DEAD_AFTER_SECONDS + 3, DEAD_AFTER_SECONDS + 8)
 
     def _helper_away(self, seconds: float) -> None:
         """Nobody answers at the helper's address, while reports come in."""

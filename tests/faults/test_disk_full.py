@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from chorister.aggregator.tasks import KnownTask
+from chorister.aggregator.task import KnownTask
 from chorister.dap.messages import CollectionJobResp
 from chorister.errors import ServiceError
 from tests.aggregator.apps import Apps
@@ -48,7 +48,7 @@ def test_uploads_that_do_not_fit_are_not_acknowledged(apps: Apps) -> None:
     disk.full = True
     refused = apps.upload(task, *reports)
     assert refused.status_code >= 500
-    assert apps.leader.leader.create_aggregation_jobs(10) == []
+    assert apps.leader.leader.aggregation.create_jobs(10) == []
     disk.full = False
     assert apps.upload(task, *reports).status_code == 200
     assert result(apps, task) == len(reports)

@@ -12,16 +12,15 @@ import pytest
 from alembic import command
 from sqlalchemy import create_engine
 
-from chorister.aggregator import database as database_module
-from chorister.aggregator.database import Database
-from chorister.aggregator.queue import recover
-from chorister.aggregator.sealing import Sealer
-from chorister.aggregator.secret_files import new_secret, token_digest
+from chorister.aggregator.jobs.job_queue import JobQueue
 from chorister.aggregator.service import Service
-from chorister.aggregator.tasks import KnownTask
+from chorister.aggregator.storage import database as database_module
+from chorister.aggregator.storage.database import Database, Sealer
+from chorister.aggregator.task import KnownTask
 from chorister.dap.draft import Problem, Role
 from chorister.dap.messages import AggregationJobInitReq
 from chorister.errors import ProblemError, ServiceError
+from chorister.key_files import new_secret, token_digest
 from tests.aggregator.apps import Apps
 from tests.aggregator.postgres import Server, binaries, postgres, unprivileged
 from tests.aggregator.world import HELPER_URL, Pair, one_bit, small_recipe
@@ -92,7 +91,7 @@ def test_tables_are_migrated_while_reports_come_in(
     assert newer.revision() != BEFORE
     # What the older process left is found by workers, and it goes on beside them.
     upload(pair, task, 1)
-    recover(newer, heartbeat=10, longest=1000)
+    JobQueue(newer).enqueue_missing()
     with newer.read() as connection:
         queued = connection.exec_driver_sql("SELECT task_name FROM procrastinate_jobs").scalars()
         assert "gather" in queued.all()

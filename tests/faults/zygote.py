@@ -59,8 +59,8 @@ def _child(asked: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    import chorister.aggregator.jobs.worker
     import chorister.aggregator.server
-    import chorister.aggregator.worker
     import chorister.cli  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # they need not be waited for

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from chorister.fleet.deployment import Deployment
-from chorister.fleet.sample_policy import PolicyTerms
+from chorister.fleet.deployment_files import SampleTerms
 
-TERMS = PolicyTerms(
+TERMS = SampleTerms(
     reports=1, epsilon="2", device_epsilon="2", device_reports=1, longest_window="2m"
 )
 

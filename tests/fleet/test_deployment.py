@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chorister.aggregator.config import load_config
-from chorister.analyst.profile import Profile
+from chorister.analyst.live_fleet import Profile
 from chorister.console.config import ConsoleConfig
 from chorister.errors import InvalidInput, ServiceError
 from chorister.fleet.deployment import Deployment, Server
@@ -96,6 +96,6 @@ def test_a_server_that_ends_at_once_says_why(tmp_path: Path) -> None:
 
 def test_a_server_without_words_points_to_its_log(tmp_path: Path) -> None:
     server = Server(name="leader", arguments=(), log=tmp_path / "none.log")
-    assert "none.log" in server.last_words()
+    assert "none.log" in server.last_line()
     server.check()
     server.stop()

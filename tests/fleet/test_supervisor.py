@@ -30,17 +30,17 @@ class Fake(Server):
 def test_a_server_that_ended_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_PAUSE", 0.0)
-    monkeypatch.setattr(supervisor, "_LOOK", 0.01)
+    monkeypatch.setattr(supervisor, "_RESTART_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor, "_POLL_SECONDS", 0.01)
     deployment = create(tmp_path / "here")
     # The log is there now: it must not be created twice.
     (deployment.folder / "registry" / "log").mkdir()
     said: list[str] = []
     server = Fake(name="registry", arguments=("--create",), log=deployment.log("registry"))
     server.stop_all = threading.Event()
-    Supervisor(deployment=deployment, tell=said.append)._watch([server], server.stop_all)
+    Supervisor(deployment=deployment, say=said.append)._watch([server], server.stop_all)
     assert said[0].startswith("registry ended")
-    assert said[1] == "registry was started again"
+    assert said[1] == "registry was restarted"
     assert "--create" not in server.arguments
 
 
@@ -51,6 +51,6 @@ def test_of_one_folder_one_runs(tmp_path: Path) -> None:
     first, second = Supervisor(deployment=deployment), Supervisor(deployment=deployment)
     with first._alone():
         assert running_pid(deployment)
-        with pytest.raises(InvalidInput, match="runs already"), second._alone():
+        with pytest.raises(InvalidInput, match="already running"), second._alone():
             pass
     assert running_pid(deployment) is None

@@ -10,10 +10,6 @@ import numpy.typing as npt
 
 from chorister._native import Aggregated, HPKEKeypair, LeaderJob, Prio3, TaskBinding
 
-# Report errors of draft-ietf-ppm-dap-18, section 4.2.
-HPKE_DECRYPT_ERROR, VDAF_VERIFY_ERROR, INVALID_MESSAGE = 5, 6, 8
-REPORT_REPLAYED = 2
-
 LEADER_INFO = b"dap-18 input share\x01\x02"
 HELPER_INFO = b"dap-18 input share\x01\x03"
 

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorister._native import Aggregated, Prio3, hpke_seal
+from chorister._native import Aggregated, Prio3, ReportError, hpke_seal
 from tests.native.hostile_client import all_ones_without_a_proof
 from tests.native.pair import (
     HELPER_INFO,
     LEADER_INFO,
-    VDAF_VERIFY_ERROR,
     Pair,
     header,
     one_hots,
@@ -81,7 +80,7 @@ def test_an_altered_part_of_the_joint_randomness_is_noticed_by_both(kind: str, p
     nonce = os.urandom(16)
     public, leader, helper = crafted(kind, nonce)
     led, helped = counted(kind, nonce, (flipped(public, place, 1), leader, helper))
-    assert led.errors == helped.errors == bytes([VDAF_VERIFY_ERROR, 0])
+    assert led.errors == helped.errors == bytes([ReportError.VDAF_VERIFY_ERROR, 0])
     assert led.count == helped.count == 1
     assert led.checksum == helped.checksum
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -15,15 +16,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorister._native import Prio3, TaskBinding, hpke_seal, scan_reports, scan_verify_inits
+from chorister._native import (
+    Prio3,
+    ReportError,
+    TaskBinding,
+    hpke_seal,
+    scan_reports,
+    scan_verify_inits,
+)
 from chorister.errors import DecodeError, InvalidInput
 from tests.native.pair import (
     HELPER_INFO,
-    HPKE_DECRYPT_ERROR,
-    INVALID_MESSAGE,
     LEADER_INFO,
-    REPORT_REPLAYED,
-    VDAF_VERIFY_ERROR,
     Pair,
     header,
     one_hots,
@@ -126,7 +130,7 @@ def test_aggregators_that_differ_add_nothing(what: str) -> None:
     fields = {name: getattr(BOUNDED, name) for name in Pair.__dataclass_fields__}
     other = Pair(**fields | {what: os.urandom(32)})
     verify_resps, helped = other.help(job.verify_inits)
-    expected = HPKE_DECRYPT_ERROR if what == "aad" else VDAF_VERIFY_ERROR
+    expected = ReportError.HPKE_DECRYPT_ERROR if what == "aad" else ReportError.VDAF_VERIFY_ERROR
     assert helped.errors == bytes([expected] * 3)
     assert helped.share == BOUNDED.vdaf.zero()
     led = job.finish(verify_resps)
@@ -150,7 +154,7 @@ def test_weight_w_is_accepted_and_w_plus_one_rejected(weight: int) -> None:
     )
     led, helped = pair.run(b"".join(hostile.reports(one_hots(20, 2, weight=weight + 1))))
     assert led.count == helped.count == 0
-    assert set(led.errors) <= {VDAF_VERIFY_ERROR, INVALID_MESSAGE}
+    assert set(led.errors) <= {ReportError.VDAF_VERIFY_ERROR, ReportError.INVALID_MESSAGE}
     assert led.share == pair.vdaf.zero()
 
 
@@ -169,20 +173,32 @@ def test_shares_of_two_reports_do_not_mix() -> None:
     a, b = BOUNDED.reports(one_hots(20, 2))
     cut = len(a) - len(b"\x02" + opaque16(bytes(32)) + opaque32(bytes(2 + 4 + 64 + 16)))
     led, helped = BOUNDED.run(a[:cut] + b[cut:])
-    assert led.errors == helped.errors == bytes([HPKE_DECRYPT_ERROR])
+    assert led.errors == helped.errors == bytes([ReportError.HPKE_DECRYPT_ERROR])
 
 
 def test_reports_that_the_caller_rejected_stay_out() -> None:
     measurements = one_hots(20, 4)
     reports = b"".join(BOUNDED.reports(measurements))
-    job = BOUNDED.lead(reports, rejected=bytes([0, REPORT_REPLAYED, 0, 0]))
-    assert job.errors == bytes([0, REPORT_REPLAYED, 0, 0])
+    job = BOUNDED.lead(reports, rejected=bytes([0, ReportError.REPORT_REPLAYED, 0, 0]))
+    assert job.errors == bytes([0, ReportError.REPORT_REPLAYED, 0, 0])
     assert scan_verify_inits(job.verify_inits).count == 3
-    verify_resps, helped = BOUNDED.help(job.verify_inits, rejected=bytes([0, 0, REPORT_REPLAYED]))
+    verify_resps, helped = BOUNDED.help(
+        job.verify_inits, rejected=bytes([0, 0, ReportError.REPORT_REPLAYED])
+    )
     led = job.finish(verify_resps)
-    assert led.errors == bytes([0, REPORT_REPLAYED, 0, REPORT_REPLAYED])
+    assert led.errors == bytes([0, ReportError.REPORT_REPLAYED, 0, ReportError.REPORT_REPLAYED])
     expected = measurements[0] + measurements[2]
     assert BOUNDED.result(led, helped).tolist() == expected.tolist()
+
+
+def test_the_codes_that_are_accepted_are_those_that_python_imports() -> None:
+    report = b"".join(BOUNDED.reports(one_hots(20, 1)))
+    accepted = set()
+    for code in range(1, 256):
+        with contextlib.suppress(InvalidInput):
+            assert BOUNDED.lead(report, rejected=bytes([code])).errors == bytes([code])
+            accepted.add(code)
+    assert accepted == set(ReportError)
 
 
 @pytest.mark.parametrize("rejected", [b"", bytes(3), b"\x63\x00"])
@@ -196,7 +212,7 @@ def test_an_unknown_key_is_a_decryption_error() -> None:
     """Section 4.6.3.3 of the draft gives an unknown configuration this code."""
     reports = b"".join(BOUNDED.reports(one_hots(20, 2)))
     job = BOUNDED.task.leader_initialize(BOUNDED.verify_key, [BOUNDED.helper], reports)
-    assert job.errors == bytes([HPKE_DECRYPT_ERROR] * 2)
+    assert job.errors == bytes([ReportError.HPKE_DECRYPT_ERROR] * 2)
 
 
 @pytest.mark.parametrize("private", [False, True])
@@ -210,7 +226,7 @@ def test_extensions_are_not_known_here(private: bool) -> None:
     plaintext = opaque16(b"") + opaque32(helper)
     report += hpke_seal(BOUNDED.helper.config, HELPER_INFO, BOUNDED.aad + start, plaintext)
     assert scan_reports(report).extensions == bytes([not private])
-    assert BOUNDED.lead(report).errors == bytes([INVALID_MESSAGE])
+    assert BOUNDED.lead(report).errors == bytes([ReportError.INVALID_MESSAGE])
 
 
 def test_a_job_with_one_report_twice_is_refused() -> None:

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorister._native import Prio3, hpke_seal
+from chorister._native import Prio3, ReportError, hpke_seal
 from tests.native.pair import (
     HELPER_INFO,
     LEADER_INFO,
-    VDAF_VERIFY_ERROR,
     Pair,
     header,
     opaque16,
@@ -107,13 +106,13 @@ def test_vector(name: str, shared: Path) -> None:
             # The helper's message is the vector's, which the leader has to see through.
             answer = opaque32(b"\2" + opaque32(bytes.fromhex(report["verifier_messages"][0])))
             led = job.finish(report_id + b"\0" + answer)
-            assert (led.count, led.errors) == (0, bytes([VDAF_VERIFY_ERROR]))
+            assert (led.count, led.errors) == (0, bytes([ReportError.VDAF_VERIFY_ERROR]))
             continue
         verify_resps, helped = pair.help(job.verify_inits)
         led = job.finish(verify_resps)
         if failing:
-            assert verify_resps == report_id + bytes([2, VDAF_VERIFY_ERROR])
-            assert led.errors == helped.errors == bytes([VDAF_VERIFY_ERROR])
+            assert verify_resps == report_id + bytes([2, ReportError.VDAF_VERIFY_ERROR])
+            assert led.errors == helped.errors == bytes([ReportError.VDAF_VERIFY_ERROR])
             assert led.share == helped.share == pair.vdaf.zero()
             continue
         message = b"\2" + opaque32(bytes.fromhex(report["verifier_messages"][0]))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from chorister.policy.bounds import analysis_cost, device_cost, field_cost
 from chorister.policy.contradictions import findings
-from chorister.policy.cost import analysis_cost, device_cost, field_cost
 from chorister.policy.diff import diff
 from chorister.policy.explain import explain
 from tests.keyboard import ANALYSIS, POLICY, REMOVE, analysis_at, policy_at, policy_tree
@@ -36,11 +36,13 @@ def test_the_papers_local_bound() -> None:
 def test_the_explanation_says_what_it_must() -> None:
     text = said()
     for words in (
-        "at most 1 report every 180 days: epsilon 0.5, delta 1e-6",
-        "user.age: at most 1 report every 180 days: epsilon 0.3",
+        "at most 1 report in each period of 180 days: epsilon 0.5, delta 1e-6",
+        "user.age: at most 1 report in each period of 180 days: epsilon 0.3",
         "to both together eps_local x k = 2 x 1 = 2",
         "to both together eps_local x k = 8 x 4 = 32",
         "the guarantee is per period",
+        "In any time as long as a period at most two budgets are charged",
+        "three, if the device's clock is slow, but not by more than 2 days",
         "at least one of the two aggregators is honest",
         "nothing about the other devices; all may be hostile",
         "not hidden: that, when and from where",
@@ -86,7 +88,7 @@ FIELD = "fields/keyboard.ngram"
          "nothing can be asked"),
         ({f"{FIELD}/delta": Decimal("1e-12")}, "fields.keyboard.ngram.delta", "bounded reports"),
         ({"crowds": ["honest"], "honest_fraction": "1/2000"}, "honest_fraction",
-         "not one honest device"),
+         "less than one honest device"),
         ({"cohort/smallest": 2, "cohort/largest": 20}, "fields.user.age.local_epsilon",
          "can never be used in full: with 20 devices"),
     ],
@@ -108,7 +110,7 @@ def test_budgets_of_different_periods() -> None:
     ("changes", "field"),
     [
         ({"log/checkpoint_max_age": "30d"}, f"analyses.{ANALYSIS}.window.longest"),
-        ({f"analyses/{ANALYSIS}/budget/period": "1d"}, f"analyses.{ANALYSIS}.budget.period"),
+        ({f"analyses/{ANALYSIS}/budget/period": "2d"}, f"analyses.{ANALYSIS}.budget.period"),
         ({"device/min_ledger_age": "200d"}, "device.min_ledger_age"),
         ({"aggregators/0/one_operator": True}, "aggregators.main"),
     ],
@@ -221,7 +223,7 @@ def test_another_composition_may_let_more_be_asked() -> None:
         for old, new in itertools.permutations(policies, 2):
             (change,) = diff(old, new)
             assert (change.kind, change.field) == ("more", f"{path.replace('/', '.')}.composition")
-            assert "what was refused may now fit in" in change.what
+            assert "a charge that was refused may now fit" in change.what
 
 
 def test_pairs_that_are_left_out_are_all() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
+import re
+import tomllib
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -14,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from chorister.canonical import culprit
+from chorister.canonical import first_error
 from chorister.errors import InvalidInput, PolicyError
 from chorister.policy import Policy, Renyi
+from chorister.policy.model import DURATION_FIELDS
 from chorister.privacy.filters import BasicFilter, RenyiFilter
 from tests.keyboard import ANALYSIS, POLICY, POLICY_FILE, REMOVE, analysis_at, policy_at
 
@@ -39,6 +42,19 @@ def test_the_papers_tables() -> None:
 def test_decimals_are_exact() -> None:
     assert POLICY.device.delta == Decimal("0.00001")
     assert str(POLICY.analyses[ANALYSIS].budget.delta) == "0.000001"
+
+
+def test_the_durations_of_a_policy_are_known() -> None:
+    """Those who write a policy as TOML, or in words, take their names from the model."""
+
+    def spelled(tree: object, key: str = "") -> set[str]:
+        if isinstance(tree, dict):
+            return {name for each, value in tree.items() for name in spelled(value, each)}
+        if isinstance(tree, list):
+            return {name for value in tree for name in spelled(value)}
+        return {key} if isinstance(tree, str) and re.fullmatch(r"[0-9]+[smhdw]", tree) else set()
+
+    assert spelled(tomllib.loads(POLICY_FILE.read_text())) == DURATION_FIELDS
 
 
 def test_names_that_others_rely_on() -> None:
@@ -117,6 +133,9 @@ LEADER = "aggregators/0/leader"
         ({"device/reports": True}, "device.reports"),
         ({"device/period": "1 day"}, "device.period"),
         ({"device/period": "0d"}, "device.period"),
+        ({"device/period": "47h"}, "device.period"),
+        ({f"analyses/{ANALYSIS}/budget/period": "47h"}, f"analyses.{ANALYSIS}.budget.period"),
+        ({"log/checkpoint_max_age": "181d"}, "device.period"),
         ({"device/composition": "advanced"}, "device.composition"),
         ({"device/composition": {"renyi": 1}}, "device.composition"),
         ({"device/composition": {"renyi": []}}, "device.composition"),
@@ -192,7 +211,7 @@ LEADER = "aggregators/0/leader"
 def test_refused_with_the_field_named(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ValidationError) as caught:
         policy_at(changes)
-    found, message = culprit(caught.value)
+    found, message = first_error(caught.value)
     assert found is not None
     assert found.startswith(field)
     assert message
@@ -227,7 +246,7 @@ def test_refused_with_the_field_named(changes: dict[str, Any], field: str) -> No
 def test_analyses_refused_with_the_field_named(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ValidationError) as caught:
         analysis_at(changes)
-    assert (culprit(caught.value)[0] or "").startswith(f"analyses.{ANALYSIS}.{field}")
+    assert (first_error(caught.value)[0] or "").startswith(f"analyses.{ANALYSIS}.{field}")
 
 
 @pytest.mark.parametrize(

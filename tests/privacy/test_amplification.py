@@ -93,6 +93,26 @@ def test_other_methods_match_the_table(
         assert by_formula.upper == pytest.approx(closed, abs=5.1e-5)
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "within", "inputs"),
+    [
+        ("asymmetric", 1e-4, [("1", 1000), ("2", 1000), ("4", 1000), ("3", 10_000), ("8", 10**6)]),
+        ("symmetric", 7e-4, [("3", 1000), ("4", 1000), ("6", 10_000), ("8", 100_000)]),
+        ("asymmetric", 2e-2, [("0.01", 10**6), ("0.03", 10**6), ("0.1", 1000)]),
+        ("symmetric", 2e-2, [("0.01", 10**6), ("0.1", 1000)]),
+    ],
+)
+def test_the_bound_is_as_near_to_its_witness_as_the_documentation_says(
+    mechanism: str, within: float, inputs: list[tuple[str, int]]
+) -> None:
+    """The worst of a sweep over local epsilons and cohorts, at delta 1e-6: docs/privacy.md."""
+    for local, cohort in inputs:
+        setting = Setting(local_epsilon=local, mechanism=mechanism)
+        found = epsilon(setting, cohort=cohort, delta="1e-6")
+        assert found.lower is not None
+        assert found.lower <= found.upper <= found.lower * (1 + within), (local, cohort)
+
+
 def test_clones_read_symmetric_with_twice_the_local_epsilon() -> None:
     """Trap: with E = e^3 the bound would claim .2261 where the truth is above .2410."""
     setting = Setting(local_epsilon=3, mechanism="symmetric")

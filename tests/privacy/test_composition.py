@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import random
 import subprocess
 import sys
 import textwrap
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from chorister.privacy import (
     require_filter,
 )
 from chorister.privacy.composition import CompositionName, compose_exact
-from chorister.privacy.exact import exact_envelope
+from chorister.privacy.envelopes import exact_envelope
 from chorister.privacy.losses import PrivacyLoss, release_loss
 from chorister.privacy.randomizers import Mechanism
 from chorister.privacy.renyi import renyi_divergence, renyi_to_epsilon
@@ -89,8 +91,7 @@ def test_dp_accounting_agrees(mechanism: Mechanism, count: int) -> None:
     Its grid of 1e-4 rounds losses up; both are upper bounds, so they may differ by its rounding.
     """
     pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
-    from chorister.privacy.blocks import probabilities
-    from chorister.privacy.coordinates import coordinate
+    from tests.privacy.former import coordinate, probabilities
 
     q, h = probabilities(mechanism, 3.0)
     pair = coordinate(1999, 0, q, h, 1e-18)
@@ -145,6 +146,79 @@ def test_choosing_the_second_question_after_the_first_answer_exceeds_delta() -> 
     worst = np.array([max(option.delta(target - loss) for option in options) for loss in losses])
     adaptive = float(np.dot(first.mass, worst)) + first.infinite
     assert adaptive > 1.005e-6
+
+
+# --- Why the two filters are ---------------------------------------------------------------------
+
+Law = tuple[Fraction, ...]
+
+
+def small_releases(seed: int) -> list[tuple[Law, Law]]:
+    """Pairs of laws over three answers, one for each of two neighbours."""
+    source = random.Random(seed)
+    found = []
+    for _ in range(3):
+        one, other = ([source.randint(1, 9) for _ in range(3)] for _ in range(2))
+        found.append(
+            (
+                tuple(Fraction(each, sum(one)) for each in one),
+                tuple(Fraction(each, sum(other)) for each in other),
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_best_analyst_stays_within_a_basic_filter_in_exact_rationals(seed: int) -> None:
+    """Every way to choose up to three questions by the answers so far, and to stop."""
+
+    # Each question at two prices: e^epsilon is a fraction, delta what is then left.
+    def excess(one: Law, other: Law, ratio: Fraction) -> Fraction:
+        each = (max(p - ratio * q, Fraction(0)) for p, q in zip(one, other, strict=True))
+        return sum(each, Fraction(0))
+
+    options = [
+        (one, other, ratio, excess(one, other, ratio))
+        for one, other in small_releases(seed)
+        for ratio in (Fraction(11, 10), Fraction(3, 2))
+    ]
+    limit, total = Fraction(5, 2), 2 * max(delta for _, _, _, delta in options)
+
+    def best(p: Fraction, q: Fraction, ratio: Fraction, delta: Fraction, left: int) -> Fraction:
+        found = max(p - limit * q, Fraction(0))
+        for one, other, its_ratio, its_delta in options if left else ():
+            if its_ratio <= ratio and its_delta <= delta:
+                after = (
+                    best(p * a, q * b, ratio / its_ratio, delta - its_delta, left - 1)
+                    for a, b in zip(one, other, strict=True)
+                )
+                found = max(found, sum(after, Fraction(0)))
+        return found
+
+    assert best(Fraction(1), Fraction(1), limit, total, 3) <= total
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_best_analyst_stays_within_a_renyi_filter_in_exact_rationals(seed: int) -> None:
+    """Order 2: the sum of p^2 / q, whose logarithm is the divergence."""
+    options = [
+        (one, other, sum((p * p / q for p, q in zip(one, other, strict=True)), Fraction(0)))
+        for one, other in small_releases(seed)
+    ]
+    limit = max(moment for _, _, moment in options) ** 2
+
+    def best(p: Fraction, q: Fraction, room: Fraction, left: int) -> Fraction:
+        found = p * p / q
+        for one, other, moment in options if left else ():
+            if moment <= room:
+                after = (
+                    best(p * a, q * b, room / moment, left - 1)
+                    for a, b in zip(one, other, strict=True)
+                )
+                found = max(found, sum(after, Fraction(0)))
+        return found
+
+    assert 1 < best(Fraction(1), Fraction(1), limit, 4) <= limit
 
 
 # --- Filters --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from chorister.errors import BudgetExceeded, InvalidInput
-from chorister.policy.cost import Cost
+from chorister.policy.bounds import CostBound
 from chorister.privacy import (
     BasicFilter,
     Charge,
@@ -50,7 +50,7 @@ def test_twice_a_local_epsilon_just_above_half_a_limit_exceeds_it() -> None:
 def test_local_losses_are_exact_in_a_context_of_two_digits() -> None:
     assert symmetric(EDGE).replacement_epsilon == Decimal("3.00000000000000000000000000002")
     assert symmetric("1.504").replacement_epsilon == Decimal("3.008")
-    whole = Cost(
+    whole = CostBound(
         epsilon=Decimal(1),
         delta=Decimal("1e-6"),
         reports=3,

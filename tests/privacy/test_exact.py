@@ -10,19 +10,12 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from chorister.privacy import Mechanism
-from chorister.privacy.blocks import cohort_envelope, probabilities
-from chorister.privacy.coordinates import Coordinate, coordinate
+from chorister.privacy import Mechanism, exact
+from chorister.privacy.envelopes import exact_envelope
 from chorister.privacy.exact import exact_delta, exact_epsilon, witness_delta
+from tests.privacy.former import composition_delta, coordinate, probabilities
 
 ASYMMETRIC, SYMMETRIC = Mechanism.ASYMMETRIC, Mechanism.SYMMETRIC
-
-
-def composition_delta(gained: Coordinate, lost: Coordinate, epsilon: float) -> float:
-    """Delta with everybody's data known: `sum B'(y) H(e^eps ratio'(y))`."""
-    g = math.exp(epsilon) * lost.ratio
-    divergence = gained.excess(g) + np.maximum(1.0 - g, 0.0)
-    return float(np.dot(lost.reference_mass, divergence))
 
 
 # mpmath, 40 digits.
@@ -42,10 +35,26 @@ REFERENCE = [
 def test_single_compositions_match_mpmath_to_twelve_digits(
     n: int, local: float, mechanism: Mechanism, k: int, kk: int, epsilon: float, delta: float
 ) -> None:
+    found = exact.composition_delta(n, mechanism, local, epsilon, held=k, instead=kk)
+    assert found == pytest.approx(delta, rel=1e-12)
+
+
+@pytest.mark.parametrize("mechanism", list(Mechanism))
+@pytest.mark.parametrize("local", [0.01, 0.7, 3.0, 9.0])
+@pytest.mark.parametrize("n", [2, 9, 40, 300, 900])
+def test_compositions_match_a_computation_by_other_means(
+    mechanism: Mechanism, local: float, n: int
+) -> None:
+    """The native recurrence beside direct convolution, for crowds of all shapes."""
     q, h = probabilities(mechanism, local)
-    gained = coordinate(n - 1 - k, k, q, h, 1e-25)
-    lost = coordinate(n - 1 - kk, kk, q, h, 1e-25)
-    assert composition_delta(gained, lost, epsilon) == pytest.approx(delta, rel=1e-12)
+    others = n - 1
+    for k, kk in ((0, 0), (others, 0), (others // 2, others // 3), (1, others - 1), (others, 0)):
+        gained = coordinate(others - k, k, q, h, 1e-40)
+        lost = coordinate(others - kk, kk, q, h, 1e-40)
+        for epsilon in (0.02, 0.4):
+            found = exact.composition_delta(n, mechanism, local, epsilon, held=k, instead=kk)
+            reference = composition_delta(gained, lost, epsilon)
+            assert found == pytest.approx(reference, rel=1e-9, abs=1e-17), (k, kk, epsilon)
 
 
 EPSILONS = [  # at delta 1e-6, asymmetric: eps0, n, lower, certified
@@ -156,11 +165,9 @@ def test_certified_covers_brute_force_with_exact_rationals(
 
 def family_supremum(n: int, size: int, mechanism: Mechanism, local: float, epsilon: float) -> float:
     """Supremum over (k, k') that occur: with two elements everybody holds one of them."""
-    q, h = probabilities(mechanism, local)
     others = n - 1
-    pairs = [coordinate(others - k, k, q, h, 1e-30) for k in range(others + 1)]
     return max(
-        composition_delta(pairs[k], pairs[kk], epsilon)
+        exact.composition_delta(n, mechanism, local, epsilon, held=k, instead=kk)
         for k in range(others + 1)
         for kk in range(others + 1 - k)
         if size > 2 or k + kk == others
@@ -175,12 +182,10 @@ def family_supremum(n: int, size: int, mechanism: Mechanism, local: float, epsil
 @pytest.mark.parametrize("n", [2, 3, 7, 16, 30])
 def test_certified_covers_every_composition(mechanism: Mechanism, local: float, n: int) -> None:
     """All (k, k') with k + k' <= N, the domain large enough for each."""
-    q, h = probabilities(mechanism, local)
     others = n - 1
-    pairs = [coordinate(others - k, k, q, h, 1e-25) for k in range(others + 1)]
     for epsilon in (0.05, 0.4, 1.2):
         supremum = max(
-            composition_delta(pairs[k], pairs[kk], epsilon)
+            exact.composition_delta(n, mechanism, local, epsilon, held=k, instead=kk)
             for k in range(others + 1)
             for kk in range(others + 1 - k)
         )
@@ -195,7 +200,7 @@ def test_the_envelope_dominates_every_k_at_every_ratio(mechanism: Mechanism, n: 
     """Negative epsilons (ratios below 1) included: products need them."""
     local = 3.0
     q, h = probabilities(mechanism, local)
-    envelope = cohort_envelope(n - 1, mechanism, local, 1e-6)
+    envelope = exact_envelope(n, mechanism, local, 1e-6, noised=False)
     g = np.exp(np.linspace(-1.2 * local, 1.2 * local, 1501))
     bound = envelope.divergence(g)
     for k in range(n):
@@ -225,7 +230,7 @@ def test_ratios_are_never_zero_over_zero() -> None:
         for n in (1, 2, 50):
             for local in (0.01, 12.0):
                 for mechanism in Mechanism:
-                    envelope = cohort_envelope(n - 1, mechanism, local, 1e-12)
+                    envelope = exact_envelope(n, mechanism, local, 1e-12, noised=False)
                     assert np.all(np.isfinite(envelope.excess))
                     assert np.all(np.diff(envelope.g) > 0)
 

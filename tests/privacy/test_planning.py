@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chorister.errors import BudgetExceeded, InvalidInput
-from chorister.policy.certify import Claim
+from chorister.policy.bounds import Claim
 from chorister.privacy import (
     BasicFilter,
     Cost,

@@ -52,10 +52,27 @@ def test_the_stated_bounds() -> None:
     for local, bound in ((3, 130), (5, 48)):
         randomizer = OneHotRandomizer(mechanism="asymmetric", local_epsilon=local, length=1000)
         assert randomizer.max_weight == bound
-        bins, each = randomizer.hostile_influence()
-        grown = math.exp(local)
-        assert bins == bound
-        assert each == pytest.approx(2 * (grown + 1) / (grown - 1))
+        influence, grown = randomizer.hostile_influence(), math.exp(local)
+        assert influence.bins == bound
+        assert influence.up == pytest.approx(2 * grown / (grown - 1))
+        assert influence.down == pytest.approx(2 / (grown - 1))
+
+
+@pytest.mark.parametrize("mechanism", list(Mechanism))
+@pytest.mark.parametrize("bounded", [True, False])
+def test_a_hostile_report_moves_every_bin_and_no_further_than_stated(
+    mechanism: Mechanism, bounded: bool
+) -> None:
+    """All zeros, a single 1, and as many ones as are accepted, against no such report."""
+    randomizer = OneHotRandomizer(mechanism=mechanism, local_epsilon=3, length=200)
+    influence = randomizer.hostile_influence(bounded=bounded)
+    sums = np.random.default_rng(1).integers(0, 900, 200)
+    before = randomizer.debias(sums, 1_000, 499)
+    for ones in (0, 1, influence.bins):
+        report = (np.arange(200) < ones).astype(np.int64)
+        moved = randomizer.debias(sums + report, 1_001, 499) - before
+        np.testing.assert_allclose(moved[:ones], influence.up)
+        np.testing.assert_allclose(moved[ones:], -influence.down)
 
 
 def test_the_price_of_the_bound_is_below_what_recipes_set_aside() -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from chorister.errors import QueryRefused
 from chorister.policy import Policy
-from chorister.recipe import Recipe, SignedRecipe, check, sign, verify_recipe
+from chorister.policy.bounds import Claim
+from chorister.recipe import Recipe, SignedRecipe, check, refusal, sign, verify_recipe
 from chorister.recipe.template import template
 from tests.keyboard import (
     ANALYSIS,
@@ -78,6 +79,37 @@ def test_one_rule_broken(changes: dict[str, Any], name: str, field: str, words: 
     with pytest.raises(QueryRefused) as caught:
         verify_recipe(SignedRecipe.parse(sign(recipe, AUTHOR)), POLICY, now=OPENS)
     assert (caught.value.check, caught.value.field) == (name, field)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"query": "DELETE FROM keyboard"},
+        {"privacy/epsilon": "0.6"},
+        {"privacy/local_epsilon": "9"},
+        {"group_by": ["user.age"]},
+    ],
+)
+def test_a_recipe_refused_for_a_cheap_reason_costs_no_accounting(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices and aggregators stop at the first refusal; an explanation goes on."""
+    asked: list[int] = []
+
+    def certified(self: Claim, min_cohort: int) -> float:
+        asked.append(min_cohort)
+        return 0.1
+
+    monkeypatch.setattr(Claim, "certified_epsilon", certified)
+    signed = SignedRecipe.parse(sign(recipe_at(changes), AUTHOR))
+    with pytest.raises(QueryRefused):
+        verify_recipe(signed, POLICY, now=OPENS)
+    found = refusal(signed, POLICY)
+    assert found is not None
+    assert not found.passed
+    assert asked == []
+    assert [each.name for each in check(signed, POLICY)][-1] == "amplification"
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from chorister.canonical import dumps
 from chorister.errors import RecipeError
 from chorister.recipe import Bucket, Recipe, Window, check
-from chorister.recipe.schema import json_schema
+from chorister.recipe.model import json_schema
 from tests.keyboard import EXAMPLE, POLICY, RECIPE, REMOVE, changed, recipe_at, recipe_tree
 
 SCHEMA = Path(__file__).parent.parent.parent / "docs" / "reference" / "recipe.schema.json"
@@ -73,6 +73,18 @@ TREE = "features/1"
         ({f"{TREE}/tokenisation": 2}, "features.1.prefix_tree.tokenisation"),
         ({"selection": "last"}, "selection"),
         ({"deny": [{"column": "ngram", "phrases": ["Rude"]}]}, "deny.0.phrases"),
+        ({"deny": [{"column": "ngram", "phrases": ["a" * 401]}]}, "deny.0.phrases.0"),
+        ({"deny": [{"column": "ngram", "phrases": ["a " * 16 + "b"]}]}, "deny.0.phrases"),
+        ({"deny": [{"column": "ngram", "phrases": ["a"]}] * 9}, "deny"),
+        (
+            {
+                "deny": [
+                    {"column": "ngram", "phrases": [f"{'a ' * 15}{i}" for i in range(6_251)]},
+                    {"column": "ngram", "phrases": [f"{'b ' * 15}{i}" for i in range(6_250)]},
+                ]
+            },
+            "deny",
+        ),
         ({"privacy/mechanism": "laplace"}, "privacy.mechanism"),
         ({"privacy/local_epsilon": "0"}, "privacy.local_epsilon"),
         ({"privacy/local_epsilon": "21"}, "privacy.local_epsilon"),
@@ -276,7 +288,7 @@ def test_a_copy_is_computed_anew() -> None:
 
 
 def test_a_copy_is_validated() -> None:
-    with pytest.raises(ValidationError, match="one and the same"):
+    with pytest.raises(ValidationError, match="leader and helper must be different"):
         RECIPE.model_copy(
             update={"aggregators": dict.fromkeys(("leader", "helper"), RECIPE.aggregators.leader)}
         )

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chorister.errors import ServiceError
+from chorister.key_files import read_signing_key
 from chorister.registry.config import RegistryConfig
-from chorister.transparency.key_file import load_key
 
 SETTINGS = """\
 origin = "registry.example/log"
@@ -81,4 +81,4 @@ def test_damaged_settings(file: Path, at: int, cut: int, insert: bytes) -> None:
         with pytest.raises(ServiceError):
             config.read_policies()
         with pytest.raises(ServiceError):
-            load_key(Path(config.key))
+            read_signing_key(Path(config.key))

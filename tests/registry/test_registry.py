@@ -14,6 +14,7 @@ from chorister.errors import (
     EntryRefused,
     LogSignatureInvalid,
     NotAuthorized,
+    QuotaExceeded,
     ServiceError,
     StorageDamaged,
 )
@@ -22,6 +23,7 @@ from chorister.registry.log import CANDIDATE_LIFETIME, Registry
 from chorister.transparency.auditor import audit
 from chorister.transparency.checkpoint import Checkpoint
 from chorister.transparency.disk import Disk
+from chorister.transparency.listing import CurrentList
 from chorister.transparency.sources import read_leaves
 from chorister.transparency.tree import root_hash
 from tests.logworld import (
@@ -30,6 +32,7 @@ from tests.logworld import (
     LEADER,
     NOW,
     ORIGIN,
+    OTHER_ANALYSIS,
     World,
     authority,
     end_entry,
@@ -97,19 +100,24 @@ def test_a_full_list_takes_what_empties_it_and_nothing_that_adds_to_it(
 ) -> None:
     full = [recipe_entry("one"), recipe_entry("two"), recipe_entry("three", author="second author")]
     world.submit(*full)
-    monkeypatch.setattr("chorister.registry.log.MAX_LIST", 1024 + 100)
-    for more in (recipe_entry("four"), hpke_entry(LEADER)):
-        with pytest.raises(EntryRefused, match="the current list is full"):
-            world.submit(more)
+    state = world.registry._state.current(NOW)
+    configs = [(name, bytes(32)) for name in (LEADER, HELPER)]
+    longest = CurrentList.of(hpke_configs=configs, recipes=state.recipes).encode()
+    monkeypatch.setattr("chorister.registry.log.MAX_LIST", len(longest))
+    with pytest.raises(QuotaExceeded, match="the current list is full"):
+        world.submit(recipe_entry("four"))
+    # Recipes take no aggregator's place.
+    world.submit(hpke_entry(LEADER))
     world.submit(
         end_entry(full[0]),
         revocation("author", by="second author"),
         revocation("second author", by="log"),
     )
     # Now there is room again.
-    world.submit(hpke_entry(LEADER))
-    assert world.publish().checkpoint.size == 7
-    assert audit(world.source, authority=authority()).current.recipes == ()
+    world.submit(recipe_entry("five", author="other author", analysis=OTHER_ANALYSIS))
+    assert world.publish().checkpoint.size == 8
+    (left,) = audit(world.source, authority=authority()).current.recipes
+    assert left.analysis == OTHER_ANALYSIS
 
 
 # --- Candidates and cosignatures -----------------------------------------------------------------

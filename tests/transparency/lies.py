@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from chorister.clock import SettableClock
 from chorister.transparency.entries import Entry, RecipeEntry
-from chorister.transparency.reader import read_current
+from chorister.transparency.reader import Current, read_log
 from chorister.transparency.sources import Source
 from tests.logworld import (
     ANALYSIS,
@@ -35,12 +36,18 @@ def forged(tmp_path: Path, *entries: Entry, time: int = NOW + 10, **options: obj
 def device_reads(
     source: Source, now: int = NOW + 10, not_before: int = 0, not_smaller: int = 0
 ) -> list[RecipeEntry]:
-    current = read_current(
+    """The recipes of one analysis, or why there are none."""
+    only = trust()
+    reading = read_log(
         source,
-        trust=trust(),
+        [replace(only, authors={ANALYSIS: only.authors[ANALYSIS]})],
         clock=SettableClock(now),
-        analyses={ANALYSIS},
         not_before=not_before,
         not_smaller=not_smaller,
+        kept=tuple,
+        forget=lambda: None,
     )
-    return list(current.recipes)
+    (outcome,) = reading.outcomes
+    if isinstance(outcome, Current):
+        return list(outcome.recipes)
+    raise outcome

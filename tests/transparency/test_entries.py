@@ -19,7 +19,7 @@ from chorister.transparency.entries import (
     open_recipe,
     parse_entry,
 )
-from chorister.transparency.listing import CurrentList
+from chorister.transparency.listing import CurrentList, ListedRecipe
 from chorister.transparency.tree import leaf_hash
 from tests.logworld import (
     ANALYSIS,
@@ -153,34 +153,41 @@ def test_damaged_entries(entry: RecipeEntry, data: st.DataObject) -> None:
 def a_list() -> CurrentList:
     return CurrentList.of(
         hpke_configs=[(LEADER, b"\x02" * 32), (HELPER, b"\x01" * 32)],
-        recipes=[(ANALYSIS, b"\xff" * 32), (ANALYSIS, b"\x00" * 32)],
+        recipes=[
+            ListedRecipe(ANALYSIS, b"\x03" * 32, b"\xff" * 32, 7),
+            ListedRecipe(ANALYSIS, b"\x03" * 32, b"\x00" * 32, 1234),
+        ],
     )
 
 
 def test_the_bytes_of_a_list() -> None:
     assert a_list().encode().decode() == (
-        "chorister current list v1\n"
+        "chorister current list v2\n"
         f"hpke {HELPER} {'01' * 32}\n"
         f"hpke {LEADER} {'02' * 32}\n"
-        f"recipe {ANALYSIS} {'00' * 32}\n"
-        f"recipe {ANALYSIS} {'ff' * 32}\n"
+        f"recipe {ANALYSIS} {'03' * 32} {'00' * 32} 1234\n"
+        f"recipe {ANALYSIS} {'03' * 32} {'ff' * 32} 7\n"
     )
     assert a_list().digest == hashlib.sha256(a_list().encode()).digest()
 
 
 NAMES = st.from_regex(r"[!-*,-~]{1,20}", fullmatch=True)
-ROWS = st.tuples(NAMES, st.binary(min_size=32, max_size=32))
+HASHES = st.binary(min_size=32, max_size=32)
+ROWS = st.builds(ListedRecipe, NAMES, HASHES, HASHES, st.integers(1, 99_999_999))
 
 
-@given(st.dictionaries(NAMES, st.binary(min_size=32, max_size=32)), st.sets(ROWS))
-def test_lists_round_trip(configs: dict[str, bytes], recipes: set[tuple[str, bytes]]) -> None:
+@given(st.dictionaries(NAMES, HASHES), st.lists(ROWS, unique_by=lambda recipe: recipe.address))
+def test_lists_round_trip(configs: dict[str, bytes], recipes: list[ListedRecipe]) -> None:
     listed = CurrentList.of(hpke_configs=configs.items(), recipes=recipes)
     assert CurrentList.parse(listed.encode()) == listed
     lines = listed.encode().split(b"\n")[1:-1]
     assert lines == sorted(lines)
 
 
-@pytest.mark.parametrize("change", ["swap", "repeat", "header", "end", "case", "kind", "two keys"])
+@pytest.mark.parametrize(
+    "change",
+    ["swap", "repeat", "header", "end", "case", "kind", "two keys", "two sizes", "zeros", "empty"],
+)
 def test_other_spellings_of_a_list_are_refused(change: str) -> None:
     lines = a_list().encode().splitlines(keepends=True)
     match change:
@@ -189,7 +196,7 @@ def test_other_spellings_of_a_list_are_refused(change: str) -> None:
         case "repeat":
             lines.append(lines[-1])
         case "header":
-            lines[0] = b"chorister current list v2\n"
+            lines[0] = b"chorister current list v1\n"
         case "end":
             lines[-1] = lines[-1].removesuffix(b"\n")
         case "case":
@@ -198,13 +205,19 @@ def test_other_spellings_of_a_list_are_refused(change: str) -> None:
             lines[1] = lines[1].replace(b"hpke", b"hpki")
         case "two keys":
             lines.insert(1, f"hpke {HELPER} {'00' * 32}\n".encode())
+        case "two sizes":
+            lines.append(lines[-1].replace(b" 7\n", b" 8\n"))
+        case "zeros":
+            lines[-1] = lines[-1].replace(b" 7\n", b" 07\n")
+        case "empty":
+            lines[-1] = lines[-1].replace(b" 7\n", b" 0\n")
     with pytest.raises(DecodeError):
         CurrentList.parse(b"".join(lines))
 
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_as_a_list(data: bytes) -> None:
-    for candidate in (data, b"chorister current list v1\n" + data):
+    for candidate in (data, b"chorister current list v2\n" + data):
         try:
             listed = CurrentList.parse(candidate)
         except DecodeError:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -72,6 +74,43 @@ def test_a_head_is_never_created_over_another(world: World) -> None:
     world.leader.head.close()
     with pytest.raises(HeadLost, match="not replaced"):
         create_head(world.leader.folder, identity("leader"), world.clock)
+
+
+def test_a_cosigner_checks_entries_without_its_lock(world: World) -> None:
+    """Checking what a log holds can take long; nobody may have to wait for that.
+
+    One call stops in the middle of it, another signs the same candidate meanwhile, and the first
+    then finds it signed.
+    """
+    world.submit(recipe_entry("third"))
+    world.clock.advance(1)
+    world.registry.issue()
+    checking, signed = Event(), Event()
+    calls: list[int] = []
+
+    def accept(recipes: Sequence[SignedRecipe]) -> None:
+        calls.append(len(recipes))
+        if len(calls) == 1:
+            checking.set()
+            assert signed.wait(20)
+
+    cosigner = Cosigner(
+        identity=identity("leader"),
+        head=world.leader.head,
+        clock=world.clock,
+        own_configs=lambda: {b"config"},
+        accept=accept,
+    )
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(cosigner.cosign, world.source)
+        assert checking.wait(20)
+        try:
+            quick = pool.submit(cosigner.cosign, world.source).result(timeout=10)
+        finally:
+            signed.set()
+        assert slow.result(timeout=10) == quick
+    assert calls == [1, 1]
+    assert cosigner.last.size == 5
 
 
 def test_an_operator_adopts_the_newest_checkpoint_known(world: World, tmp_path: Path) -> None:

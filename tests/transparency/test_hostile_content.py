@@ -25,8 +25,8 @@ from chorister.errors import (
 from chorister.transparency.auditor import audit
 from chorister.transparency.checkpoint import SignedCheckpoint
 from chorister.transparency.entries import HPKEConfigEntry, RecipeEntry
-from chorister.transparency.listing import CurrentList
-from chorister.transparency.reader import accept_checkpoint
+from chorister.transparency.listing import CurrentList, ListedRecipe
+from chorister.transparency.reader import check_cosigned
 from chorister.transparency.sources import FolderSource, Source, entry_path, list_path
 from tests.logworld import (
     ANALYSIS,
@@ -132,7 +132,8 @@ def test_missing_hpke_config_is_caught_by_the_devices_check(tmp_path: Path) -> N
 
 def test_recipe_that_is_none_is_caught_by_the_devices_check(tmp_path: Path) -> None:
     configs = [(LEADER, HONEST[0].address), (HELPER, HONEST[1].address)]
-    listed = CurrentList.of(hpke_configs=configs, recipes=[(ANALYSIS, HONEST[0].address)])
+    recipe = ListedRecipe(ANALYSIS, public("author"), HONEST[0].address, len(HONEST[0].encode()))
+    listed = CurrentList.of(hpke_configs=configs, recipes=[recipe])
     source = forged(
         tmp_path,
         *HONEST[:2],
@@ -152,7 +153,7 @@ def a_wrong_list() -> CurrentList:
     """One that leaves out a recipe, so that one victim alone would be asked another."""
     return CurrentList.of(
         hpke_configs=[(LEADER, HONEST[0].address), (HELPER, HONEST[1].address)],
-        recipes=[(ANALYSIS, HONEST[2].address)],
+        recipes=[ListedRecipe.of(ANALYSIS, recipe_entry("first"))],
     )
 
 
@@ -246,9 +247,7 @@ def test_cosignature_made_at_another_time_is_caught_by_the_devices_check(world: 
     signed = world.checkpoint()
     late = identity("leader").sign(signed.checkpoint, signed.checkpoint.time + 601)
     with pytest.raises(LogSignatureInvalid, match="no honest cosigner"):
-        accept_checkpoint(
-            signed.with_cosigner(late).encode(), trust=trust(), clock=SettableClock(NOW)
-        )
+        check_cosigned(signed.with_cosigner(late), trust())
 
 
 # --- Entries that break the rules ----------------------------------------------------------------
@@ -326,9 +325,7 @@ def test_one_aggregator_cannot_sign_for_both(world: World) -> None:
     signed = world.checkpoint()
     line = signed.checkpoint.cosign(name=HELPER, key=key("leader"), time=NOW)
     with pytest.raises(LogSignatureInvalid, match="helper"):
-        accept_checkpoint(
-            signed.with_cosigner(line).encode(), trust=trust(), clock=SettableClock(NOW)
-        )
+        check_cosigned(signed.with_cosigner(line), trust())
 
 
 def test_a_device_fetches_the_bodies_of_its_analyses_and_no_more(world: World) -> None:

@@ -26,7 +26,6 @@ from chorister.transparency.reader import read_current
 from chorister.transparency.sources import entry_path
 from chorister.transparency.trust import Authority
 from tests.logworld import (
-    ANALYSIS,
     DAY,
     NOW,
     ORIGIN,
@@ -134,7 +133,7 @@ def test_another_log_is_caught_by_the_devices_check(world: World, staging: World
         device_reads(staging.source)
     # Its own devices believe it.
     own = trust("staging.example/log")
-    read_current(staging.source, trust=own, clock=staging.clock, analyses={ANALYSIS})
+    read_current(staging.source, trust=own, clock=staging.clock)
 
 
 def test_another_log_is_caught_by_the_auditor(world: World, staging: World) -> None:
@@ -204,9 +203,11 @@ def test_withheld_body_is_caught_by_the_devices_check(world: World) -> None:
 
 
 def test_exchanged_body_is_caught_by_the_devices_check(world: World) -> None:
-    (world.public / entry_path(HONEST[2].address)).write_bytes(recipe_entry("private").encode())
-    with pytest.raises(LogWithheld, match="not the entry with that hash"):
-        device_reads(world.source)
+    path = world.public / entry_path(HONEST[2].address)
+    for other, why in (("other", "not the entry with that hash"), ("longer", "longer than the")):
+        path.write_bytes(recipe_entry(other).encode())
+        with pytest.raises(LogWithheld, match=why):
+            device_reads(world.source)
 
 
 def test_withheld_entry_is_caught_by_the_auditor(world: World) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from chorister.canonical import b64url_encode
 from chorister.errors import DuplicateEntry, EntryRefused, NotAuthorized
 from chorister.transparency.entries import Entry, KeyRevocation, RecipeEntry
+from chorister.transparency.listing import ListedRecipe
 from chorister.transparency.state import LogState
 from tests.logworld import (
     ANALYSIS,
@@ -37,22 +38,22 @@ def state_of(*entries: Entry) -> LogState:
 def test_a_recipe_is_current_from_its_logging_to_the_end_of_its_answer_period() -> None:
     entry = recipe_entry("one", closes=NOW + DAY)
     state = state_of(entry)
-    assert state.current(0).recipes == ((ANALYSIS, entry.address),)
-    assert state.current(NOW + DAY - 1).recipes == ((ANALYSIS, entry.address),)
+    assert state.current(0).recipes == (ListedRecipe.of(ANALYSIS, entry),)
+    assert state.current(NOW + DAY - 1).recipes == (ListedRecipe.of(ANALYSIS, entry),)
     assert state.current(NOW + DAY).recipes == ()
 
 
 def test_a_recipe_that_ended_is_not_current() -> None:
     one, two = recipe_entry("one"), recipe_entry("two")
     state = state_of(one, two, end_entry(one))
-    assert state.current(NOW).recipes == ((ANALYSIS, two.address),)
+    assert state.current(NOW).recipes == (ListedRecipe.of(ANALYSIS, two),)
 
 
 def test_a_revoked_key_takes_its_recipes_with_it_and_brings_no_more() -> None:
     mine = recipe_entry("mine")
     other = recipe_entry("other", author="other author", analysis=OTHER_ANALYSIS)
     state = state_of(mine, other, revocation("author", by="log"))
-    assert state.current(NOW).recipes == ((OTHER_ANALYSIS, other.address),)
+    assert state.current(NOW).recipes == (ListedRecipe.of(OTHER_ANALYSIS, other),)
     with pytest.raises(EntryRefused, match="revoked by entry 2"):
         state.append(recipe_entry("late").encode())
     with pytest.raises(DuplicateEntry):

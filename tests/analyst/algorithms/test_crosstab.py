@@ -20,7 +20,7 @@ from chorister.analyst.algorithms.crosstab_rules import (
     fit_table,
     smooth,
 )
-from chorister.analyst.algorithms.running import Run
+from chorister.analyst.algorithms.run import AlgorithmRun
 from chorister.analyst.study import Study
 from chorister.errors import DecodeError, InvalidInput
 from chorister.policy import Policy
@@ -155,7 +155,7 @@ def study(reports: int = 3, **options: Any) -> Study:
     return found
 
 
-def begin(where: Study, **options: Any) -> Run[Crosstab]:
+def begin(where: Study, **options: Any) -> AlgorithmRun[Crosstab]:
     return crosstab(where, AGES, HOURS, **options)
 
 

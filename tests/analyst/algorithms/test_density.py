@@ -1,4 +1,4 @@
-"""The fit of densities on known ones: accuracy, coverage, agreement with a dense solve."""
+"""The fit of densities on known ones: accuracy, agreement with a dense solve, rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from chorister.analyst.algorithms.density_rules import (
     equal_edges,
     regime,
     staggered_edges,
-    support_edges,
 )
 from chorister.errors import InvalidInput
 
@@ -66,27 +65,8 @@ def test_staggered_rounds_add_up() -> None:
     assert wrong[1] < wrong[0]
 
 
-def test_the_band_of_the_distribution_function_covers() -> None:
-    # 300 runs; coverage at each of 15 places is at least 90 % for a nominal 95 % unless something
-    # is wrong: 1e-6 quantile of Bin(300, .95) is 265/300 = .883.
-    truth = bell()
-    cumulative = np.concatenate([[0.0], np.cumsum(truth)])
-    places = np.arange(16, SIZE, 16)
-    rng = np.random.default_rng(4)
-    hits = np.zeros(len(places))
-    runs = 300
-    for _ in range(runs):
-        fit = fit_density([measured(truth, 12, 0.004, rng)], SIZE)
-        inside = np.abs(fit.mean - cumulative) <= 1.96 * fit.std_error
-        hits += inside[places]
-    assert hits.min() / runs > 0.883
-    assert hits.mean() / runs > 0.93
-
-
 def test_rules_follow_the_signal() -> None:
     weak, strong = regime(0.02, splitting_costs=False), regime(1e-4, splitting_costs=False)
-    assert weak.staggered
-    assert not strong.staggered
     assert max(weak.cells) < max(strong.cells)
     # Where rounds would not pay for themselves, everybody is asked once.
     assert regime(0.02, splitting_costs=True).cells == (5,)
@@ -104,9 +84,6 @@ def test_rules_follow_the_signal() -> None:
 def test_edges_go_where_the_mass_is() -> None:
     truth = np.zeros(SIZE)
     truth[100:120] = 0.05
-    edges = support_edges(truth, 10)
-    assert np.all(edges[1:-1] >= 98)
-    assert np.all(edges[1:-1] <= 122)
     quantiles = staggered_edges(truth, 10, 0.5)
     assert np.count_nonzero((quantiles >= 99) & (quantiles <= 121)) >= 7
 
@@ -120,4 +97,4 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(InvalidInput, match="noise"):
         regime(0.0, splitting_costs=False)
     with pytest.raises(InvalidInput, match="two cells"):
-        DensityRules(shares=(1.0,), cells=(1,), staggered=False)
+        DensityRules(shares=(1.0,), cells=(1,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from chorister.analyst.algorithms.distribution import Distribution, distribution
 from chorister.analyst.rehearsal import Rehearsal, rehearse
 from chorister.errors import DecodeError, InvalidInput
+from tests.analyst.algorithms import shapes
 from tests.analyst.algorithms.places import rows_of, three_towns, trips_policy
+from tests.analyst.algorithms.shapes import Floats, ends, least_hits
 
 DEVICES = 20_000
 FRAME, _ = three_towns(DEVICES, 2)
@@ -39,17 +42,39 @@ def test_quantiles_are_near_and_inside_the_range(found: Distribution) -> None:
     assert found.inside == pytest.approx(1.0, abs=0.01)
 
 
-def test_intervals_of_quantiles_cover() -> None:
-    # 12 runs x 5 quantiles, which depend on each other within a run: as 12 trials at 95 %, at
-    # least 6 hits for each quantile unless something is wrong (Bin(12, .95) below 6: 5e-7).
-    truth = np.quantile(FARES, SHARES)
-    hits = np.zeros(len(SHARES))
-    for seed in range(12):
-        run = distribution(fleet(reports=3, seed=200 + seed).study("fares"), "fare", 0, 40)
-        columns = run.result.quantiles(SHARES)
-        hits += (columns["ci_low"] <= truth) & (truth <= columns["ci_high"])
-    assert hits.min() >= 6
-    assert hits.sum() >= 0.8 * 12 * len(SHARES)
+@pytest.mark.parametrize(
+    ("shape", "reports", "runs"),
+    [
+        (shapes.lognormal, 1, 60), (shapes.narrow, 1, 60), (shapes.spikes, 1, 60),
+        (shapes.steps, 1, 150), (shapes.outside, 1, 60),
+        (shapes.lognormal, 3, 40), (shapes.steps, 3, 40),
+    ],
+)  # fmt: skip
+def test_intervals_hold_on_any_shape(
+    shape: Callable[[np.random.Generator], Floats], reports: int, runs: int
+) -> None:
+    values = shape(np.random.default_rng(1))
+    least, most = ends(values)
+    fares, counts = np.unique(values, return_counts=True)
+    population = {"fare": fares, "count": counts}
+    policy = trips_policy(reports=reports)
+    hits = np.zeros(len(shapes.SHARES))
+    for seed in range(runs):
+        study = rehearse(population, policy, seed=seed).study("fares")
+        found = distribution(study, "fare", 0, 100).result.quantiles(shapes.SHARES.tolist())
+        hits += (found["ci_low"] <= least) & (most <= found["ci_high"])
+    assert hits.min() >= least_hits(runs)
+
+
+def test_edges_follow_skewed_data() -> None:
+    """Equal cells would put three quarters of all devices into the first one."""
+    values = np.random.default_rng(7).lognormal(1.6, 0.9, 20_000)
+    fares, counts = np.unique(values, return_counts=True)
+    devices = rehearse({"fare": fares, "count": counts}, trips_policy(reports=3), seed=7)
+    found = distribution(devices.study("fares"), "fare", 0, 100).result
+    columns = found.quantiles([0.1, 0.25, 0.5, 0.75])
+    held = np.searchsorted(fares, columns["ci_high"]) - np.searchsorted(fares, columns["ci_low"])
+    assert (held / len(fares)).max() < 0.25
 
 
 def test_a_run_that_was_stopped_goes_on_without_asking_again(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chorister.analyst.algorithms.heatmap import HeatMap, heatmap
-from chorister.analyst.algorithms.outlines import outline_paths
+from chorister.analyst.algorithms.map_pictures import outline_paths
 from chorister.analyst.rehearsal import Rehearsal, rehearse
 from chorister.errors import ChoristerError, DecodeError, InvalidInput
 from tests.analyst.algorithms.places import rows_of, three_towns, trips_policy
@@ -69,7 +69,7 @@ def test_intervals_are_around_what_the_last_round_measured(found: HeatMap) -> No
     measured = np.clip(columns["measured"], 0.0, DEVICES)
     assert np.all(columns["ci_low"] <= measured)
     assert np.all(measured <= columns["ci_high"])
-    assert "measured" in found.explain()
+    assert "Measured values" in found.explain()
 
 
 def test_a_run_that_was_stopped_goes_on_without_asking_again(tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ from scipy.stats import binom
 
 from chorister.analyst.algorithms.ngram_rules import (
     Ranked,
+    above_noise,
     check_vocabulary,
     extend,
-    heard,
     largest,
+    posterior_means,
+    stratified_means,
     worth_asking,
 )
-from chorister.analyst.algorithms.posterior import posterior_means, stratified_means
 from chorister.errors import InvalidInput
 
 WORDS = 10
@@ -94,7 +95,7 @@ def test_at_most_one_false_report_is_expected() -> None:
     trials, q = 20_000, 0.02
     for candidates in (1, 2, 10, 1_000, 10**6, 10**9):
         sums = np.arange(trials + 1)
-        mask = heard(sums, trials=trials, q=q, candidates=candidates)
+        mask = above_noise(sums, trials=trials, q=q, candidates=candidates)
         least = int(np.flatnonzero(mask)[0])
         expected = candidates * float(binom.sf(least - 1, trials, q))
         assert expected <= 1.0
@@ -109,7 +110,7 @@ def test_false_reports_stay_below_one_in_simulation() -> None:
     """
     rng = np.random.default_rng(11)
     sums = rng.binomial(5_000, 0.03, size=(400, 1_000))
-    assert heard(sums, trials=5_000, q=0.03, candidates=1_000).sum() <= 500
+    assert above_noise(sums, trials=5_000, q=0.03, candidates=1_000).sum() <= 500
 
 
 @pytest.mark.parametrize(("words", "depth"), [(1, 3), (10**5, 4)])

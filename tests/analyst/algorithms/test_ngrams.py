@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorister.analyst.algorithms.ngram_rules import heard
+from chorister.analyst.algorithms.ngram_rules import above_noise
 from chorister.analyst.algorithms.ngrams import (
     Ngrams,
     candidates_of,
@@ -19,9 +19,8 @@ from chorister.analyst.algorithms.ngrams import (
     ngram_query,
     round_shares,
 )
-from chorister.analyst.algorithms.running import Run
+from chorister.analyst.algorithms.run import AlgorithmRun
 from chorister.analyst.study import Study
-from chorister.device.sandbox import Sandbox
 from chorister.device.sandbox.functions import known_functions
 from chorister.encoding import PrefixTree
 from chorister.errors import DecodeError, InvalidInput
@@ -31,7 +30,7 @@ from tests.device.asking import ask, snapshot
 from tests.keyboard import ANALYSIS
 
 
-def begin(study: Study, **options: Any) -> Run[Ngrams]:
+def begin(study: Study, **options: Any) -> AlgorithmRun[Ngrams]:
     return discover_ngrams(study, VOCABULARY, field="keyboard.ngram", **options)
 
 
@@ -71,7 +70,7 @@ def test_disjoint_cohorts_find_it_too() -> None:
     found = run.result
     assert set(found.found(4)) >= {"good morning to all", "see you soon again"}
     assert sum(result.n_reports for result in found.results) == DEVICES
-    assert "one of the rounds at most" in found.explain()
+    assert "at most one of the rounds" in found.explain()
 
 
 def test_the_plan_is_stated_before_the_first_question() -> None:
@@ -145,7 +144,7 @@ def test_nothing_is_pooled(everyone: Ngrams) -> None:
 def test_intervals_of_reported_ngrams_cover_at_once() -> None:
     """2,000 simulated last rounds: all reported cells are covered at once in 95 % of them.
 
-    Cells are reported because they were heard in this very round; Bonferroni is over all
+    Cells are reported because they were found in this very round; Bonferroni is over all
     candidates. The number of failures is at most Bin(2000, .05): above 160 with a chance < 1e-6.
     """
     rng = np.random.default_rng(8)
@@ -155,7 +154,7 @@ def test_intervals_of_reported_ngrams_cover_at_once() -> None:
     sums = rng.binomial(reports - truth, law.q, (2_000, cells))
     sums += rng.binomial(truth, law.h, (2_000, cells))
     seen = law.debias(sums, reports)
-    shown = heard(sums, trials=reports, q=law.q, candidates=cells)
+    shown = above_noise(sums, trials=reports, q=law.q, candidates=cells)
     ends = law.interval(seen, reports, confidence=1.0 - 0.05 / cells)
     missed = shown & ((truth < ends.low) | (truth > ends.high))
     assert shown.sum(axis=1).min() > 20
@@ -169,7 +168,7 @@ def test_a_domain_limit_is_kept() -> None:
     rules = policy(4, **{f"analyses/{ANALYSIS}/max_bins": 20})
     found = begin(new_study(rules=rules)).result
     assert max(result.encoding.size for result in found.results) <= 20
-    with pytest.raises(InvalidInput, match="know fewer words"):
+    with pytest.raises(InvalidInput, match="smaller vocabulary"):
         begin(new_study(rules=policy(4, **{f"analyses/{ANALYSIS}/max_bins": 10})))
 
 
@@ -214,7 +213,7 @@ def test_distinct_ngrams_weigh_the_same() -> None:
         ({"max_n": 0}, "max_n"),
         ({"max_n": 9}, "max_n"),
         ({"drawn": 0}, "drawn"),
-        ({"vocabulary": ["two words", "b"]}, "not one word"),
+        ({"vocabulary": ["two words", "b"]}, "not a single word"),
         ({"vocabulary": ["alone"]}, "two words"),
     ],
 )
@@ -254,7 +253,7 @@ def test_other_files_are_refused(data: bytes) -> None:
 
 
 def test_words_and_pictures(everyone: Ngrams) -> None:
-    assert f"4-grams: {len(everyone.found(4))} heard of" in everyone.explain()
+    assert f"4-grams: found {len(everyone.found(4))} of" in everyone.explain()
     assert repr(everyone).startswith("<Ngrams: ")
     assert "good morning" in everyone._repr_html_()
     picture = everyone.plot(top=5).to_dict()
@@ -275,10 +274,9 @@ def test_rounds_show_themselves_as_they_come() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"distinct": True}, {"drawn": 2}])
 def test_real_devices_answer_the_query(options: dict[str, Any]) -> None:
-    """The sandbox of a device compiles it, and its rows are n-grams in canonical form."""
+    """The sandbox of a device runs it, and its rows are n-grams in canonical form."""
     query = ngram_query("t", "a", 2, **options)
-    with Sandbox() as sandbox:
-        answer = ask(sandbox, query, snapshot([("To be, or not TO BE", 1)]))
+    answer = ask(query, snapshot([("To be, or not TO BE", 1)]))
     every = ["to be", "be or", "or not", "not to", "to be"]
     assert answer.names == ("ngram",)
     found = [str(row[0]) for row in answer.rows]

@@ -1,0 +1,126 @@
+"""Group commit: one transaction for many, answers after it, bounds, and what a failure does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from chorister.aggregator.http.report_writer import QueueFull, UploadQueue
+
+
+class Disk:
+    """Stores numbers; the first transaction waits until it may go on."""
+
+    def __init__(self) -> None:
+        self.transactions: list[list[int]] = []
+        self.go = threading.Event()
+        self.entered = threading.Event()
+
+    def store(self, numbers: Sequence[int]) -> list[int]:
+        self.entered.set()
+        assert self.go.wait(10)
+        self.transactions.append(list(numbers))
+        return [number * 10 for number in numbers]
+
+
+async def entered(disk: Disk) -> None:
+    await asyncio.to_thread(disk.entered.wait, 10)
+
+
+def test_what_comes_during_a_transaction_shares_the_next_one() -> None:
+    disk = Disk()
+    told: list[int] = []
+
+    async def main() -> None:
+        queue = UploadQueue(disk.store, batch=3, stored=lambda count, _: told.append(count))
+        first = queue.put(1, 5)
+        await entered(disk)
+        rest = [queue.put(number, 5) for number in range(2, 7)]
+        assert queue.waiting == 6
+        assert not first.done()
+        disk.go.set()
+        assert await asyncio.gather(first, *rest) == [10, 20, 30, 40, 50, 60]
+        await queue.close()
+        assert queue.waiting == 0
+
+    asyncio.run(main())
+    assert disk.transactions == [[1], [2, 3, 4], [5, 6]]
+    assert told == [1, 3, 2]
+
+
+@pytest.mark.parametrize(("requests", "room"), [(2, 1000), (1000, 25)])
+def test_a_full_queue_says_so_and_recovers(requests: int, room: int) -> None:
+    disk = Disk()
+
+    async def main() -> None:
+        queue = UploadQueue(disk.store, max_waiting=requests, max_bytes=room)
+        taken = [queue.put(1, 10), queue.put(2, 10)]
+        with pytest.raises(QueueFull):
+            queue.put(3, 10)
+        disk.go.set()
+        await asyncio.gather(*taken)
+        assert await queue.put(3, 10) == 30
+        await queue.close()
+
+    asyncio.run(main())
+
+
+def test_a_failed_transaction_is_told_to_all_of_it_and_to_nobody_else() -> None:
+    def store(numbers: Sequence[int]) -> list[int]:
+        if 1 in numbers:
+            raise OSError("the disk is full")
+        return list(numbers)
+
+    async def main() -> None:
+        queue = UploadQueue(store)
+        failed = [queue.put(1, 1), queue.put(2, 1)]
+        outcomes = await asyncio.gather(*failed, return_exceptions=True)
+        assert all(isinstance(each, OSError) for each in outcomes)
+        assert await queue.put(3, 1) == 3
+        await queue.close()
+
+    asyncio.run(main())
+
+
+def test_closing_writes_what_waits_and_takes_nothing_more() -> None:
+    disk = Disk()
+
+    async def main() -> None:
+        queue = UploadQueue(disk.store)
+        first = queue.put(1, 1)
+        await entered(disk)
+        second = queue.put(2, 1)
+        closing = asyncio.create_task(queue.close())
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull):
+            queue.put(3, 1)
+        disk.go.set()
+        await closing
+        assert (first.result(), second.result()) == (10, 20)
+
+    asyncio.run(main())
+
+
+def test_a_client_that_goes_away_takes_nobody_with_it() -> None:
+    disk = Disk()
+
+    async def main() -> None:
+        queue = UploadQueue(disk.store)
+        gone, stays = queue.put(1, 1), queue.put(2, 1)
+        gone.cancel()
+        disk.go.set()
+        assert await stays == 20
+        await queue.close()
+
+    asyncio.run(main())
+    assert disk.transactions == [[1, 2]]  # it was sent, so it is kept
+
+
+def test_an_empty_queue_closes_at_once() -> None:
+    async def main() -> None:
+        await asyncio.wait_for(UploadQueue[int, int](list).close(), 5)
+
+    asyncio.run(main())

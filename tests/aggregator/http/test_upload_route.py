@@ -1,0 +1,384 @@
+"""Plain uploads, which the connection answers itself: over real sockets, beside the long way."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from chorister.aggregator.http.app import RawResponse, Receive, Scope, Send, build_starlette
+from chorister.aggregator.http.report_writer import UploadQueue
+from chorister.aggregator.http.request_checks import TaskLookup, upload_credential_checks
+from chorister.aggregator.http.upload_route import UploadRoute
+from chorister.aggregator.operations.metrics import Metrics
+from chorister.aggregator.task import KnownTask
+from chorister.canonical import b64url_encode, sha256
+from chorister.dap.draft import UPLOAD_ERRORS, UPLOAD_REQUEST
+from chorister.errors import ServiceError
+from chorister.http_server import Deadlines, guarded_protocol
+from tests.aggregator.inprocess_pair import wait_until
+from tests.aggregator.world import Pair, one_bit, small_recipe
+
+DEADLINES = Deadlines(header=5.0, body=2.0, answer=20.0)
+
+
+@dataclass
+class Door:
+    """A leader's uploads on a port."""
+
+    pair: Pair
+    task: KnownTask
+    route: UploadRoute
+    port: int
+    server: uvicorn.Server
+    direct: list[int]  # lengths of the bodies that did not go the long way
+
+    def report(self) -> bytes:
+        bins = self.task.vdaf.length
+        return self.pair.reports(self.task, one_bit(bins, [1]))[0]
+
+    def request(self, body: bytes, *fields: str, task: str | None = None) -> bytes:
+        path = f"/dap/tasks/{task or b64url_encode(self.task.task_id)}/reports"
+        head = [
+            f"POST {path} HTTP/1.1",
+            "Host: x",
+            f"Content-Type: {UPLOAD_REQUEST}",
+            f"Content-Length: {len(body)}",
+            *fields,
+        ]
+        return "\r\n".join([*head, "", ""]).encode() + body
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[socket.socket]:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
+            yield connection
+
+    def stored(self) -> int:
+        return self.pair.row_counts()[0]["report_ids"]
+
+
+def answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """One whole answer: status, fields, body."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += receive(connection)
+    head, _, body = data.partition(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
+    fields = dict(line.lower().split(": ", 1) for line in lines)
+    while len(body) < int(fields["content-length"]):
+        body += receive(connection)
+    assert len(body) == int(fields["content-length"])
+    return int(status.split()[1]), fields, body
+
+
+def receive(connection: socket.socket) -> bytes:
+    data = connection.recv(1 if connection.gettimeout() else 65_536)
+    assert data, "the connection was closed"
+    return data
+
+
+def closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@contextlib.contextmanager
+def a_door(folder: Path, **changes: Any) -> Iterator[Door]:
+    pair = Pair.in_folder(folder)
+    (task,) = pair.accept(small_recipe())
+    pair.set_clocks(task.opens)
+    metrics = Metrics()
+    route = UploadRoute(
+        writer=pair.leader.writer,
+        lookup=TaskLookup(pair.leader.tasks, pair.clock),
+        queue=UploadQueue(lambda plans: pair.leader.writer.store(plans)),
+        metrics=metrics,
+        prefix="/dap/",
+        **{"upload_bytes": 1 << 20, "held_bytes": 1 << 20} | changes,
+    )
+    direct: list[int] = []
+    store = route.store
+
+    def counted(task: KnownTask, body: bytes, respond: Callable[[RawResponse], None]) -> None:
+        direct.append(len(body))
+        store(task, body, respond)
+
+    route.store = counted  # type: ignore[method-assign]
+
+    @contextlib.asynccontextmanager
+    async def lifespan() -> Any:
+        yield
+        await route.queue.close()
+
+    rest = build_starlette([], metrics, lifespan)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        text = route.task_of(scope["path"]) if scope["type"] == "http" else None
+        if text is None:
+            await rest(scope, receive, send)
+        else:
+            await route.upload(text, scope, receive, send)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=guarded_protocol(DEADLINES, route),
+            log_config=None,
+            access_log=False,
+            ws="none",
+            lifespan="on",
+            server_header=False,
+            timeout_keep_alive=10,
+            timeout_graceful_shutdown=10,
+        )
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        wait_until(lambda: server.started, "the server")
+        yield Door(pair, task, route, listener.getsockname()[1], server, direct)
+    finally:
+        server.should_exit = True
+        thread.join()
+        pair.stop()
+    assert route.held == 0
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Door]:
+    with a_door(tmp_path) as door, door.connected() as connection:
+        connection.sendall(door.request(door.report()))  # the task is remembered from here on
+        assert answer(connection)[0] == 200
+        assert not door.direct
+        yield door
+
+
+def test_both_ways_give_the_same_answers(door: Door) -> None:
+    report, other = door.report(), door.report()
+    cases = [report, report, report[:-1], b"", other + report, bytes(50)]
+    with door.connected() as connection:
+        for body in cases:
+            connection.sendall(door.request(body))
+            plain = answer(connection)
+            long = door.request(body, "Expect: 100-continue")
+            connection.sendall(long)
+            assert answer_after_continue(connection)[0] == plain[0], body
+            if body in (report[:-1], bytes(50)):
+                assert plain[0] == 400
+                assert plain[1]["content-type"] == "application/problem+json"
+    assert len(door.direct) == len(cases)
+    assert door.stored() == 3
+
+
+def answer_after_continue(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    data = b""
+    while not data.endswith(b"\r\n\r\n"):
+        data += connection.recv(1)
+    assert data.startswith(b"HTTP/1.1 100")
+    return answer(connection)
+
+
+def test_a_replay_is_named_and_fields_are_the_servers(door: Door) -> None:
+    report = door.report()
+    with door.connected() as connection:
+        connection.sendall(door.request(report))
+        status, fields, body = answer(connection)
+        assert (status, body, fields["cache-control"]) == (200, b"", "no-store")
+        assert "date" in fields
+        assert "connection" not in fields
+        connection.sendall(door.request(report))
+        status, fields, body = answer(connection)
+        assert (status, fields["content-type"]) == (200, UPLOAD_ERRORS)
+        assert body[:16] == report[:16]
+    assert len(door.direct) == 2
+
+
+def test_pipelined_requests_are_answered_in_their_order(door: Door) -> None:
+    first, second = door.report(), door.report()
+    with door.connected() as connection:
+        connection.sendall(
+            door.request(first)
+            + b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n"
+            + door.request(second)
+            + door.request(bytes(9))
+        )
+        assert [answer(connection)[0] for _ in range(4)] == [200, 404, 200, 400]
+        connection.sendall(door.request(door.report()))
+        assert answer(connection)[0] == 200
+    assert door.stored() == 4
+
+
+def test_two_refusals_in_one_read(door: Door) -> None:
+    """Answered while the parser is at work, both; and the connection lives on."""
+    with door.connected() as connection:
+        connection.sendall(2 * door.request(bytes(9)) + door.request(door.report()))
+        assert [answer(connection)[0] for _ in range(3)] == [400, 400, 200]
+    assert len(door.direct) == 3
+
+
+def test_answers_that_nobody_reads_do_not_pile_up(door: Door) -> None:
+    many = 500 * door.request(bytes(9))
+    with door.connected() as connection:
+        connection.settimeout(1)
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            while sent < 100_000_000:
+                sent += connection.send(many)
+        assert sent < 100_000_000
+        waiting = [
+            each.transport.get_write_buffer_size()
+            for each in door.server.server_state.connections
+            if isinstance(each, HttpToolsProtocol)
+        ]
+        assert 0 < max(waiting) < 1_000_000
+
+
+def test_a_body_in_many_parts(door: Door) -> None:
+    request = door.request(door.report())
+    with door.connected() as connection:
+        for place in range(0, len(request), 97):
+            connection.sendall(request[place : place + 97])
+        assert answer(connection)[0] == 200
+    assert len(door.direct) == 1
+
+
+def test_whoever_goes_away_holds_nothing(door: Door) -> None:
+    request = door.request(door.report())
+    with door.connected() as connection:
+        connection.sendall(request[:-1])
+        wait_until(lambda: door.route.held > 0, "its body")
+    wait_until(lambda: door.route.held == 0, "its end")
+    with door.connected() as connection:  # or trickles, until it is cut off
+        connection.sendall(request[:-1])
+        assert closed(connection)
+    assert door.route.held == 0
+    assert not door.direct
+
+
+def test_whoever_asks_to_close_is_answered_and_let_go(door: Door) -> None:
+    with door.connected() as connection:
+        connection.sendall(door.request(door.report(), "Connection: close"))
+        status, fields, _ = answer(connection)
+        assert (status, fields["connection"]) == (200, "close")
+        assert closed(connection)
+
+
+def test_there_is_room_for_so_many_bytes(tmp_path: Path) -> None:
+    with a_door(tmp_path, held_bytes=100_000) as door:
+        with door.connected() as connection:
+            connection.sendall(door.request(door.report()))
+            assert answer(connection)[0] == 200
+        with contextlib.ExitStack() as stack:
+            for _ in range(2):
+                holding = stack.enter_context(door.connected())
+                holding.sendall(door.request(bytes(90_000))[:50_000])
+            wait_until(lambda: door.route.held > 90_000, "two bodies")
+            last = stack.enter_context(door.connected())
+            last.sendall(door.request(bytes(90_000))[:50_000])
+            status, fields, _ = answer(last)
+            assert (status, fields["connection"], fields["retry-after"]) == (503, "close", "1")
+            assert closed(last)
+
+
+@pytest.mark.parametrize("error", [ServiceError("the disk is full"), ValueError("a bug")])
+def test_an_upload_that_is_not_stored_is_not_acknowledged(door: Door, error: Exception) -> None:
+    report = door.report()
+    with pytest.MonkeyPatch.context() as patch, door.connected() as connection:
+
+        def fails(plans: object) -> Any:
+            raise error
+
+        patch.setattr(door.pair.leader.writer, "store", fails)
+        connection.sendall(door.request(report))
+        assert answer(connection)[0] == (503 if isinstance(error, ServiceError) else 500)
+        patch.undo()
+        connection.sendall(door.request(report))
+        assert answer(connection)[0] == 200
+    assert len(door.direct) == 2
+
+
+def test_a_queue_that_takes_no_more(door: Door) -> None:
+    with pytest.MonkeyPatch.context() as patch, door.connected() as connection:
+        patch.setattr(door.route.queue, "_max_waiting", 0)
+        connection.sendall(door.request(door.report()))
+        status, fields, _ = answer(connection)
+        assert (status, fields["retry-after"]) == (503, "1")
+        patch.undo()
+        connection.sendall(door.request(door.report()))
+        assert answer(connection)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ((UPLOAD_REQUEST, "text/plain"), 415),
+        (("POST", "PUT"), 405),
+        (("/reports", "/reports/"), 404),
+        (("Content-Length: ", "Content-Length: 9"), 413),
+    ],
+)
+def test_other_requests_go_the_long_way(door: Door, change: tuple[str, str], status: int) -> None:
+    old, new = change
+    request = door.request(bytes(200_000)).replace(old.encode(), new.encode(), 1)
+    with door.connected() as connection:
+        connection.sendall(request[:300])
+        assert answer(connection)[0] == status
+    assert not door.direct
+
+
+def test_an_unknown_task_goes_the_long_way(door: Door) -> None:
+    with door.connected() as connection:
+        connection.sendall(door.request(door.report(), task=b64url_encode(bytes(32))))
+        assert b"unrecognizedTask" in answer(connection)[2]
+    assert not door.direct
+
+
+def test_a_task_that_has_ended_is_refused(door: Door) -> None:
+    door.pair.set_clocks(door.task.ends)
+    with door.connected() as connection:
+        connection.sendall(door.request(door.report()))
+        assert b"unrecognizedTask" in answer(connection)[2]
+    assert not door.direct
+
+
+def test_credentials_that_are_checked_at_once(tmp_path: Path) -> None:
+    at_once, _ = upload_credential_checks(None, [sha256(b"good").hex()])
+    with a_door(tmp_path, credential=at_once) as door, door.connected() as connection:
+        for credential, status in (("good", 200), ("good", 200), ("bad", 403), (None, 403)):
+            fields = [] if credential is None else [f"Chorister-Upload-Credential: {credential}"]
+            connection.sendall(door.request(door.report(), *fields))
+            assert answer(connection)[0] == status
+        assert len(door.direct) == 1
+        assert door.stored() == 2
+
+
+def test_whoever_waits_is_answered_before_the_end(door: Door) -> None:
+    with pytest.MonkeyPatch.context() as patch, door.connected() as connection:
+        begun, go_on = threading.Event(), threading.Event()
+        store = door.pair.leader.writer.store
+
+        def slowly(plans: Any) -> Any:
+            begun.set()
+            assert go_on.wait(20)
+            return store(plans)
+
+        patch.setattr(door.pair.leader.writer, "store", slowly)
+        connection.sendall(door.request(door.report()))
+        assert begun.wait(20)
+        door.server.should_exit = True
+        threading.Timer(0.5, go_on.set).start()
+        status, fields, _ = answer(connection)
+        assert (status, fields["connection"]) == (200, "close")
+        assert closed(connection)
+    assert door.stored() == 2

@@ -1,0 +1,170 @@
+"""Cheap attacks on a registry: nobody who writes slowly, or not at all, keeps others from it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chorister.http_server import Deadlines
+from chorister.registry.app import Limits
+from chorister.transparency.client import RegistryClient
+from chorister.transparency.entries import RecipeEntry, open_recipe
+from tests.logworld import HELPER, World, hpke_entry, identity, recipe_entry
+from tests.registry.serving import ask, serving
+
+POST = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@contextlib.contextmanager
+def connections(port: int, count: int, first: bytes) -> Iterator[list[socket.socket]]:
+    """So many clients that all said the same."""
+    with contextlib.ExitStack() as stack:
+        opened = []
+        for _ in range(count):
+            each = socket.create_connection(("127.0.0.1", port), timeout=20)
+            opened.append(stack.enter_context(each))
+            each.sendall(first)
+        yield opened
+
+
+@contextlib.contextmanager
+def dripping(clients: list[socket.socket], every: float) -> Iterator[None]:
+    """Each client sends a byte now and then."""
+    enough = threading.Event()
+
+    def drip() -> None:
+        while not enough.wait(every):
+            for each in clients:
+                with contextlib.suppress(OSError):
+                    each.send(b"x")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+
+
+def seconds_until_all_closed(clients: list[socket.socket], most: float) -> float:
+    begun = time.monotonic()
+    for each in clients:
+        each.settimeout(max(most - (time.monotonic() - begun), 0.01))
+        with contextlib.suppress(ConnectionError):
+            while each.recv(4096):
+                pass
+    return time.monotonic() - begun
+
+
+def a_cosignature(world: World, port: int) -> tuple[str, ...]:
+    """Delivered within five seconds, or this raises."""
+    with RegistryClient(f"http://127.0.0.1:{port}", timeout=5) as client:
+        candidate = world.registry.issue().checkpoint
+        return client.cosign(identity("leader").sign(candidate, world.clock.now()))
+
+
+def test_trickling_submissions_starve_no_cosigner_and_no_author(world: World) -> None:
+    """Sixty connections of one byte a second."""
+    with (
+        serving(world) as port,
+        connections(port, 60, POST % (b"/entries", 10_000)) as clients,
+        dripping(clients, 1.0),
+    ):
+        assert a_cosignature(world, port) == (HELPER,)
+        assert ask(port, "GET", "/candidate")[0] == 200
+        with RegistryClient(f"http://127.0.0.1:{port}", timeout=5) as author:
+            assert author.submit(hpke_entry(HELPER)) == 0
+
+
+def test_trickling_cosignatures_starve_nobody(world: World) -> None:
+    with (
+        serving(world) as port,
+        connections(port, 60, POST % (b"/cosignatures", 1_000)) as clients,
+        dripping(clients, 1.0),
+    ):
+        assert a_cosignature(world, port) == (HELPER,)
+        assert ask(port, "GET", "/candidate")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET /candidate HTTP/1.1\r\n",
+        POST % (b"/entries", 10_000),
+        POST % (b"/cosignatures", 1_000),
+    ],
+)
+def test_silent_connections_refuse_nobody(world: World, said: bytes) -> None:
+    """More than there are places: a further client is served at once, and they are cut in time."""
+    deadlines = Deadlines(header=1.0, stall=1.0)
+    with serving(world, deadlines=deadlines) as port, connections(port, 520, said) as clients:
+        assert ask(port, "GET", "/candidate")[0] == 200
+        assert a_cosignature(world, port) == (HELPER,)
+        assert seconds_until_all_closed(clients, 20) < 20
+
+
+def test_whoever_sends_below_the_minimum_rate_is_cut(world: World) -> None:
+    """Long before the body's own deadline, which is 30 seconds here."""
+    deadlines = Deadlines(stall=1.0)
+    with (
+        serving(world, deadlines=deadlines) as port,
+        connections(port, 20, POST % (b"/entries", 10_000)) as clients,
+        dripping(clients, 0.1),
+    ):
+        assert seconds_until_all_closed(clients, 20) < 20
+
+
+def test_bodies_that_fill_the_room_keep_only_entries_out(world: World) -> None:
+    limits = Limits(entry_bytes=20_000, held_bytes=50_000)
+    with serving(world, limits=limits) as port:
+        with connections(port, 3, POST % (b"/entries", 20_000)) as clients:
+            for each in clients:
+                each.sendall(bytes(16_000))
+            deadline = time.monotonic() + 20
+            while (answer := ask(port, "POST", "/entries", bytes(8_000)))[0] != 503:
+                assert time.monotonic() < deadline  # until all of them have arrived
+            assert answer[1]["retry-after"] == "5"
+            assert a_cosignature(world, port) == (HELPER,)
+            assert ask(port, "GET", "/candidate")[0] == 200
+        while ask(port, "POST", "/entries", bytes(8_000))[0] != 422:
+            assert time.monotonic() < deadline  # they went away: there is room
+
+
+def test_an_entry_that_is_slow_to_refuse_keeps_no_cosigner_waiting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megabytes under an author's public key: their signature is checked beside the log's lock."""
+    checking, enough = threading.Event(), threading.Event()
+
+    def slow(entry: RecipeEntry) -> object:
+        checking.set()
+        assert enough.wait(30)
+        return open_recipe(entry)
+
+    monkeypatch.setattr("chorister.registry.log.open_recipe", slow)
+    limits = Limits(waiting=4)
+    entry = recipe_entry("one").encode()
+    with serving(world, limits=limits) as port:
+        with connections(port, 4, POST % (b"/entries", len(entry)) + entry):
+            assert checking.wait(30)
+            assert a_cosignature(world, port) == (HELPER,)
+            assert ask(port, "GET", "/status")[0] == 200
+            deadline = time.monotonic() + 20
+            while ask(port, "POST", "/entries", b"one more")[0] != 503:
+                assert time.monotonic() < deadline  # until all four wait
+            enough.set()
+        while ask(port, "POST", "/entries", entry)[0] != 200:
+            assert time.monotonic() < deadline
