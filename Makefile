@@ -2,8 +2,13 @@
 # Each target makes .venv and the native module by itself; the second time that is quick.
 
 SHELL  := /bin/bash
-PYTHON ?= python3
+# A Python that is named (make test PYTHON=python3.13) gets a virtual environment of its own.
+ifeq ($(origin PYTHON),undefined)
+PYTHON := python3
 VENV   := .venv
+else
+VENV   := .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+endif
 BIN    := $(VENV)/bin
 UV     := $(shell command -v uv 2>/dev/null)
 NATIVE := $(shell find src/rust -name '*.rs' -not -path '*/target/*') src/rust/Cargo.toml src/rust/Cargo.lock
@@ -42,8 +47,9 @@ else
 	  { echo "Python's venv module is missing: install it (Debian: apt-get install python3-venv), or install uv." >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip --upgrade >/dev/null
 	@echo "installing Python packages into $(VENV)"
-	@$(PIP) install --quiet --require-hashes -r requirements.lock
+	@$(PIP) install --quiet --no-deps --require-hashes -r requirements.lock
 endif
+	@test -e .venv || ln -s $(VENV) .venv
 	@touch $@
 
 # Compiled once, also where Python may not write bytecode by itself: the demo and the tests start many processes.
@@ -102,6 +108,6 @@ lock:
 	@cargo update $(CRATE) --workspace
 
 clean:
-	@rm -rf $(VENV) target dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-* target dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@rm -f src/chorister/_native*.so
 	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

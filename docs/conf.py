@@ -8,7 +8,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import generated  # noqa: E402 (it is beside this file)
+import generated  # noqa: E402 (next to this file)
 from pydantic import BaseModel  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
 
@@ -29,21 +29,21 @@ html_title = "Chorister"
 html_static_path: list[str] = []
 exclude_patterns = ["_build"]
 nitpicky = False
-smartquotes = False  # `--json` is no dash
+smartquotes = False  # keep `--json` as two hyphens
 
-# Before Sphinx looks which pages there are.
+# Before Sphinx collects the pages.
 generated.write(HERE / "reference")
 
 
 def without_fields(
     _app: Sphinx, _what: str, _name: str, described: object, _options: object, *_: object
 ) -> tuple[str, str] | None:
-    """A document's fields follow one by one; its signature would repeat them with every check."""
+    """Hide the signature of a pydantic model: its fields are listed one by one."""
     if isinstance(described, type) and issubclass(described, BaseModel):
         return "", ""
     return None
 
 
 def setup(app: Sphinx) -> None:
-    """Called by Sphinx."""
+    """Connect to Sphinx."""
     app.connect("autodoc-process-signature", without_fields)

@@ -1,4 +1,4 @@
-"""The pages of the reference that are made from the code: commands, and the Python interface."""
+"""Generate the reference pages for commands and for the Python API from the code."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from chorister.cli import app
 
 __all__ = ["PAGES", "commands", "python", "write"]
 
-# Typer has classes of its own for these, which it does not promise.
+# Typer's own classes for these are not part of its public API.
 Command: TypeAlias = Any
 Parameter: TypeAlias = Any
 Documented: TypeAlias = Any
 
-# For whom, and what they import.
+# What to import, and who needs it.
 _MODULES: Final = {
     "chorister": "For analysts: `import chorister as ch`.",
     "chorister.device": "For apps that embed a device.",
     "chorister.privacy": "The accountant.",
     "chorister.policy": "What a device allows.",
-    "chorister.recipe": "A question, as it is signed.",
+    "chorister.recipe": "A signed question.",
     "chorister.encoding": "From rows to bins.",
     "chorister.errors": "Everything that Chorister raises.",
 }
 
 
 def commands() -> str:
-    """Every command with its arguments and options."""
+    """Describe every command with its arguments and options."""
     root: Command = typer.main.get_command(app)
     return "\n".join(
         [
             "# Commands",
             "",
-            "Each command's `--help` says the same. Exit codes: 0 done; 1 a check said no; 2 the",
-            "command line or an input was wrong; 3 a bug in Chorister.",
+            "This page shows the `--help` of every command. Exit codes: 0 done; 1 a check failed;",
+            "2 the command line or an input was wrong; 3 a bug in Chorister.",
             *_command(root, ["chorister"]),
             "",
         ]
@@ -85,17 +85,17 @@ def _cell(text: str | None) -> str:
 
 
 def python() -> str:
-    """The public names of the packages, from their docstrings."""
+    """Describe the public names of the packages, from their docstrings."""
     lines = [
-        "# Python",
+        "# Python API",
         "",
-        "What each package offers. Everything else is Chorister's own, and may change.",
+        "The public names of each package. Everything else is internal and may change.",
     ]
     for module, purpose in _MODULES.items():
         lines += ["", f"## `{module}`", "", purpose, "", "```{eval-rst}"]
         for value in _public(module):
             home = max((each for each in _MODULES if value.__module__.startswith(each)), key=len)
-            if home == module:  # what two packages offer is described once
+            if home == module:  # a name in two packages is described once
                 lines += _described(value)
         lines.append("```")
     return "\n".join([*lines, ""])
@@ -105,13 +105,19 @@ def _described(value: Documented) -> Iterator[str]:
     kind = "class" if inspect.isclass(value) else "function"
     yield f".. auto{kind}:: {value.__module__}.{value.__qualname__}"
     if kind == "class":
+        if any(base.__module__.startswith("chorister.analyst.") for base in value.__mro__[1:]):
+            yield "   :inherited-members: ABC"
         yield from ("   :members:", "   :undoc-members:", "   :exclude-members: model_config")
     yield ""
 
 
 def _public(module: str) -> list[Documented]:
     package = import_module(module)
-    found = [getattr(package, name) for name in package.__all__]
+    if hasattr(package, "__all__"):
+        found = [getattr(package, name) for name in package.__all__]
+    else:  # a module: all that it defines
+        found = [each for _, each in inspect.getmembers(package)]
+        found = [each for each in found if getattr(each, "__module__", "") == module]
     return [each for each in found if inspect.isclass(each) or inspect.isfunction(each)]
 
 
@@ -119,7 +125,7 @@ PAGES: Final = {"commands.md": commands, "python.md": python}
 
 
 def write(folder: Path) -> None:
-    """Write all pages; those that are as they were keep their time."""
+    """Write all pages; unchanged files keep their modification time."""
     for name, page in PAGES.items():
         path, text = folder / name, page()
         if not path.exists() or path.read_text(encoding="utf-8") != text:

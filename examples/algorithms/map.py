@@ -8,7 +8,7 @@ import chorister as ch
 
 
 def main() -> None:
-    """Rehearse, and print what was found."""
+    """Rehearse a study and print what it finds."""
     people = trips()
     study = ch.rehearse(people, POLICY, seed=1).study("map", analysis="trips")
     run = ch.heatmap(study, ("x", "y"), (0, 0, 1, 1), depth=7)
@@ -16,7 +16,7 @@ def main() -> None:
     found = run.result
     print(found.explain())
     west = int((people["x"] < 0.5).sum())
-    print(f"west of the middle: {found.image(1)[:, 0].sum():,.0f} found, {west:,} are there")
+    print(f"west of the middle: {found.image(1)[:, 0].sum():,.0f} found, {west:,} in truth")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ VOCABULARY = sorted({word for phrase in PHRASES for word in phrase.split()})
 
 
 def main() -> None:
-    """Rehearse, and print what was found."""
+    """Rehearse a study and print what it finds."""
     typed = {"ngram": list(PHRASES), "count": list(PHRASES.values())}
     study = ch.rehearse(typed, POLICY, seed=1).study("phrases", analysis="keyboard.next-word")
     run = ch.discover_ngrams(study, VOCABULARY, max_n=3)

@@ -1,4 +1,4 @@
-"""The population of the examples: trips around three towns, one a device."""
+"""The population of the examples: trips around three towns, one per device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ POLICY = Path(__file__).with_name("policy.toml")
 
 
 def trips(devices: int = 30_000, seed: int = 1) -> pl.DataFrame:
-    """Where they begin, how long they take, what they cost."""
+    """Return where each trip begins, how long it takes and what it costs."""
     rng = np.random.default_rng(seed)
     town = rng.choice(3, devices, p=[0.6, 0.3, 0.1])
     centre = np.array([[0.25, 0.25], [0.7, 0.6], [0.3, 0.8]])[town]

@@ -8,7 +8,7 @@ import chorister as ch
 
 
 def main() -> None:
-    """Rehearse, and print what was found."""
+    """Rehearse a study and print what it finds."""
     people = trips()
     study = ch.rehearse(people, POLICY, seed=1).study("table", analysis="trips")
     run = ch.crosstab(
@@ -19,7 +19,7 @@ def main() -> None:
     print(found.explain())
     short = float(found.shares[1:11].sum())
     truth = float((people["minutes"] < 20).mean())
-    print(f"below 20 minutes: {short:.3f} found, {truth:.3f} are")
+    print(f"below 20 minutes: {short:.3f} found, {truth:.3f} in truth")
 
 
 if __name__ == "__main__":
