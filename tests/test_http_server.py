@@ -17,7 +17,7 @@ import uvicorn
 from chorister.http_server import Deadlines, guarded_protocol
 from tests.aggregator.inprocess_pair import wait_until
 
-QUICK = Deadlines(header=1.0, body=1.5, answer=2.0, taking=2.0, head_bytes=2_000)
+QUICK = Deadlines(header=1.0, body=1.5, answer=2.0, unread=2.0, head_bytes=2_000)
 
 
 async def echo_length(scope, receive, send):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN201

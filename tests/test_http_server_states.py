@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 from chorister.http_server import Deadlines, guarded_protocol
 
 KEEP_ALIVE = 4
-LIMITS = Deadlines(header=3.0, body=5.0, answer=8.0, taking=3.0, head_bytes=2_000)
+LIMITS = Deadlines(header=3.0, body=5.0, answer=8.0, unread=3.0, head_bytes=2_000)
 # The longest way: a head, a body, then three answers in a row, idle, and a close that nobody reads;
 # a second for each look at the clock.
 BOUND = 3 + 5 + 3 * 8 + 4 + 3 + 8

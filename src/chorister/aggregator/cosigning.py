@@ -18,7 +18,7 @@ from typing import Final
 import httpx2
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from chorister.aggregator.operations.logs import get_logger
+from chorister.aggregator.operations.logs import get_logger, log_failure
 from chorister.aggregator.operations.metrics import Metrics
 from chorister.aggregator.storage.hpke_keys import KeyRing
 from chorister.canonical import b64url_decode
@@ -170,9 +170,8 @@ class Cosigning:
                 step()
             except ChoristerError as error:
                 succeeded = False
-                name = type(error).__name__
-                self._metrics.cosigning_failures.labels(name).inc()
-                self._log.warning("cosigning failed", kind=name, error=str(error))
+                self._metrics.cosigning_failures.labels(type(error).__name__).inc()
+                log_failure("cosigning failed", error, level="warning")
         return succeeded
 
     def _submit_keys(self) -> None:

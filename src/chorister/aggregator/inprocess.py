@@ -1,57 +1,26 @@
-"""The same applications without sockets: for tests, the demo and `chorister up`.
+"""The same applications without sockets: for rehearsals with real devices, and for tests.
 
 `InProcessNetwork` runs ASGI applications on one event loop in its own thread and finds them by URL.
-It is an httpx transport, so `dap.http`, `transparency.HTTPSource` and `RegistryClient` use it
-directly.
+It is an httpx transport, so every client of ours can use it in place of a network.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
-from types import TracebackType
-from typing import Any, Final, Self
+from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, Self, TypeVar
 
 import httpx2
+from starlette.applications import Starlette
 
-from chorister.aggregator.http.app import ASGIApp, Message
-from chorister.errors import InvalidInput, ServiceError
+from chorister.errors import InvalidInput
 
 _START_TIMEOUT_SECONDS: Final = 60.0
 _RESPONSE_TIMEOUT_SECONDS: Final = 600.0
 
-
-class _Lifespan:
-    """Starts and stops one application."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._inbox: asyncio.Queue[Message] = asyncio.Queue()
-        self._outbox: asyncio.Queue[Message] = asyncio.Queue()
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        self._task = asyncio.ensure_future(self._run())
-        await self._send("startup")
-
-    async def stop(self) -> None:
-        if self._task is not None and not self._task.done():
-            await self._send("shutdown")
-            await self._task
-
-    async def _run(self) -> None:
-        scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
-        try:
-            await self._app(scope, self._inbox.get, self._outbox.put)
-        except Exception as error:
-            await self._outbox.put({"type": "lifespan.failed", "message": repr(error)})
-
-    async def _send(self, what: str) -> None:
-        await self._inbox.put({"type": f"lifespan.{what}"})
-        answer = await self._outbox.get()
-        if not str(answer["type"]).endswith(".complete"):
-            raise ServiceError(f"an application's {what} failed: {answer.get('message', '')}")
+T = TypeVar("T")
 
 
 class InProcessNetwork(httpx2.BaseTransport):
@@ -63,31 +32,28 @@ class InProcessNetwork(httpx2.BaseTransport):
             target=self._loop.run_forever, name="in-process network", daemon=True
         )
         self._thread.start()
-        self._apps: dict[str, tuple[ASGIApp, _Lifespan]] = {}
+        self._apps: dict[str, tuple[httpx2.ASGITransport, AbstractAsyncContextManager[Any]]] = {}
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None = None,
-        exc_value: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shut_down()
 
-    def serve(self, url: str, app: ASGIApp) -> None:
+    def serve(self, url: str, app: Starlette) -> None:
         """Start an application and route everything below `url` to it."""
         if url in self._apps:
             raise InvalidInput(f"{url} is already served")
-        lifespan = _Lifespan(app)
-        self._call(lifespan.start(), _START_TIMEOUT_SECONDS)
-        self._apps[url] = (app, lifespan)
+        lifespan = app.router.lifespan_context(app)
+        self._call(lifespan.__aenter__(), _START_TIMEOUT_SECONDS)
+        # As over a socket: an application that crashes sends no exception.
+        transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+        self._apps[url] = (transport, lifespan)
 
     def withdraw(self, url: str) -> None:
         """Stop one application as a server would, after its requests."""
         _, lifespan = self._apps.pop(url)
-        self._call(lifespan.stop(), _START_TIMEOUT_SECONDS)
+        self._call(lifespan.__aexit__(None, None, None), _START_TIMEOUT_SECONDS)
 
     def shut_down(self) -> None:
         """Stop all applications and the loop."""
@@ -108,18 +74,14 @@ class InProcessNetwork(httpx2.BaseTransport):
         matching = [prefix for prefix in self._apps if url.startswith(prefix)]
         if not matching:
             raise httpx2.ConnectError("no application is served there", request=request)
-        app, _ = self._apps[max(matching, key=len)]
-        body = request.read()
+        transport, _ = self._apps[max(matching, key=len)]
+        request.read()
         try:
-            status, headers, data = self._call(
-                _exchange(app, request, body), _RESPONSE_TIMEOUT_SECONDS
-            )
+            return self._call(_exchange(transport, request), _RESPONSE_TIMEOUT_SECONDS)
         except TimeoutError as error:
             raise httpx2.ReadTimeout("no answer", request=request) from error
-        stream = httpx2.ByteStream(data)  # to be read raw, as from a socket
-        return httpx2.Response(status, headers=headers, stream=stream, request=request)
 
-    def _call(self, coroutine: Any, seconds: float) -> Any:  # noqa: ANN401
+    def _call(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result(seconds)
@@ -128,49 +90,14 @@ class InProcessNetwork(httpx2.BaseTransport):
             raise
 
 
-async def _exchange(
-    app: ASGIApp, request: httpx2.Request, body: bytes
-) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    target = request.url.raw_path
-    path, _, query = target.partition(b"?")
-    scope: dict[str, Any] = {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": request.method,
-        "scheme": request.url.scheme,
-        "path": request.url.path,
-        "raw_path": path,
-        "query_string": query,
-        "root_path": "",
-        "headers": [(name.lower(), value) for name, value in request.headers.raw],
-        "server": (request.url.host, request.url.port),
-        "client": None,
-        "state": {},
-    }
-    asked = False
-    answered = asyncio.Event()
-    status, headers, data = 500, [], bytearray()
-
-    async def receive() -> Message:
-        nonlocal asked
-        if not asked:
-            asked = True
-            return {"type": "http.request", "body": body, "more_body": False}
-        await answered.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Message) -> None:
-        nonlocal status, headers
-        if message["type"] == "http.response.start":
-            status, headers = message["status"], list(message.get("headers", ()))
-        elif message["type"] == "http.response.body":
-            data.extend(message.get("body", b""))
-            if not message.get("more_body", False):
-                answered.set()
-
-    with contextlib.suppress(Exception):  # as over a socket: a crash is a response cut short
-        await app(scope, receive, send)
-    if not answered.is_set():
-        return 500, [], b""
-    return status, headers, bytes(data)
+async def _exchange(transport: httpx2.ASGITransport, request: httpx2.Request) -> httpx2.Response:
+    response = await transport.handle_async_request(request)
+    if not isinstance(response.stream, httpx2.AsyncByteStream):
+        raise TypeError("an asynchronous transport answers with an asynchronous stream")
+    body = b"".join([part async for part in response.stream])  # raw, as from a socket
+    return httpx2.Response(
+        response.status_code,
+        headers=response.headers,
+        stream=httpx2.ByteStream(body),
+        request=request,
+    )

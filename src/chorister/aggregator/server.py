@@ -28,12 +28,7 @@ from chorister.aggregator.service import Service
 from chorister.clock import Clock
 from chorister.errors import ServiceError
 from chorister.http_client import authorities
-from chorister.http_server import (
-    Deadlines,
-    guarded_protocol,
-    listen,
-    server_url,
-)
+from chorister.http_server import Deadlines, listen, server_config, server_url
 from chorister.http_server_tls import limit_handshakes
 
 if TYPE_CHECKING:
@@ -95,17 +90,9 @@ async def metrics_listener(service: Service, listener: socket.socket | None) -> 
     if listener is None:
         yield
         return
+    app = metrics_app(service.metrics)
     server = _SecondServer(
-        uvicorn.Config(
-            metrics_app(service.metrics),
-            http=guarded_protocol(Deadlines()),
-            access_log=False,
-            log_config=None,
-            limit_concurrency=_METRICS_CONNECTIONS,
-            timeout_keep_alive=15,
-            ws="none",
-            lifespan="off",
-        )
+        server_config(app, connections=_METRICS_CONNECTIONS, log_config=None, lifespan="off")
     )
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -141,19 +128,14 @@ def _settings(config: LeaderConfig | HelperConfig, service: Service) -> uvicorn.
     deadlines = Deadlines(
         header=config.header_seconds, body=config.body_seconds, answer=config.answer_seconds
     )
-    return uvicorn.Config(
+    return server_config(
         service.app,
-        http=guarded_protocol(deadlines, service.uploads),
-        # No line per request: who sent what, and when, is nobody's business.
-        access_log=False,
+        connections=config.connections,
+        deadlines=deadlines,
+        direct=service.uploads,
         log_config=None,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=config.connections,
         backlog=2048,
-        timeout_keep_alive=15,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-        ws="none",
         lifespan="on",
         ssl_certfile=config.tls_certificate,
         ssl_keyfile=config.tls_key,

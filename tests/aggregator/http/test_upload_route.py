@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from chorister.aggregator.http.app import RawResponse, Receive, Scope, Send, build_starlette
+from chorister.aggregator.http.app import build_starlette
 from chorister.aggregator.http.report_writer import UploadQueue
 from chorister.aggregator.http.request_checks import TaskLookup, upload_credential_checks
 from chorister.aggregator.http.upload_route import UploadRoute
@@ -23,7 +23,7 @@ from chorister.aggregator.task import KnownTask
 from chorister.canonical import b64url_encode, sha256
 from chorister.dap.draft import UPLOAD_ERRORS, UPLOAD_REQUEST
 from chorister.errors import ServiceError
-from chorister.http_server import Deadlines, guarded_protocol
+from chorister.http_server import Deadlines, RawResponse, guarded_protocol
 from tests.aggregator.inprocess_pair import wait_until
 from tests.aggregator.world import Pair, one_bit, small_recipe
 
@@ -120,15 +120,7 @@ def a_door(folder: Path, **changes: Any) -> Iterator[Door]:
         yield
         await route.queue.close()
 
-    rest = build_starlette([], metrics, lifespan)
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        text = route.task_of(scope["path"]) if scope["type"] == "http" else None
-        if text is None:
-            await rest(scope, receive, send)
-        else:
-            await route.upload(text, scope, receive, send)
-
+    app = build_starlette([route.route()], metrics, lifespan)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
         uvicorn.Config(

@@ -32,7 +32,7 @@ from chorister.clock import Clock
 from chorister.dap.draft import REPORT_ID_BYTES, Problem, ReportError
 from chorister.dap.http import invalid_message
 from chorister.dap.messages import ReportUploadStatus, UploadErrors
-from chorister.errors import DecodeError
+from chorister.errors import DecodeError, ProblemError
 
 if TYPE_CHECKING:
     from chorister.aggregator.jobs.job_queue import JobQueue
@@ -206,8 +206,11 @@ class ReportWriter:
         return self._clock.now().to_bytes(6, "big") + secrets.token_bytes(_SEGMENT_ID_BYTES - 6)
 
 
-class QueueFull(Exception):
-    """No room: the client should come back later."""
+class QueueFull(ProblemError):
+    """There is no room for an upload; the client should come back later."""
+
+    def __init__(self) -> None:
+        super().__init__(None, "too many uploads are waiting; come back later", status=503)
 
 
 class UploadQueue(Generic[U, R]):

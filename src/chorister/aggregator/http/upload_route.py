@@ -17,17 +17,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
+from starlette.requests import Request
+from starlette.routing import Route
 
-from chorister.aggregator.http.app import (
-    ACCEPTED,
-    RawResponse,
-    Receive,
-    Scope,
-    Send,
-    failure,
-    refusal,
-    success,
-)
+from chorister.aggregator.http.app import ACCEPTED, failure, make_route, success
 from chorister.aggregator.http.report_writer import (
     CheckedUpload,
     QueueFull,
@@ -35,23 +28,22 @@ from chorister.aggregator.http.report_writer import (
     UploadQueue,
 )
 from chorister.aggregator.http.request_checks import (
-    RequestHeaders,
     TaskLookup,
     UploadCredential,
+    body_parts,
     check_media_type,
     read_headers,
-    too_long,
 )
 from chorister.aggregator.operations.metrics import Metrics
 from chorister.aggregator.task import KnownTask
 from chorister.dap.draft import UPLOAD_ERRORS, UPLOAD_REQUEST
 from chorister.dap.messages import UploadErrors
 from chorister.errors import ProblemError
+from chorister.http_server import RawResponse
 
 _UPLOAD_TYPE: Final = UPLOAD_REQUEST.encode()
 _LARGE_BYTES: Final = 1 << 17
 _LARGE_AT_ONCE: Final = 2
-_DISCONNECTED: Final = RawResponse(499, ())  # counted, but nobody reads it
 
 
 @dataclass(kw_only=True)
@@ -69,25 +61,21 @@ class UploadRoute:
     credential: UploadCredential | None = None
     slow_credential: UploadCredential | None = None
     held: int = 0  # bytes of bodies that are arriving
-    _path: re.Pattern[str] = field(init=False)
     _url: re.Pattern[bytes] = field(init=False)
     _threads: anyio.CapacityLimiter = field(init=False)
 
     def __post_init__(self) -> None:
         # Their own threads, so that large uploads take none from other requests.
         self._threads = anyio.CapacityLimiter(_LARGE_AT_ONCE)
-        path = re.escape(self.prefix) + r"tasks/([^/]+)/reports"
-        self._path = re.compile(path)
-        self._url = re.compile(path.replace("[^/]", r"[\w-]").encode())
+        self._url = re.compile(re.escape(self.prefix).encode() + rb"tasks/([\w-]+)/reports")
         self._short = min(_LARGE_BYTES - 1, self.upload_bytes)
-        self._accepted = self.metrics.requests.labels("reports", "200")
+        self._answered = self.metrics.requests.labels("reports", "200")
         self._stored = self.metrics.reports.labels("stored")
         self._refused = self.metrics.reports.labels("refused")
 
-    def task_of(self, path: str) -> str | None:
-        """Return the task id in the path, if it is the path of uploads."""
-        found = self._path.fullmatch(path)
-        return None if found is None else found[1]
+    def route(self) -> Route:
+        path = f"{self.prefix}tasks/{{task}}/reports"
+        return make_route(self.metrics, "reports", path, self.upload, "POST")
 
     # --- the common case ------------------------------------------------------------------------
 
@@ -116,49 +104,34 @@ class UploadRoute:
             upload = self.writer.check(task, body)
             future = self.queue.put(upload, len(body))
         except Exception as error:
-            respond(self._failed(error))
+            respond(self.failed(error))
             return
 
         def stored(future: asyncio.Future[UploadErrors]) -> None:
             try:
                 response = self._outcome(upload, future.result())
+                self._answered.inc()
             except Exception as error:
-                response = self._failed(error)
+                response = self.failed(error)
             respond(response)  # outside: if it fails, the request must not be answered twice
 
         future.add_done_callback(stored)
 
-    def full(self) -> RawResponse:
-        """Return the response to a body for which there is no room."""
-        return self._failed(QueueFull())
+    def failed(self, error: Exception) -> RawResponse:
+        """Return the response to an error, and count it."""
+        response = failure(error, "reports")
+        self.metrics.requests.labels("reports", str(response.status)).inc()
+        return response
 
     # --- all other cases ------------------------------------------------------------------------
 
-    async def upload(self, text: str, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "POST":
-            error = ProblemError(None, f"method not allowed: {scope['method']}", status=405)
-            await self._counted(refusal(error, {"allow": "POST"})).send(send)
-            return
-        headers = read_headers(scope["headers"])
-        try:
-            response = await self._upload(text, headers, receive)
-        except Exception as error:
-            response = self._failed(error)
-        if response is _DISCONNECTED:
-            self._counted(response)
-        else:
-            await response.send(send)
-
-    async def _upload(self, text: str, headers: RequestHeaders, receive: Receive) -> RawResponse:
+    async def upload(self, request: Request) -> RawResponse:
+        headers = read_headers(request.headers.raw)
         if self.credential is not None or self.slow_credential is not None:
             await self._check_credential(headers.credential)
-        task = await self.lookup.find(text, headers.advertised)
+        task = await self.lookup.find(request.path_params["task"], headers.advertised)
         check_media_type(headers.content_type, UPLOAD_REQUEST)
-        if headers.length is not None and headers.length > self.upload_bytes:
-            raise too_long(self.upload_bytes)
-        body = await self._body(receive)
-        if body is None:
-            return _DISCONNECTED
+        body = await self._body(request, headers.length)
         if len(body) < _LARGE_BYTES:
             upload = self.writer.check(task, body)
         else:  # many reports: checking takes time, and the body counts until it is queued
@@ -171,25 +144,19 @@ class UploadRoute:
                 self.held -= len(body)
         return self._outcome(upload, await self.queue.put(upload, len(body)))
 
-    async def _body(self, receive: Receive) -> bytes | None:
-        """Read the body; None if the client disconnected.
+    async def _body(self, request: Request, length: int | None) -> bytes:
+        """Read the body.
 
         All bodies together are bounded, by what has arrived and not by what was announced: a slow
         client takes no room from others.
         """
-        parts, size, more = [], 0, True
+        parts, size = [], 0
         try:
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return None
-                parts.append(message.get("body", b""))
-                more = message.get("more_body", False)
-                size += len(parts[-1])
-                self.held += len(parts[-1])
-                if size > self.upload_bytes:
-                    raise too_long(self.upload_bytes)
-                if more and self.held > self.held_bytes:
+            async for part in body_parts(request, self.upload_bytes, length):
+                parts.append(part)
+                size += len(part)
+                self.held += len(part)
+                if self.held > self.held_bytes:
                     raise QueueFull
         finally:
             self.held -= size
@@ -203,25 +170,13 @@ class UploadRoute:
         if not valid:
             raise ProblemError(None, "uploads need a valid credential of the host app", status=403)
 
-    # --- responses ------------------------------------------------------------------------------
-
     def _outcome(self, upload: CheckedUpload, errors: UploadErrors) -> RawResponse:
         refused = len(errors.statuses)
         self._stored.inc(len(upload.ids) - refused)
         if not refused:
-            self._accepted.inc()
             return ACCEPTED
         self._refused.inc(refused)
-        return self._counted(success(errors.encode(), media_type=UPLOAD_ERRORS))
-
-    def _failed(self, error: Exception) -> RawResponse:
-        if isinstance(error, QueueFull):
-            error = ProblemError(None, "too many uploads are waiting; come back later", status=503)
-        return self._counted(failure(error, "reports"))
-
-    def _counted(self, response: RawResponse) -> RawResponse:
-        self.metrics.requests.labels("reports", str(response.status)).inc()
-        return response
+        return success(errors.encode(), media_type=UPLOAD_ERRORS)
 
 
 class _IncomingUpload:
@@ -243,7 +198,7 @@ class _IncomingUpload:
         if self._route.held <= self._route.held_bytes:
             return None
         self.gone()
-        return self._route.full()
+        return self._route.failed(QueueFull())
 
     def complete(self, respond: Callable[[RawResponse], None]) -> None:
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)

@@ -27,7 +27,7 @@ from chorister.aggregator.jobs.release import (
     wrong_bucket,
 )
 from chorister.aggregator.storage import batches
-from chorister.aggregator.storage.collections import JOB_RESPONSES, SHARES, StoredResponse
+from chorister.aggregator.storage.batches import JOB_RESPONSES, SHARES, StoredResponse
 from chorister.aggregator.storage.database import Database, Transaction
 from chorister.aggregator.storage.hpke_keys import KeyRing
 from chorister.aggregator.storage.reports import add_report_ids

@@ -33,14 +33,14 @@ from procrastinate.sql import queries
 from procrastinate.types import JSONDict
 from psycopg_pool import ConnectionPool
 
-from chorister.aggregator.storage.collections import CollectionRef, pending_collections_of
+from chorister.aggregator.storage.batches import CollectionRef, pending_collections
 from chorister.aggregator.storage.database import (
     Database,
     Transaction,
     database_time,
     missing_objects,
 )
-from chorister.aggregator.storage.reports import JobRef, all_jobs, has_waiting_reports
+from chorister.aggregator.storage.reports import JobRef, has_waiting_reports, unfinished_jobs
 from chorister.errors import InternalError, ServiceError
 
 QUEUE: Final = "chorister"
@@ -121,7 +121,7 @@ class JobQueue:
 
         The task's batch is locked by now, and by whoever creates a collection: none is missed.
         """
-        refs = pending_collections_of(tx, task_id)
+        refs = pending_collections(tx, task_id=task_id)
         self._enqueue(tx, "collect", [job_arguments(ref) for ref in refs])
 
     def collection_created(self, tx: Transaction, ref: CollectionRef) -> None:
@@ -166,7 +166,7 @@ class JobQueue:
         meanwhile is enqueued for nothing, which does no harm.
         """
         with self._database.read() as tx:
-            created = [job_arguments(ref) for ref in all_jobs(tx)]
+            created = [job_arguments(ref) for ref in unfinished_jobs(tx)]
             waiting = has_waiting_reports(tx)
         with _as_service_error():
             queued = [job.task_kwargs for job in self._listed("aggregate")] if created else []

@@ -17,6 +17,8 @@ from typing import Any, Final, TextIO
 
 import structlog
 
+from chorister.errors import ChoristerError
+
 FIELDS: Final = frozenset(
     {
         "aggregator",
@@ -135,6 +137,15 @@ def _stack_without_values(
             trace = trace.tb_next
         event["frames"] = [type(error).__name__, *frames[-12:]]
     return event
+
+
+def log_failure(event: str, error: BaseException, *, level: str = "error", **fields: Any) -> None:  # noqa: ANN401
+    """Log what a typed error says; for any other, that it is a bug and where it happened."""
+    if isinstance(error, ChoristerError):
+        fields = {"reason": type(error).__name__, "error": str(error)} | fields
+        getattr(get_logger(), level)(event, **fields)
+    else:
+        get_logger().error(f"{event} because of a bug in Chorister", exc_info=error, **fields)
 
 
 def get_logger() -> Any:  # noqa: ANN401 (structlog's own type says no more)

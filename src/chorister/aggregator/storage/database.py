@@ -54,9 +54,7 @@ Transaction: TypeAlias = Connection
 BINARY_ROWS: Final = {"chorister_binary": True}
 """Execution options to read many bytes: as text, PostgreSQL sends two digits for each."""
 
-QUERY_IDS: Final = 500
-"""How many ids one query takes."""
-
+_IDS_PER_QUERY: Final = 500
 KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
 _BUSY_TIMEOUT_SECONDS: Final = 30
@@ -271,6 +269,12 @@ def database_time(tx: Transaction) -> datetime:
 def missing_objects(tx: Transaction, names: Sequence[str]) -> list[str]:
     """Return the names that are not a table, type or function of a PostgreSQL database."""
     return [name for name in names if not tx.scalar(_OBJECT_EXISTS, {"name": name})]
+
+
+def in_queries(ids: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Cut a list of ids into pieces that fit into one query each."""
+    for start in range(0, len(ids), _IDS_PER_QUERY):
+        yield ids[start : start + _IDS_PER_QUERY]
 
 
 # --- details ------------------------------------------------------------------------------------
