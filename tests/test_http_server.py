@@ -143,6 +143,30 @@ def test_a_head_is_not_endless(port: int) -> None:
         assert seconds_until_cut(connection) < 5
 
 
+@pytest.mark.parametrize(("fields", "status"), [(100, b"200"), (101, b"400")])
+def test_header_fields_are_limited_in_number(port: int, fields: int, status: bytes) -> None:
+    """Each becomes an object of many times its length: a full head took 1.7 MB of memory."""
+    with connected(port) as connection:
+        connection.sendall(b"GET /fields HTTP/1.1\r\n" + b"ab:\r\n" * fields + b"\r\n")
+        got = answer(connection)
+        assert got.split()[1] == status
+        if status == b"200":
+            assert got.endswith(b"\r\n\r\n100")
+        else:
+            assert seconds_until_cut(connection) < 2
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [b"GET http://a:b/ HTTP/1.1\r\nHost: x\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"ab:\r\n" * 101],
+)
+def test_a_bad_request_does_not_overtake_the_answer_before_it(port: int, bad: bytes) -> None:
+    with connected(port) as connection:
+        connection.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n" + bad)
+        assert b" 200 " in answer(connection)
+        assert answer(connection) == b""
+
+
 CHUNKED = b"POST %s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 

@@ -121,7 +121,7 @@ class Direct(Protocol):
         ...
 
 
-class State(enum.Enum):
+class ConnectionState(enum.Enum):
     """The state of a connection; see the module's table."""
 
     OPENED = enum.auto()
@@ -175,7 +175,7 @@ class GuardedConnection(HttpToolsProtocol):
     # `transport`; those that are still in a TLS handshake are `http_server_tls.Handshake`s.
     waiting: ClassVar[dict[Any, None]]
 
-    _state: State = State.OPENED
+    _state: ConnectionState = ConnectionState.OPENED
     _state_ends: float = 0.0  # by the event loop's clock, like all times here
     _stall_ends: float = 0.0
     _answer_ends: float = math.inf
@@ -196,7 +196,7 @@ class GuardedConnection(HttpToolsProtocol):
             # Uvicorn counts tasks as well, and those of closed connections may not have ended yet.
             self.limit_concurrency = 2 * limit
         self._update_waiting()
-        self._enter(State.OPENED, self.deadlines.header)
+        self._enter(ConnectionState.OPENED, self.deadlines.header)
         self._next_check = self.loop.call_later(_CHECK_SECONDS, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -256,25 +256,25 @@ class GuardedConnection(HttpToolsProtocol):
         self.waiting.pop(self, None)
         self._update_waiting()
 
-    def _enter(self, state: State, seconds: float) -> None:
+    def _enter(self, state: ConnectionState, seconds: float) -> None:
         self._state = state
         self._state_ends = self.loop.time() + seconds
 
     def _check(self) -> None:
         self._next_check = self.loop.call_later(_CHECK_SECONDS, self._check)
         now = self.loop.time()
-        if self.transport.is_closing() and self._state is not State.CLOSING:
+        if self.transport.is_closing() and self._state is not ConnectionState.CLOSING:
             self._close()
         if self.flow.read_paused:  # the application is slow, not the client
             self._stall_ends = now + self.deadlines.stall
         ends = min(self._answer_ends, self._unread_ends)
         if not self.pipeline:  # otherwise nothing is read, whatever the client sends
             ends = min(ends, self._state_ends)
-            if self._state is State.BODY:
+            if self._state is ConnectionState.BODY:
                 ends = min(ends, self._stall_ends)
         if now <= ends:
             return
-        if self._state is State.IDLE and now <= self._unread_ends:
+        if self._state is ConnectionState.IDLE and now <= self._unread_ends:
             self.transport.close()  # gently: the answer may still be on its way
         else:
             self.transport.abort()
@@ -307,23 +307,23 @@ class GuardedConnection(HttpToolsProtocol):
         if len(self.pipeline) >= _MAX_PIPELINED:
             raise ValueError("too many requests wait behind one another")
         self._overhead = 0
-        if self._state is State.OPENED:
-            self._state = State.HEAD
+        if self._state is ConnectionState.OPENED:
+            self._state = ConnectionState.HEAD
         else:
-            if self._state is State.IDLE:
+            if self._state is ConnectionState.IDLE:
                 self._heard_from()
-            self._enter(State.HEAD, self.deadlines.header)
+            self._enter(ConnectionState.HEAD, self.deadlines.header)
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._state is State.HEAD:
+        if self._state is ConnectionState.HEAD:
             if len(self.headers) >= _MAX_HEADER_FIELDS:
                 raise ValueError("too many header fields")
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._overhead = 0
-        self._enter(State.BODY, self.deadlines.body)
+        self._enter(ConnectionState.BODY, self.deadlines.body)
         self._stall_ends = self.loop.time() + self.deadlines.stall
         request = None
         if self.direct is not None and self._is_plain():
@@ -366,7 +366,7 @@ class GuardedConnection(HttpToolsProtocol):
         if cycle.response_complete:  # it was answered before its body ended
             self._wait_for_next()
             return
-        self._enter(State.ANSWERING, self.deadlines.answer)
+        self._enter(ConnectionState.ANSWERING, self.deadlines.answer)
         self._answer_ends = min(self._answer_ends, self._state_ends)
         cycle.more_body = False
         self._update_waiting()
@@ -408,26 +408,26 @@ class GuardedConnection(HttpToolsProtocol):
         self.flow.resume_reading()
         self._answer_ends = math.inf
         self._update_waiting()
-        if self._state is State.ANSWERING:
+        if self._state is ConnectionState.ANSWERING:
             self._wait_for_next()
 
     def _read_on(self) -> None:
         """Read the rest of a request once no other waits before it."""
         if self.pipeline:
             return
-        if self._state is State.HEAD:
-            self._enter(State.HEAD, self.deadlines.header)
-        elif self._state is State.BODY:
-            self._enter(State.BODY, self.deadlines.body)
+        if self._state is ConnectionState.HEAD:
+            self._enter(ConnectionState.HEAD, self.deadlines.header)
+        elif self._state is ConnectionState.BODY:
+            self._enter(ConnectionState.BODY, self.deadlines.body)
         self.flow.resume_reading()
 
     def _wait_for_next(self) -> None:
         self._heard_from()
-        self._enter(State.IDLE, self.timeout_keep_alive)
+        self._enter(ConnectionState.IDLE, self.timeout_keep_alive)
 
     def _close(self) -> None:
         """Give the client time to read what was written."""
-        self._enter(State.CLOSING, self.deadlines.unread)
+        self._enter(ConnectionState.CLOSING, self.deadlines.unread)
         self._update_waiting()
 
 

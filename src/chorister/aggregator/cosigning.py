@@ -177,7 +177,7 @@ class Cosigning:
     def _submit_keys(self) -> None:
         now = self._clock.now()
         self._keys.destroy_due()
-        # A key that did not reach the log while its entry was valid is given up for a new one.
+        # A key that did not reach the log while its entry was valid is replaced by a new one.
         entries = {config: self._entry(config, now) for config in self._keys.unpublished()}
         waiting = [config for config, entry in entries.items() if now < entry.not_after]
         since = self._keys.current_since()

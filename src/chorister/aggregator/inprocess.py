@@ -66,7 +66,7 @@ class InProcessNetwork(httpx2.BaseTransport):
             self._loop.close()
 
     def close(self) -> None:
-        """Do nothing: clients call this when they close, and the network goes on."""
+        """Do nothing: clients call this when they close, but the network stays."""
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Answer one request; the interface of an httpx transport."""

@@ -51,7 +51,7 @@ def serve(
     adopt: Path | None = None,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve until told to stop. `ready` gets the address: the system may choose the port."""
+    """Serve until SIGTERM or SIGINT. `ready` gets the address: the system may choose the port."""
     configure_logs(level=config.log_level, form=config.log_format)
     check_tls(config)
     allow_connections(config.connections)
@@ -103,7 +103,7 @@ async def metrics_listener(service: Service, listener: socket.socket | None) -> 
 
 
 class _Server(uvicorn.Server):
-    """Returns when it is told to stop, so that everything is closed before the process ends."""
+    """Returns after a signal, so that everything is closed before the process ends."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -145,7 +145,7 @@ def _settings(config: LeaderConfig | HelperConfig, service: Service) -> uvicorn.
 def _relax_garbage_collection() -> None:
     """Make Python's garbage collector run less often: requests leave hardly any cycles behind.
 
-    What exists when the server starts stays for good, and need not be visited again.
+    What exists when the server starts stays, and need not be visited again.
     """
     gc.collect()
     gc.freeze()
@@ -201,7 +201,7 @@ def run_worker(
 ) -> None:
     """Run an aggregator's jobs until SIGTERM or SIGINT."""
     configure_logs(level=config.log_level, form=config.log_format)
-    # Its lines quote whatever failed, addresses too; we log what matters ourselves.
+    # Its messages quote what failed, including addresses; we log what matters ourselves.
     logging.getLogger("procrastinate").setLevel(logging.CRITICAL)
     with contextlib.ExitStack() as stack:
         metrics = None

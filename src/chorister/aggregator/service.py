@@ -303,7 +303,7 @@ class Service:
                 try:
                     yield
                 finally:
-                    await queue.close()  # first: whoever waits gets a response
+                    await queue.close()  # first: waiting clients get a response
                     if loop is not None:
                         await anyio.to_thread.run_sync(loop.stop)
 

@@ -3,7 +3,7 @@
 An upload does almost nothing in Python: its task is looked up in a dictionary, one native call
 reads the headers of its reports, and it waits in the queue for the next transaction. The web
 server's own work is most of what is left, so there are two paths. The common case (a cached task, a
-short body of declared length, a credential that is checked at once) is answered by the connection
+short body of declared length, a credential that is quick to check) is answered by the connection
 itself (`http_server.Direct`). Everything else, and every refusal by header, is handled by an ASGI
 application without Starlette.
 """
@@ -57,7 +57,7 @@ class UploadRoute:
     prefix: str
     upload_bytes: int
     held_bytes: int
-    # How an upload's credential is checked: at once, or in a thread; neither if none is needed.
+    # How an upload's credential is checked: right away, or in a thread; neither if none is needed.
     credential: UploadCredential | None = None
     slow_credential: UploadCredential | None = None
     held: int = 0  # bytes of bodies that are arriving

@@ -3,8 +3,8 @@
 A job's reports and their order are fixed when it is created, and everything computed from them is
 deterministic. An interrupted job is simply started again: its request comes out byte for byte the
 same, so the helper repeats its stored response. The request's SHA-256, durable before the first
-byte is sent, proves it. The transaction that finishes a job deletes it: whoever comes second, even
-in another process, finds nothing to finish and adds nothing.
+byte is sent, proves it. The transaction that finishes a job deletes it: a second one, even in
+another process, finds nothing to finish and adds nothing.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class AggregationJobDriver:
         self._last_task = b""
 
     def create_jobs(self, limit: int) -> list[JobRef]:
-        """Create up to `limit` jobs, from each task in turn; fewer means no report waits."""
+        """Create up to `limit` jobs, from each task in turn; fewer mean that no report waits."""
         with self._database.read() as tx:
             found, self._last_task = reports.tasks_with_waiting_reports(tx, self._last_task, limit)
         waiting = [task for task in map(self._tasks.find, found) if task is not None]
@@ -153,7 +153,7 @@ class AggregationJobDriver:
             return reports.unfinished_jobs(tx, live_at=self._clock.now(), limit=limit)
 
     def step(self, ref: JobRef) -> StepResult:
-        """Verify a job's reports with the helper and add them up. Safe to repeat, even at once."""
+        """Verify a job's reports with the helper, add them up. Safe to repeat, even concurrently."""
         task = self._tasks.find(ref.task_id)
         if task is None or self._clock.now() >= task.ends:
             return StepResult(done=True)

@@ -146,7 +146,7 @@ class CollectionJobDriver:
             return batches.pending_collections(tx, live_at=self._clock.now())
 
     def step(self, ref: CollectionRef) -> StepResult:
-        """Bring a collection job as far as possible. Safe to repeat, even at once."""
+        """Advance a collection job as far as possible. Safe to repeat, even concurrently."""
         task = self._tasks.find(ref.task_id)
         if task is None or self._clock.now() >= task.ends:
             return StepResult(done=True)

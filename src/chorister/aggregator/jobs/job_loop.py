@@ -1,7 +1,7 @@
 """The server's own job loop: reports are verified as they arrive.
 
 One thread decides, a few others work. Reports wait for others for a fraction of a second, so that
-single uploads do not become single jobs; then jobs are created and stepped, several at once: while
+single uploads do not become single jobs. Then jobs are created and stepped, a few at a time: while
 the helper verifies one, the leader prepares the next. A collection is stepped when one of its
 task's jobs has ended. When the helper can't be reached, everything that needs it pauses, longer
 each time, and resumes by itself. A job that fails for reasons of its own, or that the helper
@@ -140,7 +140,7 @@ class JobLoop:
             self._ready.append(ref)
         self._start_ready()
         wait = self._collect(now, poll=poll)
-        wait = min(wait, self._gather(now))  # last: if it fails, the rest goes on
+        wait = min(wait, self._gather(now))  # last: if it fails, the rest is done
         self._start_ready()
         return max(0.0, min(wait, self._poll_at - now, self._next_retry() - now))
 
@@ -279,7 +279,7 @@ class Periodic:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start, with a first call at once."""
+        """Start, with the first call immediately."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -49,12 +49,12 @@ _PRIORITIES: Final = {"collect": 2, "gather": 1, "aggregate": 0}
 """A collector never waits behind another task's reports."""
 _CLAIM_LIMIT: Final = 1000
 _AT_ONCE: Final = datetime(1970, 1, 1, tzinfo=UTC)
-"""A time in the past by any clock: the job is due at once."""
+"""In the past by any clock: the job is due immediately."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeadJob:
-    """A job that was given up after many attempts."""
+    """A job that workers gave up on after many attempts."""
 
     number: int
     kind: str
@@ -119,7 +119,8 @@ class JobQueue:
     def job_ended(self, tx: Transaction, task_id: bytes) -> None:
         """Enqueue `collect` for every pending collection of the task.
 
-        The task's batch is locked by now, and by whoever creates a collection: none is missed.
+        The caller has locked the task's batch, as has a request that creates a collection: none is
+        missed.
         """
         refs = pending_collections(tx, task_id=task_id)
         self._enqueue(tx, "collect", [job_arguments(ref) for ref in refs])
@@ -248,7 +249,7 @@ async def requeue_stalled(
 
     `heartbeat`: seconds of silence after which a worker is dead. `longest`: seconds after which a
     job is taken from a living worker, too; `seen` remembers when each run was first seen. A job
-    whose worker was alive after all runs twice at once, which does no harm.
+    whose worker was alive after all runs twice at the same time, which does no harm.
     """
     await jobs.prune_stalled_workers(heartbeat)
     stalled = [

@@ -2,7 +2,7 @@
 
 The functions are the same as in the server's own loop; only the caller differs. Procrastinate
 fetches what `job_queue` enqueued, retries what failed, later each time, and runs periodic tasks
-once, whatever the number of workers. A worker that dies is missed after a few seconds, and its jobs
+once, however many workers there are. A dead worker is noticed after a few seconds, and its jobs
 are enqueued again. When the database goes away, the worker waits for it; when the helper goes away,
 the worker pauses before it asks again.
 """
@@ -214,7 +214,7 @@ class Worker:
     # --- running --------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event, *, jobs: int) -> None:
-        """Run jobs until told to stop, `jobs` at once, reconnecting to the database as needed."""
+        """Run jobs until `stop` is set, `jobs` at a time. Reconnects to the database as needed."""
         pause = FIRST_PAUSE_SECONDS
         while not stop.is_set():
             started = time.monotonic()
@@ -231,7 +231,7 @@ class Worker:
             pause = min(2 * pause, MAX_PAUSE_SECONDS / 6)
 
     async def _run_once(self, stop: asyncio.Event, jobs: int) -> None:
-        """Run jobs until told to stop, or until the database fails."""
+        """Run jobs until `stop` is set or the database fails."""
         running = asyncio.create_task(
             self.app.run_worker_async(
                 queues=[QUEUE, PERIODIC_QUEUE],
@@ -244,8 +244,8 @@ class Worker:
             )
         )
         lost = asyncio.Event()
-        # If the end of a job can't be written, the exception is one that nobody awaits. The job
-        # would be ours forever, unless we come back as another worker.
+        # If the end of a job can't be written, nothing awaits the exception. The job would stay
+        # ours forever, unless we reconnect as another worker.
         asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: lost.set())
         waits = [asyncio.create_task(each.wait()) for each in (stop, lost)]
         await asyncio.wait([running, *waits], return_when=asyncio.FIRST_COMPLETED)

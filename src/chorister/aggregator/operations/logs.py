@@ -109,7 +109,7 @@ def configure_logs(*, level: str, form: str, stream: TextIO | None = None) -> No
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        # Looked up for every line, so that replacing stderr takes effect at once.
+        # Looked up for every line, so that replacing stderr takes effect immediately.
         logger_factory=lambda *_: structlog.PrintLogger(stream or sys.stderr),
         cache_logger_on_first_use=False,
     )
@@ -127,7 +127,7 @@ def configure_logs(*, level: str, form: str, stream: TextIO | None = None) -> No
 def _stack_without_values(
     _: object, __: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """Log where an unexpected exception came from; its message could quote data, so not that."""
+    """Log where an unexpected exception came from, without its message, which could quote data."""
     error = event.pop("exc_info", None)
     if isinstance(error, BaseException):
         frames, trace = [], error.__traceback__

@@ -142,7 +142,7 @@ class CollectionRef(NamedTuple):
 class StoredCollection(NamedTuple):
     """A collection job as the database holds it."""
 
-    request: bytes  # the CollectionJobReq as it came
+    request: bytes  # the CollectionJobReq, unchanged
     response: bytes | None  # the CollectionJobResp; None until there is a result
     refusal: ProblemError | None  # the helper refused it for good
 

@@ -155,7 +155,7 @@ def tasks_with_waiting_reports(
     """Find up to `limit` tasks with waiting reports, starting after the task `after`.
 
     Also returns where to start next time, so that all tasks get their turn. Jumps from task to
-    task by the index, however many reports each of them has.
+    task in the index, so the number of their reports does not matter.
     """
     query = (
         select(segments.c.task_id)

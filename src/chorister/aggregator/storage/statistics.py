@@ -1,8 +1,8 @@
-"""What became of reports, by task and reason; the state of tasks and jobs.
+"""Counts of reports by task and outcome, and the state of tasks and jobs.
 
 Counters are named `uploaded`, `verified`, or `WHO:REASON` for rejected reports:
 `upload:report_replayed` (by the leader, at upload), `leader:hpke_decrypt_error` (by the leader, in
-a job), `helper:vdaf_verify_error` (by the helper; at the leader as the helper told it),
+a job), `helper:vdaf_verify_error` (by the helper; at the leader as the helper reported it),
 `disputed:vdaf_verify_error` (by the leader, although the helper accepted the report: an honest
 helper never does that, and the batch can no longer be collected). They are written in the
 transaction that decides, so they are as exact as the sums.
