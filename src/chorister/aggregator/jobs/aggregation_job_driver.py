@@ -153,7 +153,7 @@ class AggregationJobDriver:
             return reports.unfinished_jobs(tx, live_at=self._clock.now(), limit=limit)
 
     def step(self, ref: JobRef) -> StepResult:
-        """Verify a job's reports with the helper, add them up. Safe to repeat, even concurrently."""
+        """Verify and add up a job's reports with the helper. Safe to repeat, even concurrently."""
         task = self._tasks.find(ref.task_id)
         if task is None or self._clock.now() >= task.ends:
             return StepResult(done=True)
