@@ -1,9 +1,9 @@
 """The secrets that an aggregator shares with others: one verify key and one token for each pair.
 
 A leader may have several helpers, and a helper several leaders. With a pair's verify key, anybody
-can make reports that pass its verification, and with its token anybody can send requests to the helper.
-So no two pairs share either. Those of one pair are at the top level of the settings, those of the
-others under `[[helpers]]` or `[[leaders]]`.
+can make reports that pass its verification, and with its token, anybody can send requests to the
+helper. So no two pairs share either. Those of one pair are at the top level of the settings, those
+of the others under `[[helpers]]` or `[[leaders]]`.
 """
 
 from __future__ import annotations
