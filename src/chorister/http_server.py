@@ -100,8 +100,8 @@ class RawResponse:
 class Incoming(Protocol):
     """A request that is answered without the application."""
 
-    def feed(self, part: bytes) -> RawResponse | None:
-        """Take a part of the body; a response refuses the rest."""
+    def feed(self, part: bytes) -> None:
+        """Take a part of the body."""
         ...
 
     def complete(self, respond: Callable[[RawResponse], None]) -> None:
@@ -116,7 +116,9 @@ class Incoming(Protocol):
 class Direct(Protocol):
     """Decides which requests are answered without the application."""
 
-    def begin(self, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Incoming | None:
+    def begin(
+        self, url: bytes, headers: Sequence[tuple[bytes, bytes]], disconnect: Callable[[], None]
+    ) -> Incoming | None:
         """Start a POST by its header; None if the application has to answer it."""
         ...
 
@@ -327,7 +329,7 @@ class GuardedConnection(HttpToolsProtocol):
         self._stall_ends = self.loop.time() + self.deadlines.stall
         request = None
         if self.direct is not None and self._is_plain():
-            request = self.direct.begin(self.url, self.headers)
+            request = self.direct.begin(self.url, self.headers, self.transport.abort)
         if request is None:
             super().on_headers_complete()
         else:
@@ -355,11 +357,8 @@ class GuardedConnection(HttpToolsProtocol):
         cycle: Any = self.cycle
         if not isinstance(cycle, _DirectCycle):
             super().on_body(body)
-        elif not cycle.response_complete:
-            refused = cycle.request.feed(body)
-            if refused is not None:
-                cycle.keep_alive = False
-                self._answer(cycle, refused)
+        else:
+            cycle.request.feed(body)
 
     def on_message_complete(self) -> None:
         cycle: Any = self.cycle

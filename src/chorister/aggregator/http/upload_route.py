@@ -60,7 +60,8 @@ class UploadRoute:
     # How an upload's credential is checked: right away, or in a thread; neither if none is needed.
     credential: UploadCredential | None = None
     slow_credential: UploadCredential | None = None
-    held: int = 0  # bytes of bodies that are arriving
+    held: int = 0  # bytes of bodies that are arriving, or being checked in a thread
+    _arriving: dict[_ArrivingBody, None] = field(default_factory=dict)  # the oldest first
     _url: re.Pattern[bytes] = field(init=False)
     _threads: anyio.CapacityLimiter = field(init=False)
 
@@ -79,7 +80,9 @@ class UploadRoute:
 
     # --- the common case ------------------------------------------------------------------------
 
-    def begin(self, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> _IncomingUpload | None:
+    def begin(
+        self, url: bytes, headers: Sequence[tuple[bytes, bytes]], disconnect: Callable[[], None]
+    ) -> _IncomingUpload | None:
         """Start an upload that only needs to be stored; None for any other request."""
         found = self._url.fullmatch(url)
         if found is None or self.slow_credential is not None:
@@ -96,7 +99,7 @@ class UploadRoute:
         ):
             return None
         task = self.lookup.cached(found[1].decode(), found_headers.advertised)
-        return None if task is None else _IncomingUpload(self, task)
+        return None if task is None else _IncomingUpload(self, task, disconnect)
 
     def store(self, task: KnownTask, body: bytes, respond: Callable[[RawResponse], None]) -> None:
         """Store a short body; `respond` is called when it is durable."""
@@ -145,22 +148,45 @@ class UploadRoute:
         return self._outcome(upload, await self.queue.put(upload, len(body)))
 
     async def _body(self, request: Request, length: int | None) -> bytes:
-        """Read the body.
-
-        All bodies together are bounded, by what has arrived and not by what was announced: a slow
-        client takes no room from others.
-        """
-        parts, size = [], 0
         try:
-            async for part in body_parts(request, self.upload_bytes, length):
-                parts.append(part)
-                size += len(part)
-                self.held += len(part)
-                if self.held > self.held_bytes:
-                    raise QueueFull
-        finally:
-            self.held -= size
-        return b"".join(parts)
+            async with asyncio.timeout(None) as until:
+                body = _ArrivingBody(drop=lambda: until.reschedule(0))
+                try:
+                    async for part in body_parts(request, self.upload_bytes, length):
+                        self.hold(body, part)
+                        if body.dropped:
+                            raise QueueFull
+                    return b"".join(body.parts)
+                finally:
+                    self.release(body)
+        except TimeoutError:
+            raise QueueFull from None
+
+    # --- memory for bodies ----------------------------------------------------------------------
+
+    def hold(self, body: _ArrivingBody, part: bytes) -> None:
+        """Keep a part of a body. If there is no room, drop those that have been arriving longest.
+
+        So clients that send slowly, or stop, take no room from others: what has arrived counts, not
+        what was announced, and newer bodies take its place.
+        """
+        self._arriving.setdefault(body)
+        body.parts.append(part)
+        body.size += len(part)
+        self.held += len(part)
+        while self.held > self.held_bytes and self._arriving:
+            oldest = next(iter(self._arriving))
+            self.release(oldest)
+            oldest.dropped = True
+            oldest.drop()
+
+    def release(self, body: _ArrivingBody) -> None:
+        self._arriving.pop(body, None)
+        self.held -= body.size
+        body.size = 0
+        body.parts = []
+
+    # --- credentials and responses --------------------------------------------------------------
 
     async def _check_credential(self, given: bytes | None) -> None:
         if self.credential is not None:
@@ -179,37 +205,43 @@ class UploadRoute:
         return success(errors.encode(), media_type=UPLOAD_ERRORS)
 
 
-class _IncomingUpload:
+class _ArrivingBody:
+    """What has arrived of a body. `drop` tells its client that there is no room for it."""
+
+    __slots__ = ("drop", "dropped", "parts", "size")
+
+    def __init__(self, drop: Callable[[], None]) -> None:
+        self.parts: list[bytes] = []
+        self.size = 0
+        self.drop = drop
+        self.dropped = False
+
+
+class _IncomingUpload(_ArrivingBody):
     """An upload of the common case while it arrives (`http_server.Incoming`)."""
 
-    __slots__ = ("_parts", "_route", "_size", "_task")
+    __slots__ = ("_route", "_task")
 
-    def __init__(self, route: UploadRoute, task: KnownTask) -> None:
+    def __init__(self, route: UploadRoute, task: KnownTask, disconnect: Callable[[], None]) -> None:
+        def drop() -> None:
+            route.failed(QueueFull())  # counted; nobody reads it
+            disconnect()
+
+        super().__init__(drop)
         self._route = route
         self._task = task
-        self._parts: list[bytes] = []
-        self._size = 0
 
-    def feed(self, part: bytes) -> RawResponse | None:
-        """Take a part of the body; returns a refusal if there is no room."""
-        self._parts.append(part)
-        self._size += len(part)
-        self._route.held += len(part)
-        if self._route.held <= self._route.held_bytes:
-            return None
-        self.gone()
-        return self._route.failed(QueueFull())
+    def feed(self, part: bytes) -> None:
+        self._route.hold(self, part)
 
     def complete(self, respond: Callable[[RawResponse], None]) -> None:
-        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        body = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
         self.gone()
-        self._route.store(self._task, body, respond)
+        if not self.dropped:
+            self._route.store(self._task, body, respond)
 
     def gone(self) -> None:
-        """Release what is held."""
-        self._route.held -= self._size
-        self._size = 0
-        self._parts = []
+        self._route.release(self)
 
 
 def _is_valid(check: UploadCredential | None, given: bytes | None) -> bool:
