@@ -49,6 +49,7 @@ from chorister.dap.draft import Role
 from chorister.dap.helper_client import HelperClient
 from chorister.dap.http import HTTPClient
 from chorister.key_files import read_secret, read_signing_key
+from chorister.policy import Policy
 
 if TYPE_CHECKING:
     from chorister.aggregator.jobs.job_queue import JobQueue
@@ -62,6 +63,7 @@ _ROLES: Final = {"leader": Role.LEADER, "helper": Role.HELPER}
 class Core:
     """What the database holds, without a server around it: for `chorister tasks` and the like."""
 
+    policies: tuple[Policy, ...]
     database: Database
     tasks: TaskStore
     keys: KeyRing
@@ -77,6 +79,7 @@ def open_core(config: AggregatorConfig, clock: Clock, *, migrate: bool) -> Core:
     with contextlib.ExitStack() as stack:
         stack.callback(database.close)
         core = Core(
+            policies=policies,
             database=database,
             tasks=TaskStore(database, clock, url=config.url, role=role, policies=policies),
             keys=KeyRing(
@@ -157,7 +160,7 @@ class Service:
         config = self.config
         ca_bundle = _path(config.ca_bundle)
         identity = cosigner_identity(
-            config.url, read_signing_key(Path(config.cosigning_key)), config.read_policies()
+            config.url, read_signing_key(Path(config.cosigning_key)), self.core.policies
         )
         head = open_head(
             Path(config.head),

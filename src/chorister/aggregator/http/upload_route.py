@@ -170,6 +170,8 @@ class UploadRoute:
         So clients that send slowly, or stop, take no room from others: what has arrived counts, not
         what was announced, and newer bodies take its place.
         """
+        if body.dropped:
+            return
         self._arriving.setdefault(body)
         body.parts.append(part)
         body.size += len(part)
