@@ -51,7 +51,7 @@ from chorister.errors import ServiceError
 
 _CHECK_SECONDS: Final = 1.0
 _MAX_HEADER_FIELDS: Final = 100
-"""As an object, a short field takes 30 times the memory that it takes on the wire."""
+"""As an object, a short field takes 20 times the memory that it takes on the wire."""
 _MAX_PIPELINED: Final = 64
 """How many requests of a connection may wait behind one another."""
 _STATUS_LINES: Final = {

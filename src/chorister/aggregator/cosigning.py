@@ -11,6 +11,7 @@ A cosigner that does not know what it signed last refuses to start: whether the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -171,7 +172,7 @@ class Cosigning:
             except ChoristerError as error:
                 succeeded = False
                 self._metrics.cosigning_failures.labels(type(error).__name__).inc()
-                log_failure("cosigning failed", error, level="warning")
+                log_failure("cosigning failed", error, level=logging.WARNING)
         return succeeded
 
     def _submit_keys(self) -> None:

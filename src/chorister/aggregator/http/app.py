@@ -19,8 +19,9 @@ from typing import Final, TypeAlias
 import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chorister.aggregator.operations.logs import log_failure
 from chorister.aggregator.operations.metrics import Metrics
@@ -107,15 +108,22 @@ def make_route(
 ) -> Route:
     """Return a route whose requests are counted under `name`, and always get a response."""
 
-    async def call(request: Request) -> RawResponse:
+    async def call(request: Request) -> ASGIApp:
         try:
             response = await handler(request)
+        except ClientDisconnect:
+            metrics.requests.labels(name, "499").inc()
+            return _send_nothing
         except Exception as error:
             response = failure(error, name)
         metrics.requests.labels(name, str(response.status)).inc()
         return response
 
     return Route(path, call, methods=methods)
+
+
+async def _send_nothing(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    """Stands in for a response that nobody would read."""
 
 
 def base_routes(

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import anyio
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from chorister.aggregator.storage.tasks import TaskStore
 from chorister.aggregator.task import KnownTask
@@ -148,14 +148,11 @@ async def body_parts(request: Request, limit: int, length: int | None) -> AsyncI
     if length is not None and length > limit:
         raise too_long
     size = 0
-    try:
-        async for part in request.stream():
-            size += len(part)
-            if size > limit:
-                raise too_long
-            yield part
-    except ClientDisconnect:
-        raise ProblemError(None, "the client disconnected", status=400) from None
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise too_long
+        yield part
 
 
 async def read_body(request: Request, limit: int, length: int | None) -> bytes:

@@ -13,6 +13,7 @@ matters, and what it finds unfinished at the start is simply stepped.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -233,7 +234,7 @@ class JobLoop:
             log_failure(
                 "a job failed",
                 error,
-                level="warning",
+                level=logging.WARNING,
                 kind=kind,
                 task=ref[0].hex(),
                 retry_in=round(until - now, 1),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -176,7 +177,7 @@ class Worker:
             yield
         except BaseException as error:
             self._metrics.jobs.labels(kind, "failed").inc()
-            log_failure("a job failed", error, level="warning", kind=kind, task=task)
+            log_failure("a job failed", error, level=logging.WARNING, kind=kind, task=task)
             raise
 
     def sweep(self, timestamp: int) -> None:

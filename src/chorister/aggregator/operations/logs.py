@@ -139,11 +139,17 @@ def _stack_without_values(
     return event
 
 
-def log_failure(event: str, error: BaseException, *, level: str = "error", **fields: Any) -> None:  # noqa: ANN401
+def log_failure(
+    event: str,
+    error: BaseException,
+    *,
+    level: int = logging.ERROR,
+    **fields: Any,  # noqa: ANN401 (structlog's own)
+) -> None:
     """Log what a typed error says; for any other, that it is a bug and where it happened."""
     if isinstance(error, ChoristerError):
-        fields = {"reason": type(error).__name__, "error": str(error)} | fields
-        getattr(get_logger(), level)(event, **fields)
+        name = type(error).__name__
+        get_logger().log(level, event, reason=name, error=str(error), **fields)
     else:
         get_logger().error(f"{event} because of a bug in Chorister", exc_info=error, **fields)
 
