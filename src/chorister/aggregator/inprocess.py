@@ -9,18 +9,48 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Self, TypeVar
 
 import httpx2
-from starlette.applications import Starlette
+from starlette.types import ASGIApp, Message
 
-from chorister.errors import InvalidInput
+from chorister.errors import InvalidInput, ServiceError
 
 _START_TIMEOUT_SECONDS: Final = 60.0
 _RESPONSE_TIMEOUT_SECONDS: Final = 600.0
 
 T = TypeVar("T")
+
+
+class _Lifespan:
+    """Starts and stops one application, as an ASGI server does."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._inbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._outbox: asyncio.Queue[Message] = asyncio.Queue()
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+        await self._send("startup")
+
+    async def stop(self) -> None:
+        if not self._task.done():
+            await self._send("shutdown")
+            await self._task
+
+    async def _run(self) -> None:
+        scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
+        try:
+            await self._app(scope, self._inbox.get, self._outbox.put)
+        except Exception as error:
+            await self._outbox.put({"type": "lifespan.failed", "message": repr(error)})
+
+    async def _send(self, what: str) -> None:
+        await self._inbox.put({"type": f"lifespan.{what}"})
+        answer = await self._outbox.get()
+        if not str(answer["type"]).endswith(".complete"):
+            raise ServiceError(f"an application's {what} failed: {answer.get('message', '')}")
 
 
 class InProcessNetwork(httpx2.BaseTransport):
@@ -32,7 +62,7 @@ class InProcessNetwork(httpx2.BaseTransport):
             target=self._loop.run_forever, name="in-process network", daemon=True
         )
         self._thread.start()
-        self._apps: dict[str, tuple[httpx2.ASGITransport, AbstractAsyncContextManager[Any]]] = {}
+        self._apps: dict[str, tuple[httpx2.ASGITransport, _Lifespan]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -40,12 +70,12 @@ class InProcessNetwork(httpx2.BaseTransport):
     def __exit__(self, *_: object) -> None:
         self.shut_down()
 
-    def serve(self, url: str, app: Starlette) -> None:
+    def serve(self, url: str, app: ASGIApp) -> None:
         """Start an application and route everything below `url` to it."""
         if url in self._apps:
             raise InvalidInput(f"{url} is already served")
-        lifespan = app.router.lifespan_context(app)
-        self._call(lifespan.__aenter__(), _START_TIMEOUT_SECONDS)
+        lifespan = _Lifespan(app)
+        self._call(lifespan.start(), _START_TIMEOUT_SECONDS)
         # As over a socket: an application that crashes sends no exception.
         transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
         self._apps[url] = (transport, lifespan)
@@ -53,7 +83,7 @@ class InProcessNetwork(httpx2.BaseTransport):
     def withdraw(self, url: str) -> None:
         """Stop one application as a server would, after its requests."""
         _, lifespan = self._apps.pop(url)
-        self._call(lifespan.__aexit__(None, None, None), _START_TIMEOUT_SECONDS)
+        self._call(lifespan.stop(), _START_TIMEOUT_SECONDS)
 
     def shut_down(self) -> None:
         """Stop all applications and the loop."""
