@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 from chorister.http_server import Deadlines, guarded_protocol
 
 KEEP_ALIVE = 4
-LIMITS = Deadlines(header=3.0, body=5.0, answer=8.0, taking=3.0, head_bytes=2_000)
+LIMITS = Deadlines(header=3.0, body=5.0, answer=8.0, unread=3.0, head_bytes=2_000)
 # The longest way: a head, a body, then three answers in a row, idle, and a close that nobody reads;
 # a second for each look at the clock.
 BOUND = 3 + 5 + 3 * 8 + 4 + 3 + 8
@@ -57,6 +57,8 @@ SAYS = (
     b"1\r\nx\r\n",
     b"0\r\n\r\n",
     GET % b"/slow" + GET % b"/now" + b"GET /half HTTP/1.1\r\n",
+    GET % b"/slow" + GET % b"http://a:b/",
+    b"GET /now HTTP/1.1\r\n" + b"ab:\r\n" * 101,
 )
 DRIPS = (b"", b"\r\n", b"x", b"1\r\nx\r\n")
 

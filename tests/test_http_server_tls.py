@@ -19,7 +19,14 @@ from chorister.http_server import Deadlines, guarded_protocol
 from chorister.http_server_tls import limit_handshakes
 from tests.aggregator.inprocess_pair import wait_until
 from tests.certificates import a_certificate
-from tests.test_http_server import ANSWERED, answer, connected, echo_length, still_open
+from tests.test_http_server import (
+    ANSWERED,
+    QUICK,
+    answer,
+    connected,
+    echo_length,
+    still_open,
+)
 
 Loop = Literal["asyncio", "uvloop"]
 
@@ -32,19 +39,20 @@ def loop(request: pytest.FixtureRequest) -> Loop:
 
 @contextlib.contextmanager
 def serving(
-    folder: Path, loop: Loop, *, limit: int, seconds: float
+    folder: Path, loop: Loop, *, limit: int, seconds: float, deadlines: Deadlines | None = None
 ) -> Iterator[tuple[int, uvicorn.Server, ssl.SSLContext]]:
     key, chain = a_certificate(folder)
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     config = uvicorn.Config(
         echo_length,
-        http=guarded_protocol(Deadlines()),
+        http=guarded_protocol(deadlines or Deadlines()),
         loop=loop,
         log_config=None,
         lifespan="off",
         ws="none",
         access_log=False,
         limit_concurrency=limit,
+        timeout_keep_alive=3,
         timeout_graceful_shutdown=1,
         ssl_certfile=str(chain),
         ssl_keyfile=str(key),
@@ -143,3 +151,26 @@ def test_a_server_that_ends_waits_for_no_handshake(tmp_path: Path, loop: Loop) -
             silent = [stack.enter_context(connected(port)) for _ in range(5)]
             wait_until(lambda: places(server) == 5, "all five", 20)
         assert not still_open(silent, 20)
+
+
+def test_encrypted_connections_end_in_every_state(tmp_path: Path, loop: Loop) -> None:
+    """Even if the client reads nothing, and never answers the server's close."""
+    says = (
+        b"",
+        b"GET / HTTP/1.1\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n",
+        ANSWERED,
+        b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /never HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"not HTTP",
+    )
+    with (
+        serving(tmp_path, loop, limit=30, seconds=5, deadlines=QUICK) as (port, server, context),
+        contextlib.ExitStack() as stack,
+    ):
+        for said in says:
+            plain = stack.enter_context(connected(port))
+            client = stack.enter_context(context.wrap_socket(plain, server_hostname="localhost"))
+            client.sendall(said)
+        wait_until(lambda: not places(server), "an empty server", 40)

@@ -1,34 +1,34 @@
-"""A server's connections: clients who are slow, silent or never stop talking are cut.
+"""A server's connections: clients that are slow, silent or never stop sending are cut off.
 
 Uvicorn limits the time between requests and nothing else. Here a connection is always in one of
 six states, each with a deadline:
 
-    state      until                                    ends after (seconds, by default)
-    OPENED     the first byte of a request              `header`, together with the head (10)
-    HEAD       the end of its header fields             `header` (10)
-    BODY       the end of its body                      `body` (30), `stall` below `body_rate` (10)
-    ANSWERING  the end of the last answer               `answer` (300)
-    IDLE       the first byte of the next request       uvicorn's `timeout_keep_alive` (15)
-    CLOSING    the client took all that was written     `taking` (30)
+    state      until                                   at most (seconds, by default)
+    OPENED     the first byte of a request             `header`, which covers the head too (10)
+    HEAD       the end of the request's header         `header` (10)
+    BODY       the end of its body                     `body` (30); `stall` below `body_rate` (10)
+    ANSWERING  the end of the last answer              `answer` (300)
+    IDLE       the first byte of the next request      uvicorn's `timeout_keep_alive` (15)
+    CLOSING    the client has read everything          `unread` (30)
 
-Only the events in the second column lead from one state to another. Other bytes (empty lines,
-whatever follows an answer or an `Upgrade`) change nothing, and postpone nothing. Two deadlines hold
-in every state: `answer` while an answer is outstanding, whatever the client sends meanwhile, and
-`taking` while the client leaves much of an answer unread. There is no timer per request: each
-connection looks at its deadlines about once a second. A limit on all that is not body (heads, the
-framing of chunks, trailers) holds as well. Trailers are read and dropped; uvicorn would take them
-for header fields, behind the back of a proxy that checked those.
+Only the events in the second column lead from one state to the next. Other bytes (empty lines,
+whatever follows an answer or an `Upgrade`) change nothing and extend no deadline. Two deadlines
+hold in every state: `answer` while an answer is due, whatever the client sends meanwhile, and
+`unread` while the client leaves much of an answer unread. There is no timer per request: each
+connection checks its deadlines about once a second. Header fields are limited in number, and so
+are all bytes that are not body (headers, the framing of chunks, trailers). Trailers are read and
+dropped: uvicorn would treat them as header fields, which a proxy in front has not checked.
 
-Where all places are taken (uvicorn's `limit_concurrency`), the connection that has waited longest
-for its client makes room for a new one. A client is waited for unless a whole request of its is
-being answered; also while it does not take what was answered. So silent connections, however
-many, refuse nobody.
+When all places are taken (uvicorn's `limit_concurrency`), the connection that has waited longest
+for its client makes room for a new one. A connection waits for its client unless it is answering a
+complete request, and again while the client does not read the answer. So silent connections,
+however many, keep nobody out.
 
-While a request waits behind another one, nothing more is read: what a connection may keep in memory
-is one read of its socket, whatever its client sends.
+While one request waits behind another, nothing more is read: whatever a client sends, a connection
+keeps no more than one read of its socket in memory.
 
-A plain upload is answered right here (`Direct`): a task, a scope and two coroutines per request
-would take longer than all that is done for it.
+Plain uploads are answered right here (`Direct`): a task, a scope and two coroutines per request
+would take longer than everything else that is done for one.
 """
 
 from __future__ import annotations
@@ -37,79 +37,94 @@ import asyncio
 import enum
 import math
 import socket
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, ClassVar, Final, Protocol
 
 import httptools
+import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl, service_unavailable
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from chorister.errors import ServiceError
 
-__all__ = [
-    "Deadlines",
-    "Direct",
-    "Incoming",
-    "guarded_protocol",
-    "listen",
-    "server_url",
-]
-
-_LOOK_SECONDS: Final = 1.0
+_CHECK_SECONDS: Final = 1.0
+_MAX_HEADER_FIELDS: Final = 100
+"""As an object, a short field takes 20 times the memory that it takes on the wire."""
 _MAX_PIPELINED: Final = 64
-"""Requests that wait behind one another on a connection; after these, no more are read from it."""
+"""How many requests of a connection may wait behind one another."""
+_STATUS_LINES: Final = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deadlines:
-    """Seconds, and bytes of a head, or of whatever else carries no body."""
+    """The limits of a connection, in seconds and bytes; see the table above."""
 
     header: float = 10.0
     body: float = 30.0
-    # A body that arrives at less than `body_rate` bytes a second is cut after `stall` seconds.
+    # A body that arrives at less than `body_rate` bytes a second is cut off after `stall` seconds.
     stall: float = 10.0
     body_rate: int = 500
     answer: float = 300.0
-    # For a client to take what was answered.
-    taking: float = 30.0
+    unread: float = 30.0
+    # Of a header, or of anything else that is not body.
     head_bytes: int = 65_536
 
 
-class Answer(Protocol):
-    """An answer as bytes (`aggregator.answers.Answer`)."""
+@dataclass(frozen=True, slots=True)
+class RawResponse:
+    """A complete response. It can be sent as an ASGI application or written to a socket."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes = b""
+
+    async def __call__(
+        self, _scope: object, _receive: object, send: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": self.body})
 
     def encode(self, fields: Iterable[tuple[bytes, bytes]], *, keep_alive: bool) -> bytes:
-        """The bytes for a socket, with further header fields."""
-        ...
+        """Encode it for a socket, with further header fields."""
+        lines = [_STATUS_LINES[self.status]]
+        for name, value in (*fields, *self.headers):
+            lines += (name, b": ", value, b"\r\n")
+        lines.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+        return b"".join((*lines, self.body))
 
 
 class Incoming(Protocol):
     """A request that is answered without the application."""
 
-    def feed(self, part: bytes) -> Answer | None:
-        """A part of its body; an answer if that is the end of it."""
+    def feed(self, part: bytes) -> None:
+        """Take a part of the body."""
         ...
 
-    def complete(self, answer: Callable[[Answer], None]) -> None:
-        """The body is complete: answer it, now or later, once."""
+    def complete(self, respond: Callable[[RawResponse], None]) -> None:
+        """Respond once to the whole body, now or later."""
         ...
 
     def gone(self) -> None:
-        """Nobody waits for an answer any more."""
+        """Release everything: the client has disconnected."""
         ...
 
 
 class Direct(Protocol):
-    """Which requests are answered without the application."""
+    """Decides which requests are answered without the application."""
 
-    def begin(self, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Incoming | None:
-        """A POST, by its head; None where it has to go the long way."""
+    def begin(
+        self, url: bytes, headers: Sequence[tuple[bytes, bytes]], disconnect: Callable[[], None]
+    ) -> Incoming | None:
+        """Start a POST by its header; None if the application has to answer it."""
         ...
 
 
-class State(enum.Enum):
-    """Of a connection; see the module's table."""
+class ConnectionState(enum.Enum):
+    """The state of a connection; see the module's table."""
 
     OPENED = enum.auto()
     HEAD = enum.auto()
@@ -135,9 +150,9 @@ class _DirectCycle:
 
 
 class _Flow(FlowControl):
-    """Reads from a connection only what can be worked on.
+    """Reads from a connection only what can be handled now.
 
-    Uvicorn resumes with every answer, and whenever an application asks for a body.
+    Uvicorn resumes reading after every answer, and whenever an application asks for a body.
     """
 
     def __init__(self, transport: asyncio.Transport, pipeline: Sized) -> None:
@@ -146,37 +161,32 @@ class _Flow(FlowControl):
         self._pipeline = pipeline
 
     def resume_reading(self) -> None:
-        """Unless somebody waits: of those, only the newest may lack a part of its body."""
+        """Resume unless a request waits: only the newest one can lack a part of its body."""
         if not self.deaf and not self._pipeline:
             super().resume_reading()
 
 
-class Waiting(Protocol):
-    """A connection whose client is waited for; hashed by identity."""
-
-    transport: asyncio.Transport
-
-
-class _Guarded(HttpToolsProtocol):
-    """One connection."""
+class GuardedConnection(HttpToolsProtocol):
+    """One connection; `guarded_protocol` makes a subclass of it for each server."""
 
     flow: _Flow
 
     deadlines: ClassVar[Deadlines] = Deadlines()
     direct: ClassVar[Direct | None] = None
-    # The server's connections whose client is waited for, the longest first.
-    waiting: ClassVar[dict[Waiting, None]]
+    # The server's connections that wait for their client, the longest first. Each has a
+    # `transport`; those that are still in a TLS handshake are `http_server_tls.Handshake`s.
+    waiting: ClassVar[dict[Any, None]]
 
-    _state: State = State.OPENED
-    _state_ends: float = 0.0  # by the event loop's clock, as all times here
+    _state: ConnectionState = ConnectionState.OPENED
+    _state_ends: float = 0.0  # by the event loop's clock, like all times here
     _stall_ends: float = 0.0
     _answer_ends: float = math.inf
-    _taking_ends: float = math.inf
-    _overhead: int = 0  # bytes since a request began, its head ended or a part of its body came
+    _unread_ends: float = math.inf
+    _overhead: int = 0  # bytes since a request began, its header ended or a part of its body came
     _running: Any = None  # the cycle that is to be answered next, whoever answers it
-    _look: asyncio.TimerHandle | None = None
+    _next_check: asyncio.TimerHandle | None = None
 
-    # --- The connection -------------------------------------------------------------------------
+    # --- the connection -------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -185,28 +195,31 @@ class _Guarded(HttpToolsProtocol):
         if limit is not None:
             if not self.make_room():
                 self.app = service_unavailable
-            # Uvicorn counts tasks as well, and those of connections that were cut have yet to end.
+            # Uvicorn counts tasks as well, and those of closed connections may not have ended yet.
             self.limit_concurrency = 2 * limit
-        self._count()
-        self._enter(State.OPENED, self.deadlines.header)
-        self._look = self.loop.call_later(_LOOK_SECONDS, self._check)
+        self._update_waiting()
+        self._enter(ConnectionState.OPENED, self.deadlines.header)
+        self._next_check = self.loop.call_later(_CHECK_SECONDS, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.waiting.pop(self, None)
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
+        if self._next_check is not None:
+            self._next_check.cancel()
+            self._next_check = None
         cycle: Any = self.cycle
         if isinstance(cycle, _DirectCycle):
             cycle.request.gone()
-        # Uvicorn tells only the newest request, which may be waiting behind this one.
+        # Uvicorn tells only the newest request, which may wait behind this one.
         if self._running is not None:
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
 
     def make_room(self) -> bool:
-        """Whether there is a place, if need be that of a client who is waited for."""
+        """Close connections that wait for their client if all places are taken.
+
+        Returns whether there is a place.
+        """
         limit = self.config.limit_concurrency or math.inf
         places: set[Any] = self.connections
         while len(places) >= limit and self.waiting:
@@ -217,18 +230,18 @@ class _Guarded(HttpToolsProtocol):
         return len(places) < limit
 
     def pause_writing(self) -> None:
-        self._taking_ends = self.loop.time() + self.deadlines.taking
+        self._unread_ends = self.loop.time() + self.deadlines.unread
         super().pause_writing()
-        self._count()
+        self._update_waiting()
 
     def resume_writing(self) -> None:
-        self._taking_ends = math.inf
+        self._unread_ends = math.inf
         super().resume_writing()
         if not self.transport.is_closing():
-            self._count()
+            self._update_waiting()
 
-    def _count(self) -> None:
-        """Whether the client is waited for, and so may have to make room."""
+    def _update_waiting(self) -> None:
+        """Record whether the connection waits for its client, and so may have to make room."""
         request = self._running
         if (
             request is None
@@ -240,37 +253,38 @@ class _Guarded(HttpToolsProtocol):
         else:
             self.waiting.pop(self, None)
 
-    def _go_last(self) -> None:
+    def _heard_from(self) -> None:
+        """Move to the end of those that wait."""
         self.waiting.pop(self, None)
-        self._count()
+        self._update_waiting()
 
-    def _enter(self, state: State, seconds: float) -> None:
+    def _enter(self, state: ConnectionState, seconds: float) -> None:
         self._state = state
         self._state_ends = self.loop.time() + seconds
 
     def _check(self) -> None:
-        self._look = self.loop.call_later(_LOOK_SECONDS, self._check)
+        self._next_check = self.loop.call_later(_CHECK_SECONDS, self._check)
         now = self.loop.time()
-        if self.transport.is_closing() and self._state is not State.CLOSING:
+        if self.transport.is_closing() and self._state is not ConnectionState.CLOSING:
             self._close()
         if self.flow.read_paused:  # the application is slow, not the client
             self._stall_ends = now + self.deadlines.stall
-        ends = min(self._answer_ends, self._taking_ends)
-        if not self.pipeline:  # else nothing is read, whatever the client sends
+        ends = min(self._answer_ends, self._unread_ends)
+        if not self.pipeline:  # otherwise nothing is read, whatever the client sends
             ends = min(ends, self._state_ends)
-            if self._state is State.BODY:
+            if self._state is ConnectionState.BODY:
                 ends = min(ends, self._stall_ends)
         if now <= ends:
             return
-        if self._state is State.IDLE and now <= self._taking_ends:
-            self.transport.close()  # what was answered may still be on its way
+        if self._state is ConnectionState.IDLE and now <= self._unread_ends:
+            self.transport.close()  # gently: the answer may still be on its way
         else:
             self.transport.abort()
 
-    # --- Requests -------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self.flow.deaf:  # it was on its way
+        if self.flow.deaf:
             return
         self._overhead += len(data)
         if self._overhead > self.deadlines.head_bytes + len(data):
@@ -279,15 +293,14 @@ class _Guarded(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._listen_no_more()  # the parser can't go on in this protocol
+            self._stop_reading()  # the parser can't go on in another protocol
         except httptools.HttpParserError:
-            cycle: Any = self.cycle
-            if cycle is None or cycle.response_complete or self._state is State.BODY:
+            if self._running is None or self._running.more_body:
                 self.send_400_response("Invalid HTTP request received.")
-            else:  # what came before is answered first
-                self._listen_no_more()
+            else:  # the requests before are answered first
+                self._stop_reading()
 
-    def _listen_no_more(self) -> None:
+    def _stop_reading(self) -> None:
         self.flow.deaf = True
         self.flow.pause_reading()
         self.cycle.keep_alive = False
@@ -296,25 +309,27 @@ class _Guarded(HttpToolsProtocol):
         if len(self.pipeline) >= _MAX_PIPELINED:
             raise ValueError("too many requests wait behind one another")
         self._overhead = 0
-        if self._state is State.OPENED:
-            self._state = State.HEAD
+        if self._state is ConnectionState.OPENED:
+            self._state = ConnectionState.HEAD
         else:
-            if self._state is State.IDLE:
-                self._go_last()  # it was heard from just now
-            self._enter(State.HEAD, self.deadlines.header)
+            if self._state is ConnectionState.IDLE:
+                self._heard_from()
+            self._enter(ConnectionState.HEAD, self.deadlines.header)
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._state is State.HEAD:
+        if self._state is ConnectionState.HEAD:
+            if len(self.headers) >= _MAX_HEADER_FIELDS:
+                raise ValueError("too many header fields")
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._overhead = 0
-        self._enter(State.BODY, self.deadlines.body)
+        self._enter(ConnectionState.BODY, self.deadlines.body)
         self._stall_ends = self.loop.time() + self.deadlines.stall
         request = None
         if self.direct is not None and self._is_plain():
-            request = self.direct.begin(self.url, self.headers)
+            request = self.direct.begin(self.url, self.headers, self.transport.abort)
         if request is None:
             super().on_headers_complete()
         else:
@@ -323,13 +338,13 @@ class _Guarded(HttpToolsProtocol):
             self.cycle = self._running
 
     def _is_plain(self) -> bool:
-        """Whether it is a POST that waits for no other and asks for nothing but an answer."""
+        """Whether it is a POST that waits behind no other and asks only for an answer."""
         before: Any = self.cycle
         return (
             self.parser.get_method() == b"POST"
             and (before is None or before.response_complete)
             and not self.expect_100_continue
-            and not self.flow.write_paused  # the long way waits for clients that read no answers
+            and not self.flow.write_paused  # an application waits until the client reads
             and not self.parser.should_upgrade()
             and self.parser.get_http_version() == "1.1"
             and self.app is not service_unavailable
@@ -342,34 +357,31 @@ class _Guarded(HttpToolsProtocol):
         cycle: Any = self.cycle
         if not isinstance(cycle, _DirectCycle):
             super().on_body(body)
-        elif not cycle.response_complete:
-            refused = cycle.request.feed(body)
-            if refused is not None:
-                cycle.keep_alive = False
-                self._answer(cycle, refused)
+        else:
+            cycle.request.feed(body)
 
     def on_message_complete(self) -> None:
         cycle: Any = self.cycle
         if cycle.response_complete:  # it was answered before its body ended
             self._wait_for_next()
             return
-        self._enter(State.ANSWERING, self.deadlines.answer)
+        self._enter(ConnectionState.ANSWERING, self.deadlines.answer)
         self._answer_ends = min(self._answer_ends, self._state_ends)
         cycle.more_body = False
-        self._count()
+        self._update_waiting()
         if isinstance(cycle, _DirectCycle):
             cycle.request.complete(lambda answer: self._answer(cycle, answer))
         else:
             super().on_message_complete()
 
-    # --- Answers --------------------------------------------------------------------------------
+    # --- answers --------------------------------------------------------------------------------
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:  # noqa: ANN401 (uvicorn's types)
         self._running = cycle
-        self._count()
+        self._update_waiting()
         super()._start_asgi_task(cycle, app)
 
-    def _answer(self, cycle: _DirectCycle, answer: Answer) -> None:
+    def _answer(self, cycle: _DirectCycle, answer: RawResponse) -> None:
         cycle.response_complete = True
         if self.transport.is_closing():
             return
@@ -381,7 +393,7 @@ class _Guarded(HttpToolsProtocol):
         self.on_response_complete()
 
     def on_response_complete(self) -> None:
-        """Without uvicorn's own: it would set a timer that any byte takes away."""
+        """Replaces uvicorn's own method, which would set a timer that any byte cancels."""
         self.server_state.total_requests += 1
         self._running = None
         if self.transport.is_closing():
@@ -394,37 +406,61 @@ class _Guarded(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         self._answer_ends = math.inf
-        self._count()
-        if self._state is State.ANSWERING:
+        self._update_waiting()
+        if self._state is ConnectionState.ANSWERING:
             self._wait_for_next()
 
     def _read_on(self) -> None:
-        """Go on with a request of which a part has arrived, once none waits before it."""
+        """Read the rest of a request once no other waits before it."""
         if self.pipeline:
             return
-        if self._state is State.HEAD:
-            self._enter(State.HEAD, self.deadlines.header)
-        elif self._state is State.BODY:
-            self._enter(State.BODY, self.deadlines.body)
+        if self._state is ConnectionState.HEAD:
+            self._enter(ConnectionState.HEAD, self.deadlines.header)
+        elif self._state is ConnectionState.BODY:
+            self._enter(ConnectionState.BODY, self.deadlines.body)
         self.flow.resume_reading()
 
     def _wait_for_next(self) -> None:
-        self._go_last()
-        self._enter(State.IDLE, self.timeout_keep_alive)
+        self._heard_from()
+        self._enter(ConnectionState.IDLE, self.timeout_keep_alive)
 
     def _close(self) -> None:
-        """Nothing is said any more; the client has yet to take what was."""
-        self._enter(State.CLOSING, self.deadlines.taking)
-        self._count()
+        """Give the client time to read what was written."""
+        self._enter(ConnectionState.CLOSING, self.deadlines.unread)
+        self._update_waiting()
 
 
 def guarded_protocol(deadlines: Deadlines, direct: Direct | None = None) -> type[Any]:
-    """The protocol class of one server, for uvicorn's `http` option."""
-    return type("Guarded", (_Guarded,), {"deadlines": deadlines, "direct": direct, "waiting": {}})
+    """Return the protocol class of one server, for uvicorn's `http` option."""
+    own: dict[str, Any] = {"deadlines": deadlines, "direct": direct, "waiting": {}}
+    return type("Guarded", (GuardedConnection,), own)
+
+
+def server_config(
+    app: Any,  # noqa: ANN401 - any ASGI application
+    *,
+    connections: int,
+    deadlines: Deadlines | None = None,
+    direct: Direct | None = None,
+    **options: Any,  # noqa: ANN401 - uvicorn's own
+) -> uvicorn.Config:
+    """Return uvicorn's settings for a server with guarded connections."""
+    return uvicorn.Config(
+        app,
+        http=guarded_protocol(deadlines or Deadlines(), direct),
+        limit_concurrency=connections,
+        timeout_keep_alive=15,
+        # No line per request: who sent what, and when, is nobody's business.
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        **options,
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket."""
+    """Open a listening socket."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=2048)
@@ -433,6 +469,6 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def server_url(scheme: str, host: str, listener: socket.socket) -> str:
-    """Where a listening socket is found; the system may have chosen its port."""
+    """Return the URL of a listening socket, whose port the system may have chosen."""
     name = f"[{host}]" if ":" in host else host
     return f"{scheme}://{name}:{listener.getsockname()[1]}"

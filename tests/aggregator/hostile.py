@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from chorister._native import LeaderJob
-from chorister.aggregator.storage.collections import StoredResponse
+from chorister.aggregator.storage.batches import StoredResponse
 from chorister.aggregator.task import KnownTask
 from chorister.dap.messages import (
     AggregateShareReq,

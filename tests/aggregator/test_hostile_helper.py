@@ -13,10 +13,12 @@ from chorister.dap.draft import (
     ReportError,
     VerifyRespType,
 )
+from chorister.dap.helper_client import HelperClient
 from chorister.dap.messages import (
     AggregateShare,
     AggregationJobResp,
 )
+from chorister.dap.task import AdvertisedTask
 from chorister.errors import ProblemError, Unreachable
 from tests.aggregator.hostile import (
     pair,
@@ -31,7 +33,7 @@ from tests.aggregator.world import (
 __all__ = ["pair", "task"]
 
 
-class LyingHelper:
+class LyingHelper(HelperClient):
     """Does as told with what an honest helper answers."""
 
     def __init__(self, pair: Pair) -> None:
@@ -39,11 +41,16 @@ class LyingHelper:
         self.answer: Callable[[bytes], bytes] = bytes
         self.share: Callable[[bytes], bytes] = bytes
 
-    def create_aggregation_job(self, task: KnownTask, request: bytes) -> bytes:
-        return self.answer(self.pair.helper.create_job(task, request).body)
+    def create_aggregation_job(self, task: AdvertisedTask, request: bytes) -> bytes:
+        return self.answer(self.pair.helper.create_job(self._known(task), request).body)
 
-    def aggregate_share(self, task: KnownTask, request: bytes) -> bytes:
-        return self.share(self.pair.helper.create_share(task, request).body)
+    def aggregate_share(self, task: AdvertisedTask, request: bytes) -> bytes:
+        return self.share(self.pair.helper.create_share(self._known(task), request).body)
+
+    def _known(self, task: AdvertisedTask) -> KnownTask:
+        known = self.pair.helper.tasks.find(task.task_id)
+        assert known is not None
+        return known
 
 
 def _resps(body: bytes) -> list[bytes]:

@@ -15,15 +15,15 @@ import numpy.typing as npt
 from sqlalchemy import func, select
 
 from chorister._native import HPKEKeypair
+from chorister.aggregator.http.leader_routes import recipe_progress
 from chorister.aggregator.http.report_writer import ReportWriter
 from chorister.aggregator.jobs.aggregation_job_driver import AggregationJobDriver
 from chorister.aggregator.jobs.collection_job_driver import CollectionJobDriver
 from chorister.aggregator.jobs.garbage_collector import GarbageCollector
 from chorister.aggregator.jobs.helper import Helper
 from chorister.aggregator.jobs.release import CollectedFile, sample_noise
-from chorister.aggregator.operations.progress import recipe_progress
 from chorister.aggregator.service import LeaderJobs
-from chorister.aggregator.storage.collections import CollectionRef
+from chorister.aggregator.storage.batches import CollectionRef
 from chorister.aggregator.storage.database import Database, Sealer
 from chorister.aggregator.storage.hpke_keys import KeyRing
 from chorister.aggregator.storage.schema import metadata
@@ -33,6 +33,7 @@ from chorister.aggregator.task import KnownTask, Noise
 from chorister.canonical import WIRE, sha256
 from chorister.clock import SettableClock
 from chorister.dap.draft import Problem, Role, aggregate_share_info
+from chorister.dap.helper_client import HelperClient
 from chorister.dap.messages import (
     AggregateShareAad,
     CollectionJobReq,
@@ -40,7 +41,7 @@ from chorister.dap.messages import (
     Query,
     UploadErrors,
 )
-from chorister.dap.task import task_binding
+from chorister.dap.task import AdvertisedTask, task_binding
 from chorister.errors import ProblemError
 from chorister.policy import Policy
 from chorister.recipe import Recipe, SignedRecipe, sign
@@ -136,26 +137,26 @@ class Recorded:
 
 
 @dataclass
-class Direct:
+class Direct(HelperClient):
     """The leader's way to the helper: a call. Requests and answers can be lost on the way."""
 
     helper: Callable[[], HelperSide]
     before: Callable[[bytes], None] = lambda _request: None
     after: Callable[[bytes], None] = lambda _answer: None
 
-    def create_aggregation_job(self, task: KnownTask, request: bytes) -> bytes:
+    def create_aggregation_job(self, task: AdvertisedTask, request: bytes) -> bytes:
         self.before(request)
         answer = self.helper().create_job(self._known(task), request).body
         self.after(answer)
         return answer
 
-    def aggregate_share(self, task: KnownTask, request: bytes) -> bytes:
+    def aggregate_share(self, task: AdvertisedTask, request: bytes) -> bytes:
         self.before(request)
         answer = self.helper().create_share(self._known(task), request).body
         self.after(answer)
         return answer
 
-    def _known(self, task: KnownTask) -> KnownTask:
+    def _known(self, task: AdvertisedTask) -> KnownTask:
         known = self.helper().tasks.find(task.task_id)
         if known is None:
             raise ProblemError(Problem.INVALID_TASK, "not one of ours", task_id=task.task_id)

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from starlette.applications import Starlette
 
 from chorister._native import HPKEKeypair
 from chorister.aggregator.config import load_config
-from chorister.aggregator.http.app import ASGIApp, Message, Receive, Scope, Send
 from chorister.aggregator.inprocess import InProcessNetwork
 from chorister.aggregator.service import Service
 from chorister.aggregator.storage.statistics import task_status
@@ -202,16 +202,6 @@ class Servers:
         )
 
 
-def _without_loops(app: ASGIApp) -> ASGIApp:
+def _without_loops(app: Starlette) -> Starlette:
     """The application without what runs beside its requests: the caller does each step."""
-
-    async def served(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan":
-            await app(scope, receive, send)
-            return
-        message: Message = {}
-        while message.get("type") != "lifespan.shutdown":
-            message = await receive()
-            await send({"type": f"{message['type']}.complete"})
-
-    return served
+    return Starlette(routes=app.routes, exception_handlers=app.exception_handlers)

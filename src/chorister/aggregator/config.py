@@ -158,7 +158,7 @@ class AggregatorConfig(Model):
     answer_seconds: _Seconds = 300
     """The time limit for answering a request; then the connection is closed."""
     connections: Annotated[Int, Field(ge=1, le=1_000_000)] = 4096
-    """The most connections at once; the one idle for longest makes room for a new one."""
+    """The maximum number of connections; the one idle for longest makes room for a new one."""
 
     run_jobs: Bool = True
     """Whether this process runs jobs itself (aggregation, collection, deletion)."""

@@ -11,6 +11,7 @@ A cosigner that does not know what it signed last refuses to start: whether the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -18,7 +19,7 @@ from typing import Final
 import httpx2
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from chorister.aggregator.operations.logs import get_logger
+from chorister.aggregator.operations.logs import get_logger, log_failure
 from chorister.aggregator.operations.metrics import Metrics
 from chorister.aggregator.storage.hpke_keys import KeyRing
 from chorister.canonical import b64url_decode
@@ -170,15 +171,14 @@ class Cosigning:
                 step()
             except ChoristerError as error:
                 succeeded = False
-                name = type(error).__name__
-                self._metrics.cosigning_failures.labels(name).inc()
-                self._log.warning("cosigning failed", kind=name, error=str(error))
+                self._metrics.cosigning_failures.labels(type(error).__name__).inc()
+                log_failure("cosigning failed", error, level=logging.WARNING)
         return succeeded
 
     def _submit_keys(self) -> None:
         now = self._clock.now()
         self._keys.destroy_due()
-        # A key that did not reach the log while its entry was valid is given up for a new one.
+        # A key that did not reach the log while its entry was valid is replaced by a new one.
         entries = {config: self._entry(config, now) for config in self._keys.unpublished()}
         waiting = [config for config, entry in entries.items() if now < entry.not_after]
         since = self._keys.current_since()

@@ -1,9 +1,9 @@
 """The secrets that an aggregator shares with others: one verify key and one token for each pair.
 
-A leader may have several helpers, and a helper several leaders. Whoever knows a pair's verify key
-can make reports that pass its verification, and whoever has its token can ask the helper for its
-work. So no two pairs share either: the first is that of the top level of the settings, the others
-are listed under `[[helpers]]` or `[[leaders]]`.
+A leader may have several helpers, and a helper several leaders. With a pair's verify key, anybody
+can make reports that pass its verification, and with its token, anybody can send requests to the
+helper. So no two pairs share either. Those of one pair are at the top level of the settings, those
+of the others under `[[helpers]]` or `[[leaders]]`.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ def _paired(config: LeaderConfig | HelperConfig, policies: Iterable[Policy]) -> 
 
 
 def verify_keys(config: LeaderConfig | HelperConfig) -> Callable[[str], bytes]:
-    """Which secret is shared with the aggregator at a URL (taskprov's `verify_key_init`)."""
+    """Map another aggregator's URL to the secret shared with it (taskprov's `verify_key_init`)."""
     listed = {peer.url: read_secret(peer.verify_key) for peer in config.peers}
     return _by_url("verify_key", read_secret(config.verify_key), listed)
 
 
 def helper_tokens(config: LeaderConfig) -> Callable[[str], str]:
-    """Which token proves a leader to the helper at a URL."""
+    """Map a helper's URL to the token that authenticates this leader."""
     listed = {peer.url: read_token(peer.token) for peer in config.helpers}
     return _by_url("token", read_token(config.helper_token), listed)
 
 
 def leader_tokens(config: HelperConfig) -> dict[bytes, Callable[[str], bool]]:
-    """The tokens of leaders by their digests, each with the leaders' URLs for which it is good."""
+    """Map the digest of each leader's token to a check of the URLs it is valid for."""
     listed = {peer.url for peer in config.leaders}
     found: dict[bytes, Callable[[str], bool]] = {
         bytes.fromhex(digest): lambda url: url not in listed
@@ -72,6 +72,6 @@ def leader_tokens(config: HelperConfig) -> dict[bytes, Callable[[str], bool]]:
 def _by_url(what: str, first: T, listed: Mapping[str, T]) -> Callable[[str], T]:
     if len({first, *listed.values()}) <= len(listed):
         raise ServiceError(
-            f"two pairs have the same {what}; make one for each pair with `chorister keygen`"
+            f"two pairs have the same {what}; create one for each pair with `chorister keygen`"
         )
     return lambda url: listed.get(url, first)

@@ -28,12 +28,7 @@ from chorister.aggregator.service import Service
 from chorister.clock import Clock
 from chorister.errors import ServiceError
 from chorister.http_client import authorities
-from chorister.http_server import (
-    Deadlines,
-    guarded_protocol,
-    listen,
-    server_url,
-)
+from chorister.http_server import Deadlines, listen, server_config, server_url
 from chorister.http_server_tls import limit_handshakes
 
 if TYPE_CHECKING:
@@ -56,7 +51,7 @@ def serve(
     adopt: Path | None = None,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve until told to stop. `ready` gets the address: the system may choose the port."""
+    """Serve until SIGTERM or SIGINT. `ready` gets the address: the system may choose the port."""
     configure_logs(level=config.log_level, form=config.log_format)
     check_tls(config)
     allow_connections(config.connections)
@@ -95,17 +90,9 @@ async def metrics_listener(service: Service, listener: socket.socket | None) -> 
     if listener is None:
         yield
         return
+    app = metrics_app(service.metrics)
     server = _SecondServer(
-        uvicorn.Config(
-            metrics_app(service.metrics),
-            http=guarded_protocol(Deadlines()),
-            access_log=False,
-            log_config=None,
-            limit_concurrency=_METRICS_CONNECTIONS,
-            timeout_keep_alive=15,
-            ws="none",
-            lifespan="off",
-        )
+        server_config(app, connections=_METRICS_CONNECTIONS, log_config=None, lifespan="off")
     )
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -116,7 +103,7 @@ async def metrics_listener(service: Service, listener: socket.socket | None) -> 
 
 
 class _Server(uvicorn.Server):
-    """Returns when it is told to stop, so that everything is closed before the process ends."""
+    """Returns after a signal, so that everything is closed before the process ends."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -141,19 +128,14 @@ def _settings(config: LeaderConfig | HelperConfig, service: Service) -> uvicorn.
     deadlines = Deadlines(
         header=config.header_seconds, body=config.body_seconds, answer=config.answer_seconds
     )
-    return uvicorn.Config(
+    return server_config(
         service.app,
-        http=guarded_protocol(deadlines, service.uploads),
-        # No line per request: who sent what, and when, is nobody's business.
-        access_log=False,
+        connections=config.connections,
+        deadlines=deadlines,
+        direct=service.uploads,
         log_config=None,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=config.connections,
         backlog=2048,
-        timeout_keep_alive=15,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-        ws="none",
         lifespan="on",
         ssl_certfile=config.tls_certificate,
         ssl_keyfile=config.tls_key,
@@ -163,7 +145,7 @@ def _settings(config: LeaderConfig | HelperConfig, service: Service) -> uvicorn.
 def _relax_garbage_collection() -> None:
     """Make Python's garbage collector run less often: requests leave hardly any cycles behind.
 
-    What exists when the server starts stays for good, and need not be visited again.
+    What exists when the server starts stays, and need not be visited again.
     """
     gc.collect()
     gc.freeze()
@@ -219,7 +201,7 @@ def run_worker(
 ) -> None:
     """Run an aggregator's jobs until SIGTERM or SIGINT."""
     configure_logs(level=config.log_level, form=config.log_format)
-    # Its lines quote whatever failed, addresses too; we log what matters ourselves.
+    # Its messages quote what failed, including addresses; we log what matters ourselves.
     logging.getLogger("procrastinate").setLevel(logging.CRITICAL)
     with contextlib.ExitStack() as stack:
         metrics = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 import httpx2
+from starlette.applications import Starlette
 from starlette.routing import Route
 
 from chorister.aggregator.config import AggregatorConfig, HelperConfig, LeaderConfig
 from chorister.aggregator.cosigning import Cosigning, cosigner_identity, open_head
-from chorister.aggregator.http.app import ASGIApp, base_routes
-from chorister.aggregator.http.helper_routes import HelperRoutes, helper_app
-from chorister.aggregator.http.leader_routes import LeaderApp, LeaderRoutes
+from chorister.aggregator.http.app import Lifespan, base_routes, build_starlette
+from chorister.aggregator.http.helper_routes import HelperRoutes
+from chorister.aggregator.http.leader_routes import LeaderRoutes
 from chorister.aggregator.http.report_writer import ReportWriter, UploadQueue
 from chorister.aggregator.http.request_checks import (
     BearerTokens,
@@ -48,6 +49,7 @@ from chorister.dap.draft import Role
 from chorister.dap.helper_client import HelperClient
 from chorister.dap.http import HTTPClient
 from chorister.key_files import read_secret, read_signing_key
+from chorister.policy import Policy
 
 if TYPE_CHECKING:
     from chorister.aggregator.jobs.job_queue import JobQueue
@@ -61,6 +63,7 @@ _ROLES: Final = {"leader": Role.LEADER, "helper": Role.HELPER}
 class Core:
     """What the database holds, without a server around it: for `chorister tasks` and the like."""
 
+    policies: tuple[Policy, ...]
     database: Database
     tasks: TaskStore
     keys: KeyRing
@@ -76,6 +79,7 @@ def open_core(config: AggregatorConfig, clock: Clock, *, migrate: bool) -> Core:
     with contextlib.ExitStack() as stack:
         stack.callback(database.close)
         core = Core(
+            policies=policies,
             database=database,
             tasks=TaskStore(database, clock, url=config.url, role=role, policies=policies),
             keys=KeyRing(
@@ -139,7 +143,7 @@ class Service:
                 self.cosigning = self._open_log(begin_log, adopt)
                 stack.callback(self.cosigning.close)
                 self.cosigning.accept_open_recipes()
-            self.app: ASGIApp
+            self.app: Starlette
             if isinstance(config, LeaderConfig):
                 self.leader = self._leader_jobs(config)
                 self.app = self._leader_app(config, self.leader)
@@ -156,7 +160,7 @@ class Service:
         config = self.config
         ca_bundle = _path(config.ca_bundle)
         identity = cosigner_identity(
-            config.url, read_signing_key(Path(config.cosigning_key)), config.read_policies()
+            config.url, read_signing_key(Path(config.cosigning_key)), self.core.policies
         )
         head = open_head(
             Path(config.head),
@@ -237,7 +241,7 @@ class Service:
             theirs = parsedate_to_datetime(headers.get("date", "")).timestamp()
             self.metrics.skew.labels("helper").set(theirs - self._clock.now())
 
-    def _leader_app(self, config: LeaderConfig, jobs: LeaderJobs) -> ASGIApp:
+    def _leader_app(self, config: LeaderConfig, jobs: LeaderJobs) -> Starlette:
         at_once, in_thread = upload_credential_checks(
             config.upload_credential, config.upload_credential_digests
         )
@@ -302,11 +306,11 @@ class Service:
                 try:
                     yield
                 finally:
-                    await queue.close()  # first: whoever waits gets a response
+                    await queue.close()  # first: waiting clients get a response
                     if loop is not None:
                         await anyio.to_thread.run_sync(loop.stop)
 
-        return LeaderApp(routes, self.uploads, self._base_routes(), lifespan)
+        return self._build_app([self.uploads.route(), *routes.routes()], lifespan)
 
     # --- the helper -----------------------------------------------------------------------------
 
@@ -321,7 +325,7 @@ class Service:
             collected=self._collected(),
         )
 
-    def _helper_app(self, config: HelperConfig, helper: Helper) -> ASGIApp:
+    def _helper_app(self, config: HelperConfig, helper: Helper) -> Starlette:
         routes = HelperRoutes(
             helper=helper,
             lookup=TaskLookup(self.core.tasks, self._clock),
@@ -331,12 +335,12 @@ class Service:
             job_bytes=config.job_bytes,
             jobs_at_once=config.jobs_at_once,
         )
-        return helper_app(routes, self._base_routes(), self._background)
+        return self._build_app(routes.routes(), self._background)
 
     # --- both -----------------------------------------------------------------------------------
 
-    def _base_routes(self) -> list[Route]:
-        return base_routes(
+    def _build_app(self, routes: Sequence[Route], lifespan: Lifespan) -> Starlette:
+        base = base_routes(
             self.config.prefix,
             role=self.config.role,
             database=self.core.database,
@@ -344,6 +348,7 @@ class Service:
             metrics=self.metrics,
             cache_seconds=self.config.config_cache,
         )
+        return build_starlette([*base, *routes], self.metrics, lifespan)
 
     def metrics_updater(self) -> Periodic:
         """Return the thread that reads the metrics' figures from the database."""

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from chorister._native import HPKEKeypair
 from chorister.canonical import b64url_encode, sha256
 from chorister.clock import SystemClock
 from chorister.dap.draft import (
@@ -204,12 +205,15 @@ def test_only_the_recipes_collector_may_collect(pair: InProcessPair, task: Task)
 
 
 def test_another_analyst_with_a_token_gets_nothing(tmp_path: Path) -> None:
-    """A second collector is configured; the recipe is not his."""
-    with a_pair(tmp_path, settings={"leader": QUIET}) as pair:
+    """Another collector is configured, and the recipe is not theirs."""
+    stranger = {
+        "name": "stranger",
+        "hpke_config": b64url_encode(HPKEKeypair.generate(9).config),
+        "token_digests": [sha256(TOKENS["stranger"].encode()).hex()],
+    }
+    settings = {"leader": QUIET | {"collectors": [stranger]}}
+    with a_pair(tmp_path, settings=settings) as pair:
         task = pair.publish(pair.operators.recipe("ages", SystemClock().now()))
-        routes = pair.leader.app._routes  # type: ignore[attr-defined]
-        tokens = {sha256(TOKENS["stranger"].encode()): sha256(b"his config")}
-        routes.collectors = type(routes.collectors)(tokens)
         headers = {"Content-Type": COLLECTION_JOB_REQUEST} | bearer("stranger")
         answer = pair.request(
             "POST", url(pair, task, "collection_jobs"), headers=headers, body=query(task)
@@ -297,6 +301,7 @@ def test_bodies_that_are_still_arriving_have_bounded_room(pair: InProcessPair, t
         "type": "http",
         "method": "POST",
         "path": path,
+        "root_path": "",
         "headers": [(b"content-type", UPLOAD_REQUEST.encode())],
     }
 
@@ -356,7 +361,8 @@ def test_a_large_body_counts_until_it_is_queued(pair: InProcessPair, task: Task)
 
 def test_only_the_devices_spelling_of_a_task_is_remembered(pair: InProcessPair, task: Task) -> None:
     """Whatever else may stand in the field would fill the memory, as varied as anybody likes."""
-    found = pair.leader.app._routes.lookup._cache  # type: ignore[attr-defined]
+    assert pair.leader.uploads is not None
+    found = pair.leader.uploads.lookup._cache
     (report,) = pair.seal(task, [1])
     (canonical,) = advertise(task.configuration.encode()).values()
     assert pair.upload(task, report).status_code == 200

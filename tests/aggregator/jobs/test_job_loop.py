@@ -14,7 +14,7 @@ from chorister.aggregator.jobs.aggregation_job_driver import AggregationJobDrive
 from chorister.aggregator.jobs.collection_job_driver import CollectionJobDriver
 from chorister.aggregator.jobs.job_loop import JobLoop, Periodic
 from chorister.aggregator.operations.metrics import Metrics
-from chorister.aggregator.storage.collections import CollectionRef
+from chorister.aggregator.storage.batches import CollectionRef
 from chorister.aggregator.storage.reports import JobRef
 from chorister.errors import ServiceError
 from tests.aggregator.inprocess_pair import wait_until

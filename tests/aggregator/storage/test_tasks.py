@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from chorister.aggregator.operations.progress import recipe_progress
+from chorister.aggregator.http.leader_routes import recipe_progress
 from chorister.aggregator.storage.schema import BatchState
 from chorister.aggregator.storage.statistics import VERIFIED, TaskStatus
 from chorister.aggregator.task import KnownTask

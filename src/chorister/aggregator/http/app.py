@@ -12,41 +12,27 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Mapping,
-    MutableMapping,
-    Sequence,
-)
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from chorister.aggregator.operations.logs import get_logger
+from chorister.aggregator.operations.logs import log_failure
 from chorister.aggregator.operations.metrics import Metrics
 from chorister.aggregator.storage.database import Database
 from chorister.aggregator.storage.hpke_keys import KeyRing
 from chorister.dap.draft import HPKE_CONFIG_LIST, HPKE_CONFIG_PATH, PROBLEM
 from chorister.dap.http import problem_document
 from chorister.dap.messages import HpkeConfigList
-from chorister.errors import ChoristerError, ProblemError, ServiceError
+from chorister.errors import ProblemError, ServiceError
+from chorister.http_server import RawResponse
 
-# ASGI's types, which Python's library does not have.
-Message: TypeAlias = MutableMapping[str, Any]
-Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Lifespan: TypeAlias = Callable[[], contextlib.AbstractAsyncContextManager[None]]
 """What runs as long as an application does."""
 
@@ -55,39 +41,9 @@ _NO_STORE: Final = (b"cache-control", b"no-store")
 # After these the rest of the body is not worth reading.
 _CLOSING: Final = frozenset((408, 413))
 _BUSY: Final = frozenset((429, 503))
-_STATUS_LINES: Final = {
-    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
-}
 
 
 # --- responses ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RawResponse:
-    """A complete response; uploads send it without Starlette in between."""
-
-    status: int
-    headers: tuple[tuple[bytes, bytes], ...]
-    body: bytes = b""
-
-    async def send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
-        await send({"type": "http.response.body", "body": self.body})
-
-    def encode(self, fields: Iterable[tuple[bytes, bytes]], *, keep_alive: bool) -> bytes:
-        """Encode it for a socket, with further header fields."""
-        lines = [_STATUS_LINES[self.status]]
-        for name, value in (*fields, *self.headers):
-            lines += (name, b": ", value, b"\r\n")
-        lines.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
-        return b"".join((*lines, self.body))
-
-    def starlette(self) -> Response:
-        response = Response(self.body, status_code=self.status)
-        response.raw_headers = list(self.headers)
-        return response
-
 
 ACCEPTED: Final = RawResponse(200, ((b"content-length", b"0"), _NO_STORE))
 """The response to an upload whose reports were all stored."""
@@ -134,37 +90,40 @@ def failure(error: Exception, route: str) -> RawResponse:
     """Return the response to any error; bugs are logged and not explained."""
     if isinstance(error, ProblemError):
         return refusal(error)
+    log_failure("a request failed", error, route=route)
     if isinstance(error, ServiceError):
-        get_logger().error("a request failed", route=route, error=str(error))
         return refusal(ProblemError(None, "try again later", status=503))
-    if isinstance(error, ChoristerError):
-        get_logger().error(
-            "a request failed", route=route, kind=type(error).__name__, error=str(error)
-        )
-    else:
-        get_logger().error(
-            "a request failed because of a bug in Chorister", route=route, exc_info=error
-        )
     return refusal(ProblemError(None, "the request can't be served", status=500))
 
 
 # --- the application ----------------------------------------------------------------------------
 
 
-def endpoint(
-    route: str, handler: Callable[[Request], Awaitable[RawResponse]], metrics: Metrics
-) -> Callable[..., Any]:
-    """Wrap a handler for Starlette: counted, and always with a response."""
+def make_route(
+    metrics: Metrics,
+    name: str,
+    path: str,
+    handler: Callable[[Request], Awaitable[RawResponse]],
+    *methods: str,
+) -> Route:
+    """Return a route whose requests are counted under `name`, and always get a response."""
 
-    async def call(request: Request) -> Response:
+    async def call(request: Request) -> ASGIApp:
         try:
             response = await handler(request)
+        except ClientDisconnect:
+            metrics.requests.labels(name, "499").inc()
+            return _send_nothing
         except Exception as error:
-            response = failure(error, route)
-        metrics.requests.labels(route, str(response.status)).inc()
-        return response.starlette()
+            response = failure(error, name)
+        metrics.requests.labels(name, str(response.status)).inc()
+        return response
 
-    return call
+    return Route(path, call, methods=methods)
+
+
+async def _send_nothing(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    """Stands in for a response that nobody would read."""
 
 
 def base_routes(
@@ -194,26 +153,22 @@ def base_routes(
         return json_response({"ok": True, "role": role})
 
     return [
-        Route(
-            prefix + HPKE_CONFIG_PATH,
-            endpoint("hpke_config", hpke_config, metrics),
-            methods=["GET"],
-        ),
-        Route("/healthz", endpoint("healthz", healthz, metrics), methods=["GET"]),
+        make_route(metrics, "hpke_config", prefix + HPKE_CONFIG_PATH, hpke_config, "GET"),
+        make_route(metrics, "healthz", "/healthz", healthz, "GET"),
     ]
 
 
 def build_starlette(routes: Sequence[Route], metrics: Metrics, lifespan: Lifespan) -> Starlette:
     """Build the application around some routes."""
 
-    async def no_such_request(request: Request, error: Exception) -> Response:
+    async def no_such_request(request: Request, error: Exception) -> RawResponse:
         """Answer what the router refuses before any of our handlers is called."""
         status = error.status_code if isinstance(error, HTTPException) else 500
         headers = error.headers if isinstance(error, HTTPException) else None
         metrics.requests.labels("none", str(status)).inc()
         phrase = HTTPStatus(status).phrase.lower()
         problem = ProblemError(None, f"{phrase}: {request.method}", status=status)
-        return refusal(problem, headers).starlette()
+        return refusal(problem, headers)
 
     @contextlib.asynccontextmanager
     async def whole_life(_: Starlette) -> AsyncIterator[None]:
@@ -222,7 +177,7 @@ def build_starlette(routes: Sequence[Route], metrics: Metrics, lifespan: Lifespa
 
     app = Starlette(
         routes=list(routes),
-        exception_handlers={HTTPException: no_such_request},
+        exception_handlers={HTTPException: no_such_request},  # type: ignore[dict-item]
         lifespan=whole_life,
     )
     # A redirect would send clients to the host they name, without TLS behind a proxy.

@@ -13,20 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 import anyio
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route
 
-from chorister.aggregator.http.app import (
-    Lifespan,
-    RawResponse,
-    build_starlette,
-    endpoint,
-    success,
-)
+from chorister.aggregator.http.app import make_route, success
 from chorister.aggregator.http.request_checks import (
     BearerTokens,
     RequestHeaders,
@@ -52,6 +46,7 @@ from chorister.dap.draft import (
 from chorister.dap.http import invalid_message
 from chorister.dap.messages import AggregationJobContinueReq
 from chorister.errors import DecodeError, ProblemError
+from chorister.http_server import RawResponse
 
 _MAX_SHARE_REQUEST_BYTES: Final = 65_536
 _BODIES_PER_JOB: Final = 4
@@ -77,17 +72,15 @@ class HelperRoutes:
         self._threads = anyio.CapacityLimiter(self.jobs_at_once)
 
     def routes(self) -> Sequence[Route]:
-        jobs = f"{self.prefix}tasks/{{task}}/aggregation_jobs"
-        shares = f"{self.prefix}tasks/{{task}}/aggregate_shares"
+        tasks = f"{self.prefix}tasks/{{task}}"
+        jobs = partial(make_route, self.metrics, "aggregation_jobs")
+        shares = partial(make_route, self.metrics, "aggregate_shares")
         return [
-            self._route(jobs, "aggregation_jobs", self.create_job, "POST"),
-            self._route(f"{jobs}/{{job}}", "aggregation_jobs", self.job, "GET", "POST", "DELETE"),
-            self._route(shares, "aggregate_shares", self.create_share, "POST"),
-            self._route(f"{shares}/{{share}}", "aggregate_shares", self.share, "GET", "DELETE"),
+            jobs(f"{tasks}/aggregation_jobs", self.create_job, "POST"),
+            jobs(f"{tasks}/aggregation_jobs/{{job}}", self.job, "GET", "POST", "DELETE"),
+            shares(f"{tasks}/aggregate_shares", self.create_share, "POST"),
+            shares(f"{tasks}/aggregate_shares/{{share}}", self.share, "GET", "DELETE"),
         ]
-
-    def _route(self, path: str, name: str, handler: Any, *methods: str) -> Route:  # noqa: ANN401
-        return Route(path, endpoint(name, handler, self.metrics), methods=list(methods))
 
     async def _enter(self, request: Request) -> tuple[RequestHeaders, KnownTask]:
         """Check the leader's token, then find the task."""
@@ -166,12 +159,3 @@ class HelperRoutes:
             return success()
         response = await anyio.to_thread.run_sync(self.helper.find_share, task, share_id)
         return success(response, media_type=AGGREGATE_SHARE)
-
-
-def helper_app(
-    routes: HelperRoutes,
-    common: Sequence[Route],
-    lifespan: Lifespan,
-) -> Starlette:
-    """Return the whole helper as an ASGI application."""
-    return build_starlette([*common, *routes.routes()], routes.metrics, lifespan)

@@ -10,26 +10,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 import anyio
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route
 
-from chorister.aggregator.http.app import (
-    Lifespan,
-    RawResponse,
-    Receive,
-    Scope,
-    Send,
-    build_starlette,
-    endpoint,
-    json_response,
-    success,
-)
+from chorister.aggregator.http.app import json_response, make_route, success
 from chorister.aggregator.http.request_checks import (
     BearerTokens,
     RequestHeaders,
@@ -39,12 +30,11 @@ from chorister.aggregator.http.request_checks import (
     read_headers,
     resource_id,
 )
-from chorister.aggregator.http.upload_route import UploadRoute
 from chorister.aggregator.jobs.collection_job_driver import CollectionJobDriver
 from chorister.aggregator.operations.metrics import Metrics
-from chorister.aggregator.operations.progress import recipe_progress
 from chorister.aggregator.storage.database import Database
-from chorister.aggregator.storage.statistics import task_status
+from chorister.aggregator.storage.schema import BatchState
+from chorister.aggregator.storage.statistics import TaskStatus, task_status
 from chorister.aggregator.storage.tasks import TaskStore
 from chorister.aggregator.task import KnownTask
 from chorister.clock import Clock
@@ -54,6 +44,7 @@ from chorister.dap.draft import (
     collection_jobs_path,
 )
 from chorister.errors import ProblemError
+from chorister.http_server import RawResponse
 
 _MAX_REQUEST_BYTES: Final = 65_536
 # A result follows the last report within two seconds, so clients should poll every second.
@@ -76,23 +67,14 @@ class LeaderRoutes:
     on_collection: Callable[[], None] = lambda: None  # called when a collection was created
 
     def routes(self) -> Sequence[Route]:
-        jobs = f"{self.prefix}tasks/{{task}}/collection_jobs"
+        path = f"{self.prefix}tasks/{{task}}/collection_jobs"
+        recipe = f"{self.prefix}chorister/recipes/{{digest}}"
+        jobs = partial(make_route, self.metrics, "collection_jobs")
         return [
-            Route(jobs, self._endpoint("collection_jobs", self.create), methods=["POST"]),
-            Route(
-                f"{jobs}/{{job}}",
-                self._endpoint("collection_jobs", self.one),
-                methods=["GET", "DELETE"],
-            ),
-            Route(
-                f"{self.prefix}chorister/recipes/{{digest}}",
-                self._endpoint("recipes", self.progress),
-                methods=["GET"],
-            ),
+            jobs(path, self.create, "POST"),
+            jobs(f"{path}/{{job}}", self.one, "GET", "DELETE"),
+            make_route(self.metrics, "recipes", recipe, self.progress, "GET"),
         ]
-
-    def _endpoint(self, route: str, handler: Any) -> Callable[..., Any]:  # noqa: ANN401
-        return endpoint(route, handler, self.metrics)
 
     # --- collection -----------------------------------------------------------------------------
 
@@ -102,10 +84,15 @@ class LeaderRoutes:
             raise ProblemError(None, "a collector's bearer token is required", status=401)
         return collector
 
-    async def create(self, request: Request) -> RawResponse:
+    async def _enter(self, request: Request) -> tuple[RequestHeaders, bytes, KnownTask]:
+        """Check the collector's token, then find the task."""
         headers = read_headers(request.headers.raw)
         collector = self._collector(headers)
         task = await self.lookup.find(request.path_params["task"], headers.advertised)
+        return headers, collector, task
+
+    async def create(self, request: Request) -> RawResponse:
+        headers, collector, task = await self._enter(request)
         check_media_type(headers.content_type, COLLECTION_JOB_REQUEST)
         body = await read_body(request, _MAX_REQUEST_BYTES, headers.length)
         ref = await anyio.to_thread.run_sync(self.collection.create, task, body, collector)
@@ -114,9 +101,7 @@ class LeaderRoutes:
         return await self._result(task, ref.collection_id, collector, {"location": location})
 
     async def one(self, request: Request) -> RawResponse:
-        headers = read_headers(request.headers.raw)
-        collector = self._collector(headers)
-        task = await self.lookup.find(request.path_params["task"], headers.advertised)
+        _, collector, task = await self._enter(request)
         job = resource_id(request.path_params["job"], None, task)
         if request.method == "DELETE":
             await anyio.to_thread.run_sync(self.collection.delete, task, job, collector)
@@ -148,32 +133,68 @@ class LeaderRoutes:
         return recipe_progress(task_status(self.database, tasks), self.clock.now())
 
 
-class LeaderApp:
-    """The whole leader as an ASGI application."""
+# --- progress -----------------------------------------------------------------------------------
 
-    def __init__(
-        self,
-        routes: LeaderRoutes,
-        uploads: UploadRoute,
-        common: Sequence[Route],
-        lifespan: Lifespan,
-    ) -> None:
-        self._routes = routes
-        self._uploads = uploads
-        self._rest: Starlette = build_starlette(
-            [*common, *routes.routes()], routes.metrics, lifespan
-        )
 
-    async def __call__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        """Handle uploads directly, and everything else with Starlette."""
-        if scope["type"] == "http":
-            text = self._uploads.task_of(scope["path"])
-            if text is not None:
-                await self._uploads.upload(text, scope, receive, send)
-                return
-        await self._rest(scope, receive, send)
+def recipe_progress(statuses: Sequence[TaskStatus], now: int) -> dict[str, object]:
+    """Return what an analyst sees of a recipe.
+
+    Below the minimum: tenths of it, over all tasks together, and no text of a failure, which may
+    name a group's task. That keeps counts off screens and out of logs, but hides nothing: with
+    uploads of their own, an analyst can find exact counts, group by group. Participation is public.
+    """
+    minimum = statuses[0].task.min_batch_size
+    verified = [status.verified for status in statuses]
+    filled = sum(min(each, minimum) for each in verified)
+    full = filled == minimum * len(statuses)
+    shown: dict[str, object] = {
+        "tasks": len(statuses),
+        "state": _state(statuses, now, full=full),
+        "filled": 10 * filled // (minimum * len(statuses)) / 10,
+        "waiting_for": _waiting(statuses, now, full=full),
+        "rejected": {
+            "leader": _rounded(statuses, ("upload", "leader"), minimum),
+            "helper": _rounded(statuses, ("helper",), minimum),
+        },
+        "closes": statuses[0].task.closes,
+        "ends": statuses[0].task.ends,
+    }
+    if full:
+        shown["reports"] = _down(min(verified), minimum)
+    return shown
+
+
+def _down(number: int, minimum: int) -> int:
+    """Round down to tenths of the minimum."""
+    return minimum * (10 * number // minimum) // 10
+
+
+def _rounded(statuses: Sequence[TaskStatus], whose: Iterable[str], minimum: int) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for status in statuses:
+        for who in whose:
+            total.update(status.rejected(who))
+    return {reason: _down(number, minimum) for reason, number in sorted(total.items())}
+
+
+def _state(statuses: Sequence[TaskStatus], now: int, *, full: bool) -> str:
+    if now >= statuses[0].task.ends:
+        return "expired"
+    if all(status.state >= BatchState.COLLECTED for status in statuses):
+        return "collected"
+    return "ready" if full else "collecting"
+
+
+def _waiting(statuses: Sequence[TaskStatus], now: int, *, full: bool) -> str | None:
+    match _state(statuses, now, full=full):
+        case "expired" | "collected":
+            return None
+        case "ready":
+            if any(status.unfinished_jobs for status in statuses):
+                return "the last reports are being verified"
+            return "a collector"
+    if now >= statuses[0].task.closes:
+        return "nothing: the window is closed and too few reports were verified"
+    if any(status.failures and status.unfinished_jobs for status in statuses):
+        return "the helper, to verify reports"
+    return "more reports"

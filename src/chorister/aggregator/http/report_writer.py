@@ -2,11 +2,11 @@
 
 `ReportWriter.check` is cheap and decides everything that a report's header and our clock decide.
 `ReportWriter.store` is one durable transaction for any number of requests: it claims the ids (of
-two copies of a report, at the same moment, one is accepted) and writes the reports as they came.
+two copies that arrive at the same moment, one is accepted) and writes the reports unchanged.
 
-`UploadQueue` is group commit: while one transaction is being written, whatever comes in waits for
-the next; so one disk sync serves every client that came meanwhile, and nobody waits for a timer.
-The queue is bounded in requests and in bytes: beyond that, clients are told to come back.
+`UploadQueue` is group commit: while one transaction is being written, new uploads wait for the
+next. One disk sync then serves every client that arrived meanwhile, and nobody waits for a timer.
+The queue is bounded in requests and in bytes: when it is full, clients are asked to come back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from chorister.clock import Clock
 from chorister.dap.draft import REPORT_ID_BYTES, Problem, ReportError
 from chorister.dap.http import invalid_message
 from chorister.dap.messages import ReportUploadStatus, UploadErrors
-from chorister.errors import DecodeError
+from chorister.errors import DecodeError, ProblemError
 
 if TYPE_CHECKING:
     from chorister.aggregator.jobs.job_queue import JobQueue
@@ -111,7 +111,7 @@ class ReportWriter:
         errors = bytearray(len(ids))
         start = 0
         for place, end in enumerate(ends):
-            # Of several errors the first one: those that end a device's attempts.
+            # If several apply, the first one counts: those that make a device give up come first.
             if closed:
                 errors[place] = ReportError.TASK_EXPIRED
             elif times[place] != bucket:
@@ -180,7 +180,7 @@ class ReportWriter:
             for place, (report_id, end) in enumerate(zip(upload.ids, upload.ends, strict=True)):
                 if not codes[place]:
                     if report_id in new:
-                        new.discard(report_id)  # a second copy in the same requests is a replay
+                        new.discard(report_id)  # a second copy in the same transaction is a replay
                         stored.append(upload.reports[start:end])
                     else:
                         codes[place] = ReportError.REPORT_REPLAYED
@@ -206,8 +206,11 @@ class ReportWriter:
         return self._clock.now().to_bytes(6, "big") + secrets.token_bytes(_SEGMENT_ID_BYTES - 6)
 
 
-class QueueFull(Exception):
-    """No room: the client should come back later."""
+class QueueFull(ProblemError):
+    """There is no room for an upload; the client should come back later."""
+
+    def __init__(self) -> None:
+        super().__init__(None, "too many uploads are waiting; come back later", status=503)
 
 
 class UploadQueue(Generic[U, R]):

@@ -14,11 +14,11 @@ import hashlib
 import hmac
 import importlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import anyio
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from chorister.aggregator.storage.tasks import TaskStore
 from chorister.aggregator.task import KnownTask
@@ -142,24 +142,22 @@ def check_media_type(given: bytes, wanted: str) -> None:
         raise ProblemError(None, f"the body must be {wanted}", status=415)
 
 
-def too_long(limit: int) -> ProblemError:
-    """Return the refusal of a body of more than `limit` bytes."""
-    return ProblemError(None, f"at most {limit} bytes are accepted", status=413)
+async def body_parts(request: Request, limit: int, length: int | None) -> AsyncIterator[bytes]:
+    """Read a body of at most `limit` bytes as it arrives. The connection cuts off slow ones."""
+    too_long = ProblemError(None, f"at most {limit} bytes are accepted", status=413)
+    if length is not None and length > limit:
+        raise too_long
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise too_long
+        yield part
 
 
 async def read_body(request: Request, limit: int, length: int | None) -> bytes:
-    """Read a body of at most `limit` bytes. The connection cuts off slow ones."""
-    if length is not None and length > limit:
-        raise too_long(limit)
-    data = bytearray()
-    try:
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > limit:
-                raise too_long(limit)
-    except ClientDisconnect:
-        raise ProblemError(None, "the client disconnected", status=400) from None
-    return bytes(data)
+    """Read a whole body of at most `limit` bytes."""
+    return b"".join([part async for part in body_parts(request, limit, length)])
 
 
 # --- tasks --------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 An upload does almost nothing in Python: its task is looked up in a dictionary, one native call
 reads the headers of its reports, and it waits in the queue for the next transaction. The web
 server's own work is most of what is left, so there are two paths. The common case (a cached task, a
-short body of declared length, a credential that is checked at once) is answered by the connection
+short body of declared length, a credential that is quick to check) is answered by the connection
 itself (`http_server.Direct`). Everything else, and every refusal by header, is handled by an ASGI
 application without Starlette.
 """
@@ -17,17 +17,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
+from starlette.requests import Request
+from starlette.routing import Route
 
-from chorister.aggregator.http.app import (
-    ACCEPTED,
-    RawResponse,
-    Receive,
-    Scope,
-    Send,
-    failure,
-    refusal,
-    success,
-)
+from chorister.aggregator.http.app import ACCEPTED, failure, make_route, success
 from chorister.aggregator.http.report_writer import (
     CheckedUpload,
     QueueFull,
@@ -35,23 +28,22 @@ from chorister.aggregator.http.report_writer import (
     UploadQueue,
 )
 from chorister.aggregator.http.request_checks import (
-    RequestHeaders,
     TaskLookup,
     UploadCredential,
+    body_parts,
     check_media_type,
     read_headers,
-    too_long,
 )
 from chorister.aggregator.operations.metrics import Metrics
 from chorister.aggregator.task import KnownTask
 from chorister.dap.draft import UPLOAD_ERRORS, UPLOAD_REQUEST
 from chorister.dap.messages import UploadErrors
 from chorister.errors import ProblemError
+from chorister.http_server import RawResponse
 
 _UPLOAD_TYPE: Final = UPLOAD_REQUEST.encode()
 _LARGE_BYTES: Final = 1 << 17
 _LARGE_AT_ONCE: Final = 2
-_DISCONNECTED: Final = RawResponse(499, ())  # counted, but nobody reads it
 
 
 @dataclass(kw_only=True)
@@ -65,33 +57,32 @@ class UploadRoute:
     prefix: str
     upload_bytes: int
     held_bytes: int
-    # How an upload's credential is checked: at once, or in a thread; neither if none is needed.
+    # How an upload's credential is checked: right away, or in a thread; neither if none is needed.
     credential: UploadCredential | None = None
     slow_credential: UploadCredential | None = None
-    held: int = 0  # bytes of bodies that are arriving
-    _path: re.Pattern[str] = field(init=False)
+    held: int = 0  # bytes of bodies that are arriving, or being checked in a thread
+    _arriving: dict[_ArrivingBody, None] = field(default_factory=dict)  # the oldest first
     _url: re.Pattern[bytes] = field(init=False)
     _threads: anyio.CapacityLimiter = field(init=False)
 
     def __post_init__(self) -> None:
         # Their own threads, so that large uploads take none from other requests.
         self._threads = anyio.CapacityLimiter(_LARGE_AT_ONCE)
-        path = re.escape(self.prefix) + r"tasks/([^/]+)/reports"
-        self._path = re.compile(path)
-        self._url = re.compile(path.replace("[^/]", r"[\w-]").encode())
+        self._url = re.compile(re.escape(self.prefix).encode() + rb"tasks/([\w-]+)/reports")
         self._short = min(_LARGE_BYTES - 1, self.upload_bytes)
-        self._accepted = self.metrics.requests.labels("reports", "200")
+        self._answered = self.metrics.requests.labels("reports", "200")
         self._stored = self.metrics.reports.labels("stored")
         self._refused = self.metrics.reports.labels("refused")
 
-    def task_of(self, path: str) -> str | None:
-        """Return the task id in the path, if it is the path of uploads."""
-        found = self._path.fullmatch(path)
-        return None if found is None else found[1]
+    def route(self) -> Route:
+        path = f"{self.prefix}tasks/{{task}}/reports"
+        return make_route(self.metrics, "reports", path, self.upload, "POST")
 
     # --- the common case ------------------------------------------------------------------------
 
-    def begin(self, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> _IncomingUpload | None:
+    def begin(
+        self, url: bytes, headers: Sequence[tuple[bytes, bytes]], disconnect: Callable[[], None]
+    ) -> _IncomingUpload | None:
         """Start an upload that only needs to be stored; None for any other request."""
         found = self._url.fullmatch(url)
         if found is None or self.slow_credential is not None:
@@ -108,7 +99,7 @@ class UploadRoute:
         ):
             return None
         task = self.lookup.cached(found[1].decode(), found_headers.advertised)
-        return None if task is None else _IncomingUpload(self, task)
+        return None if task is None else _IncomingUpload(self, task, disconnect)
 
     def store(self, task: KnownTask, body: bytes, respond: Callable[[RawResponse], None]) -> None:
         """Store a short body; `respond` is called when it is durable."""
@@ -116,49 +107,34 @@ class UploadRoute:
             upload = self.writer.check(task, body)
             future = self.queue.put(upload, len(body))
         except Exception as error:
-            respond(self._failed(error))
+            respond(self.failed(error))
             return
 
         def stored(future: asyncio.Future[UploadErrors]) -> None:
             try:
                 response = self._outcome(upload, future.result())
+                self._answered.inc()
             except Exception as error:
-                response = self._failed(error)
+                response = self.failed(error)
             respond(response)  # outside: if it fails, the request must not be answered twice
 
         future.add_done_callback(stored)
 
-    def full(self) -> RawResponse:
-        """Return the response to a body for which there is no room."""
-        return self._failed(QueueFull())
+    def failed(self, error: Exception) -> RawResponse:
+        """Return the response to an error, and count it."""
+        response = failure(error, "reports")
+        self.metrics.requests.labels("reports", str(response.status)).inc()
+        return response
 
     # --- all other cases ------------------------------------------------------------------------
 
-    async def upload(self, text: str, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "POST":
-            error = ProblemError(None, f"method not allowed: {scope['method']}", status=405)
-            await self._counted(refusal(error, {"allow": "POST"})).send(send)
-            return
-        headers = read_headers(scope["headers"])
-        try:
-            response = await self._upload(text, headers, receive)
-        except Exception as error:
-            response = self._failed(error)
-        if response is _DISCONNECTED:
-            self._counted(response)
-        else:
-            await response.send(send)
-
-    async def _upload(self, text: str, headers: RequestHeaders, receive: Receive) -> RawResponse:
+    async def upload(self, request: Request) -> RawResponse:
+        headers = read_headers(request.headers.raw)
         if self.credential is not None or self.slow_credential is not None:
             await self._check_credential(headers.credential)
-        task = await self.lookup.find(text, headers.advertised)
+        task = await self.lookup.find(request.path_params["task"], headers.advertised)
         check_media_type(headers.content_type, UPLOAD_REQUEST)
-        if headers.length is not None and headers.length > self.upload_bytes:
-            raise too_long(self.upload_bytes)
-        body = await self._body(receive)
-        if body is None:
-            return _DISCONNECTED
+        body = await self._body(request, headers.length)
         if len(body) < _LARGE_BYTES:
             upload = self.writer.check(task, body)
         else:  # many reports: checking takes time, and the body counts until it is queued
@@ -171,29 +147,48 @@ class UploadRoute:
                 self.held -= len(body)
         return self._outcome(upload, await self.queue.put(upload, len(body)))
 
-    async def _body(self, receive: Receive) -> bytes | None:
-        """Read the body; None if the client disconnected.
-
-        All bodies together are bounded, by what has arrived and not by what was announced: a slow
-        client takes no room from others.
-        """
-        parts, size, more = [], 0, True
+    async def _body(self, request: Request, length: int | None) -> bytes:
         try:
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return None
-                parts.append(message.get("body", b""))
-                more = message.get("more_body", False)
-                size += len(parts[-1])
-                self.held += len(parts[-1])
-                if size > self.upload_bytes:
-                    raise too_long(self.upload_bytes)
-                if more and self.held > self.held_bytes:
-                    raise QueueFull
-        finally:
-            self.held -= size
-        return b"".join(parts)
+            async with asyncio.timeout(None) as until:
+                body = _ArrivingBody(drop=lambda: until.reschedule(0))
+                try:
+                    async for part in body_parts(request, self.upload_bytes, length):
+                        self.hold(body, part)
+                        if body.dropped:
+                            raise QueueFull
+                    return b"".join(body.parts)
+                finally:
+                    self.release(body)
+        except TimeoutError:
+            raise QueueFull from None
+
+    # --- memory for bodies ----------------------------------------------------------------------
+
+    def hold(self, body: _ArrivingBody, part: bytes) -> None:
+        """Keep a part of a body. If there is no room, drop those that have been arriving longest.
+
+        So clients that send slowly, or stop, take no room from others: what has arrived counts, not
+        what was announced, and newer bodies take its place.
+        """
+        if body.dropped:
+            return
+        self._arriving.setdefault(body)
+        body.parts.append(part)
+        body.size += len(part)
+        self.held += len(part)
+        while self.held > self.held_bytes and self._arriving:
+            oldest = next(iter(self._arriving))
+            self.release(oldest)
+            oldest.dropped = True
+            oldest.drop()
+
+    def release(self, body: _ArrivingBody) -> None:
+        self._arriving.pop(body, None)
+        self.held -= body.size
+        body.size = 0
+        body.parts = []
+
+    # --- credentials and responses --------------------------------------------------------------
 
     async def _check_credential(self, given: bytes | None) -> None:
         if self.credential is not None:
@@ -203,58 +198,52 @@ class UploadRoute:
         if not valid:
             raise ProblemError(None, "uploads need a valid credential of the host app", status=403)
 
-    # --- responses ------------------------------------------------------------------------------
-
     def _outcome(self, upload: CheckedUpload, errors: UploadErrors) -> RawResponse:
         refused = len(errors.statuses)
         self._stored.inc(len(upload.ids) - refused)
         if not refused:
-            self._accepted.inc()
             return ACCEPTED
         self._refused.inc(refused)
-        return self._counted(success(errors.encode(), media_type=UPLOAD_ERRORS))
-
-    def _failed(self, error: Exception) -> RawResponse:
-        if isinstance(error, QueueFull):
-            error = ProblemError(None, "too many uploads are waiting; come back later", status=503)
-        return self._counted(failure(error, "reports"))
-
-    def _counted(self, response: RawResponse) -> RawResponse:
-        self.metrics.requests.labels("reports", str(response.status)).inc()
-        return response
+        return success(errors.encode(), media_type=UPLOAD_ERRORS)
 
 
-class _IncomingUpload:
+class _ArrivingBody:
+    """What has arrived of a body. `drop` tells its client that there is no room for it."""
+
+    __slots__ = ("drop", "dropped", "parts", "size")
+
+    def __init__(self, drop: Callable[[], None]) -> None:
+        self.parts: list[bytes] = []
+        self.size = 0
+        self.drop = drop
+        self.dropped = False
+
+
+class _IncomingUpload(_ArrivingBody):
     """An upload of the common case while it arrives (`http_server.Incoming`)."""
 
-    __slots__ = ("_parts", "_route", "_size", "_task")
+    __slots__ = ("_route", "_task")
 
-    def __init__(self, route: UploadRoute, task: KnownTask) -> None:
+    def __init__(self, route: UploadRoute, task: KnownTask, disconnect: Callable[[], None]) -> None:
+        def drop() -> None:
+            route.failed(QueueFull())  # counted; nobody reads it
+            disconnect()
+
+        super().__init__(drop)
         self._route = route
         self._task = task
-        self._parts: list[bytes] = []
-        self._size = 0
 
-    def feed(self, part: bytes) -> RawResponse | None:
-        """Take a part of the body; returns a refusal if there is no room."""
-        self._parts.append(part)
-        self._size += len(part)
-        self._route.held += len(part)
-        if self._route.held <= self._route.held_bytes:
-            return None
-        self.gone()
-        return self._route.full()
+    def feed(self, part: bytes) -> None:
+        self._route.hold(self, part)
 
     def complete(self, respond: Callable[[RawResponse], None]) -> None:
-        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        body = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
         self.gone()
-        self._route.store(self._task, body, respond)
+        if not self.dropped:
+            self._route.store(self._task, body, respond)
 
     def gone(self) -> None:
-        """Release what is held."""
-        self._route.held -= self._size
-        self._size = 0
-        self._parts = []
+        self._route.release(self)
 
 
 def _is_valid(check: UploadCredential | None, given: bytes | None) -> bool:

@@ -3,18 +3,21 @@
 A job's reports and their order are fixed when it is created, and everything computed from them is
 deterministic. An interrupted job is simply started again: its request comes out byte for byte the
 same, so the helper repeats its stored response. The request's SHA-256, durable before the first
-byte is sent, proves it. The transaction that finishes a job deletes it: whoever comes second, even
-in another process, finds nothing to finish and adds nothing.
+byte is sent, proves it. The transaction that finishes a job deletes it: a second one, even in
+another process, finds nothing to finish and adds nothing.
 """
 
 from __future__ import annotations
 
 import hmac
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from chorister._native import Aggregated, LeaderJob
+from chorister.aggregator.operations.metrics import Metrics
 from chorister.aggregator.storage import batches, reports
 from chorister.aggregator.storage.database import Database
 from chorister.aggregator.storage.hpke_keys import KeyRing
@@ -26,6 +29,7 @@ from chorister.aggregator.task import KnownTask
 from chorister.canonical import sha256
 from chorister.clock import Clock
 from chorister.dap.draft import VerifyRespType
+from chorister.dap.helper_client import HelperClient
 from chorister.dap.messages import AggregationJobInitReq, AggregationJobResp
 from chorister.dap.task import verify_key
 from chorister.errors import DecodeError, ProblemError, Unreachable
@@ -33,25 +37,12 @@ from chorister.errors import DecodeError, ProblemError, Unreachable
 if TYPE_CHECKING:
     from chorister.aggregator.jobs.job_queue import JobQueue
 
+FIRST_PAUSE_SECONDS: Final = 0.5
+MAX_PAUSE_SECONDS: Final = 30.0
 MAX_REASON_CHARACTERS: Final = 300
 _MAX_JOB_REPORTS: Final = 500
 _MAX_JOB_BYTES: Final = 16 << 20
 """Limits the output shares, which stay in memory until the helper has responded."""
-
-
-class HelperConnection(Protocol):
-    """The leader's connection to the helper: HTTP, or a call in tests.
-
-    Raises `ProblemError` (refused) or `Unreachable`.
-    """
-
-    def create_aggregation_job(self, task: KnownTask, request: bytes) -> bytes:
-        """Send an encoded `AggregationJobInitReq`, return an encoded `AggregationJobResp`."""
-        ...
-
-    def aggregate_share(self, task: KnownTask, request: bytes) -> bytes:
-        """Send an encoded `AggregateShareReq`, return an encoded `AggregateShare`."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +52,40 @@ class StepResult:
     done: bool  # nothing is left to do for this job
     reason: str | None = None  # if not done: what it waits for
     helper_away: bool = False  # the helper can't be reached, or asks for a pause: back off
+
+
+def run_step(metrics: Metrics, kind: str, step: Callable[[], StepResult]) -> StepResult:
+    """Run one step of a job, counted and timed."""
+    started = time.monotonic()
+    outcome = step()
+    metrics.jobs.labels(kind, "done" if outcome.done else "waiting").inc()
+    metrics.job_seconds.labels(kind).observe(time.monotonic() - started)
+    return outcome
+
+
+class HelperPause:
+    """Pauses all of a process's requests to the helper after a failure, longer each time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._until = 0.0
+        self._seconds = FIRST_PAUSE_SECONDS
+
+    def seconds_left(self) -> float:
+        return max(0.0, self._until - time.monotonic())
+
+    def failed(self) -> float:
+        """Start a pause unless one is under way. Returns the seconds left."""
+        with self._lock:
+            if not self.seconds_left():
+                self._until = time.monotonic() + self._seconds
+                self._seconds = min(2 * self._seconds, MAX_PAUSE_SECONDS)
+            return self.seconds_left()
+
+    def succeeded(self) -> None:
+        """Make the next pause a short one again."""
+        with self._lock:
+            self._seconds = FIRST_PAUSE_SECONDS
 
 
 def job_capacity(task: KnownTask) -> int:
@@ -79,7 +104,7 @@ class AggregationJobDriver:
         clock: Clock,
         *,
         verify_key_init: Callable[[str], bytes],
-        helper: HelperConnection,
+        helper: HelperClient,
         queue: JobQueue | None = None,
         threads: int = 0,
     ) -> None:
@@ -99,7 +124,7 @@ class AggregationJobDriver:
         self._last_task = b""
 
     def create_jobs(self, limit: int) -> list[JobRef]:
-        """Create up to `limit` jobs, from each task in turn; fewer means no report waits."""
+        """Create up to `limit` jobs, from each task in turn; fewer mean that no report waits."""
         with self._database.read() as tx:
             found, self._last_task = reports.tasks_with_waiting_reports(tx, self._last_task, limit)
         waiting = [task for task in map(self._tasks.find, found) if task is not None]
@@ -125,10 +150,10 @@ class AggregationJobDriver:
         Those that failed least often come first, so that stuck jobs never hide others.
         """
         with self._database.read() as tx:
-            return reports.unfinished_jobs(tx, now=self._clock.now(), limit=limit)
+            return reports.unfinished_jobs(tx, live_at=self._clock.now(), limit=limit)
 
     def step(self, ref: JobRef) -> StepResult:
-        """Verify a job's reports with the helper and add them up. Safe to repeat, even at once."""
+        """Verify and add up a job's reports with the helper. Safe to repeat, even concurrently."""
         task = self._tasks.find(ref.task_id)
         if task is None or self._clock.now() >= task.ends:
             return StepResult(done=True)

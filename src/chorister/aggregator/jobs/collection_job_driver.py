@@ -15,11 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from chorister.aggregator.jobs.aggregation_job_driver import (
-    MAX_REASON_CHARACTERS,
-    HelperConnection,
-    StepResult,
-)
+from chorister.aggregator.jobs.aggregation_job_driver import MAX_REASON_CHARACTERS, StepResult
 from chorister.aggregator.jobs.release import (
     CollectedFile,
     Sampler,
@@ -30,9 +26,8 @@ from chorister.aggregator.jobs.release import (
     seal_share,
     unknown_collector,
 )
-from chorister.aggregator.storage import batches, collections
-from chorister.aggregator.storage.batches import Total
-from chorister.aggregator.storage.collections import CollectionRef
+from chorister.aggregator.storage import batches
+from chorister.aggregator.storage.batches import CollectionRef, Total
 from chorister.aggregator.storage.database import Database
 from chorister.aggregator.storage.reports import has_unverified_reports
 from chorister.aggregator.storage.schema import BatchState
@@ -41,6 +36,7 @@ from chorister.aggregator.task import KnownTask
 from chorister.canonical import sha256
 from chorister.clock import Clock
 from chorister.dap.draft import Problem, Role
+from chorister.dap.helper_client import HelperClient
 from chorister.dap.http import invalid_message
 from chorister.dap.messages import (
     AggregateShare,
@@ -66,7 +62,7 @@ class CollectionJobDriver:
         tasks: TaskStore,
         clock: Clock,
         *,
-        helper: HelperConnection,
+        helper: HelperClient,
         collectors: Mapping[bytes, bytes],
         queue: JobQueue | None = None,
         sample: Sampler = sample_noise,
@@ -100,14 +96,14 @@ class CollectionJobDriver:
         ref = CollectionRef(task.task_id, sha256(request)[:_ID_BYTES])
         with self._database.write() as tx:
             state = batches.lock_batch(tx, task.task_id, exclusive=True)
-            if collections.find_collection(tx, ref) is not None:
+            if batches.find_collection(tx, ref) is not None:
                 return ref
             if state is not BatchState.OPEN and state is not BatchState.FROZEN:
                 raise task.refusal(
                     Problem.BATCH_OVERLAP, "the batch was collected, and its result deleted"
                 )
             now = self._clock.now()
-            collections.add_collection(self._database, tx, ref, request=request, now=now)
+            batches.add_collection(self._database, tx, ref, request=request, now=now)
             if self._queue is not None:
                 self._queue.collection_created(tx, ref)
         return ref
@@ -125,7 +121,7 @@ class CollectionJobDriver:
         """Return the sealed result, None while there is none; `ProblemError` if it failed."""
         self._check_collector(task, collector)
         with self._database.read() as tx:
-            found = collections.find_collection(tx, CollectionRef(task.task_id, collection_id))
+            found = batches.find_collection(tx, CollectionRef(task.task_id, collection_id))
         if found is None:
             raise task.refusal(None, "no such collection job", status=404)
         if found.response is not None:
@@ -140,17 +136,17 @@ class CollectionJobDriver:
         """Delete a collection job. The batch's state stays: nothing is collected twice."""
         self._check_collector(task, collector)
         with self._database.write() as tx:
-            collections.delete_collection(tx, CollectionRef(task.task_id, collection_id))
+            batches.delete_collection(tx, CollectionRef(task.task_id, collection_id))
 
     # --- stepping -------------------------------------------------------------------------------
 
     def pending(self) -> list[CollectionRef]:
         """List the collection jobs to step. All of them: most wait for reports."""
         with self._database.read() as tx:
-            return collections.pending_collections(tx, self._clock.now())
+            return batches.pending_collections(tx, live_at=self._clock.now())
 
     def step(self, ref: CollectionRef) -> StepResult:
-        """Bring a collection job as far as possible. Safe to repeat, even at once."""
+        """Advance a collection job as far as possible. Safe to repeat, even concurrently."""
         task = self._tasks.find(ref.task_id)
         if task is None or self._clock.now() >= task.ends:
             return StepResult(done=True)
@@ -161,7 +157,7 @@ class CollectionJobDriver:
         # was forgotten by restoring a backup.
         released = self._collected is not None and task.task_id in self._collected
         with self._database.read() as tx:
-            found = collections.find_collection(tx, ref)
+            found = batches.find_collection(tx, ref)
         if found is None or not found.pending:
             return StepResult(done=True)
         if released:
@@ -225,7 +221,7 @@ class CollectionJobDriver:
             state = batches.lock_batch(tx, task.task_id, exclusive=True)
             if state is not BatchState.FROZEN or has_unverified_reports(tx, task.task_id):
                 return StepResult(done=True)  # another worker has collected it, or it was deleted
-            if not collections.store_result(tx, ref, response.encode()):
+            if not batches.store_result(tx, ref, response.encode()):
                 return StepResult(done=True)  # deleted meanwhile: another job can still collect
             batches.set_batch_state(tx, task.task_id, BatchState.COLLECTED)
             batches.delete_total(tx, task.task_id)
@@ -233,13 +229,13 @@ class CollectionJobDriver:
 
     def _waits(self, ref: CollectionRef, reason: str, *, helper_away: bool = False) -> StepResult:
         known = reason[:MAX_REASON_CHARACTERS]
-        collections.record_collection_failure(self._database, ref, known)
+        batches.record_collection_failure(self._database, ref, known)
         return StepResult(done=False, reason=reason, helper_away=helper_away)
 
     def _refused(self, ref: CollectionRef, error: ProblemError, who: str) -> StepResult:
         failure = f"{who}{error.detail}"[:MAX_REASON_CHARACTERS]
         with self._database.write() as tx:
-            collections.store_refusal(tx, ref, error, failure)
+            batches.store_refusal(tx, ref, error, failure)
         return StepResult(done=True, reason=str(error))
 
 

@@ -1,7 +1,7 @@
 """The helper's half: verify a leader's jobs, add them up, and release its share once.
 
 The helper does not trust the leader. The task is the one it knows from the log, the minimum is the
-one in its own copy of the configuration, count and checksum are its own. A request that came before
+one in its own copy of the configuration, count and checksum are its own. A repeated request
 gets the stored response, byte for byte; for any other, everything that follows from it (ids
 claimed, sum, response) is one durable transaction at the end, and only then is it answered.
 """
@@ -27,7 +27,7 @@ from chorister.aggregator.jobs.release import (
     wrong_bucket,
 )
 from chorister.aggregator.storage import batches
-from chorister.aggregator.storage.collections import JOB_RESPONSES, SHARES, StoredResponse
+from chorister.aggregator.storage.batches import JOB_RESPONSES, SHARES, StoredResponse
 from chorister.aggregator.storage.database import Database, Transaction
 from chorister.aggregator.storage.hpke_keys import KeyRing
 from chorister.aggregator.storage.reports import add_report_ids
@@ -190,7 +190,7 @@ class Helper:
         """Release this helper's share of a batch, once; the body is an `AggregateShare`."""
         response = self._release(task, request)
         if self._collected is not None:
-            self._collected.add(task.task_id)  # before it leaves, whoever committed it
+            self._collected.add(task.task_id)  # before it leaves, whichever process committed it
         return response
 
     def _release(self, task: KnownTask, request: bytes) -> StoredResponse:
@@ -329,7 +329,7 @@ def _read_share_request(task: KnownTask, request: bytes) -> AggregateShareReq:
 
 
 def _known_job(tx: Transaction, task: KnownTask, digest: bytes) -> StoredResponse | None:
-    """Find the response to the same request, if it came before."""
+    """Find the stored response to the same request."""
     found = JOB_RESPONSES.find(tx, task.task_id, digest[:_ID_BYTES])
     if found is not None and not hmac.compare_digest(found.request_digest, digest):
         raise task.refusal(Problem.INVALID_MESSAGE, "another job has this id")

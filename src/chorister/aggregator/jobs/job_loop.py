@@ -1,7 +1,7 @@
 """The server's own job loop: reports are verified as they arrive.
 
 One thread decides, a few others work. Reports wait for others for a fraction of a second, so that
-single uploads do not become single jobs; then jobs are created and stepped, several at once: while
+single uploads do not become single jobs. Then jobs are created and stepped, a few at a time: while
 the helper verifies one, the leader prepares the next. A collection is stepped when one of its
 task's jobs has ended. When the helper can't be reached, everything that needs it pauses, longer
 each time, and resumes by itself. A job that fails for reasons of its own, or that the helper
@@ -13,6 +13,7 @@ matters, and what it finds unfinished at the start is simply stepped.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -20,18 +21,21 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeAlias
 
-from chorister.aggregator.jobs.aggregation_job_driver import AggregationJobDriver, StepResult
+from chorister.aggregator.jobs.aggregation_job_driver import (
+    FIRST_PAUSE_SECONDS,
+    AggregationJobDriver,
+    HelperPause,
+    StepResult,
+    run_step,
+)
 from chorister.aggregator.jobs.collection_job_driver import CollectionJobDriver
-from chorister.aggregator.operations.logs import get_logger
+from chorister.aggregator.operations.logs import get_logger, log_failure
 from chorister.aggregator.operations.metrics import Metrics
-from chorister.errors import ChoristerError
 
 POLL_SECONDS: Final = 5.0
 """How often the database is read without being woken: other processes may have written to it."""
 _COLLECT_SECONDS: Final = 0.05
 """The shortest time between two passes over the pending collections."""
-_FIRST_PAUSE_SECONDS: Final = 0.5
-_MAX_PAUSE_SECONDS: Final = 30.0
 _MAX_JOB_PAUSE_SECONDS: Final = 300.0
 """For one job that fails while others do not."""
 
@@ -70,8 +74,7 @@ class JobLoop:
         self._paused: dict[Ref, float] = {}  # jobs that pause, and until when
         self._paused_collections: dict[Ref, float] = {}
         self._pauses: dict[Ref, float] = {}  # how long each failing job paused last
-        self._resume = 0.0
-        self._pause = _FIRST_PAUSE_SECONDS
+        self._helper = HelperPause()
         self._collect_at = 0.0
         self._poll_at = 0.0
         # Written by other threads, under the lock: since when reports wait unseen.
@@ -113,11 +116,8 @@ class JobLoop:
             self._wake.clear()
             try:
                 wait = self._turn()
-            except ChoristerError as error:
-                self._log.error("the job loop failed", kind=type(error).__name__, error=str(error))
-                wait = 1.0
             except Exception as error:
-                self._log.error("the job loop failed because of a bug in Chorister", exc_info=error)
+                log_failure("the job loop failed", error)
                 wait = 1.0
             self._wake.wait(wait)
 
@@ -125,8 +125,9 @@ class JobLoop:
         """Handle what has ended, start what can start. Returns the seconds until the next turn."""
         now = time.monotonic()
         self._reap(now)
-        if now < self._resume:
-            return self._resume - now
+        pause = self._helper.seconds_left()
+        if pause:
+            return pause
         poll = now >= self._poll_at
         if poll:
             self._poll_at = now + POLL_SECONDS
@@ -140,7 +141,7 @@ class JobLoop:
             self._ready.append(ref)
         self._start_ready()
         wait = self._collect(now, poll=poll)
-        wait = min(wait, self._gather(now))  # last: if it fails, the rest goes on
+        wait = min(wait, self._gather(now))  # last: if it fails, the rest is done
         self._start_ready()
         return max(0.0, min(wait, self._poll_at - now, self._next_retry() - now))
 
@@ -197,15 +198,11 @@ class JobLoop:
         self, kind: str, step: Callable[[Any], StepResult], ref: Ref
     ) -> Future[StepResult]:
         def run() -> StepResult:
-            started = time.monotonic()
             try:
-                outcome = step(ref)
+                return run_step(self._metrics, kind, lambda: step(ref))
             except BaseException:
                 self._metrics.jobs.labels(kind, "failed").inc()
                 raise
-            self._metrics.jobs.labels(kind, "done" if outcome.done else "waiting").inc()
-            self._metrics.job_seconds.labels(kind).observe(time.monotonic() - started)
-            return outcome
 
         future = self._pool.submit(run)
         future.add_done_callback(lambda _: self._wake.set())
@@ -232,30 +229,26 @@ class JobLoop:
         """
         try:
             outcome = future.result()
-        except ChoristerError as error:
+        except Exception as error:
             until = self._pause_alone(ref, now)
-            self._log.warning(
+            log_failure(
                 "a job failed",
+                error,
+                level=logging.WARNING,
                 kind=kind,
                 task=ref[0].hex(),
-                reason=type(error).__name__,
-                error=str(error),
                 retry_in=round(until - now, 1),
             )
             return until
-        except Exception as error:
-            self._log.error("a job failed because of a bug in Chorister", kind=kind, exc_info=error)
-            return self._pause_alone(ref, now)
         if outcome.done:
             self._pauses.pop(ref, None)
             if kind == "aggregate":
-                self._pause = _FIRST_PAUSE_SECONDS
+                self._helper.succeeded()
             return None
         if not outcome.helper_away and kind == "collect":
             return now
         if outcome.helper_away and kind == "aggregate":
-            self._pause_helper(now)
-            until = self._resume
+            until = self._poll_at = now + self._helper.failed()
         else:  # the helper may refuse one collection and still serve everything else
             until = self._pause_alone(ref, now)
         self._log.warning(
@@ -271,16 +264,9 @@ class JobLoop:
         """Pause one job, longer each time. Returns until when."""
         last = self._pauses.get(ref)
         self._pauses[ref] = (
-            _FIRST_PAUSE_SECONDS if last is None else min(2 * last, _MAX_JOB_PAUSE_SECONDS)
+            FIRST_PAUSE_SECONDS if last is None else min(2 * last, _MAX_JOB_PAUSE_SECONDS)
         )
         return now + self._pauses[ref]
-
-    def _pause_helper(self, now: float) -> None:
-        """Pause all requests to the helper, longer each time."""
-        if now >= self._resume:
-            self._resume = now + self._pause
-            self._poll_at = self._resume
-            self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS)
 
 
 class Periodic:
@@ -294,7 +280,7 @@ class Periodic:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start, with a first call at once."""
+        """Start, with the first call immediately."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -307,13 +293,7 @@ class Periodic:
         while True:
             try:
                 self._call()
-            except ChoristerError as error:
-                get_logger().error(
-                    f"{self._name} failed", kind=type(error).__name__, error=str(error)
-                )
             except Exception as error:
-                get_logger().error(
-                    f"{self._name} failed because of a bug in Chorister", exc_info=error
-                )
+                log_failure(f"{self._name} failed", error)
             if self._stop.wait(self._seconds):
                 return

@@ -33,14 +33,14 @@ from procrastinate.sql import queries
 from procrastinate.types import JSONDict
 from psycopg_pool import ConnectionPool
 
-from chorister.aggregator.storage.collections import CollectionRef, pending_collections_of
+from chorister.aggregator.storage.batches import CollectionRef, pending_collections
 from chorister.aggregator.storage.database import (
     Database,
     Transaction,
     database_time,
     missing_objects,
 )
-from chorister.aggregator.storage.reports import JobRef, all_jobs, has_waiting_reports
+from chorister.aggregator.storage.reports import JobRef, has_waiting_reports, unfinished_jobs
 from chorister.errors import InternalError, ServiceError
 
 QUEUE: Final = "chorister"
@@ -49,12 +49,12 @@ _PRIORITIES: Final = {"collect": 2, "gather": 1, "aggregate": 0}
 """A collector never waits behind another task's reports."""
 _CLAIM_LIMIT: Final = 1000
 _AT_ONCE: Final = datetime(1970, 1, 1, tzinfo=UTC)
-"""A time in the past by any clock: the job is due at once."""
+"""In the past by any clock: the job is due immediately."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeadJob:
-    """A job that was given up after many attempts."""
+    """A job that workers gave up on after many attempts."""
 
     number: int
     kind: str
@@ -119,9 +119,10 @@ class JobQueue:
     def job_ended(self, tx: Transaction, task_id: bytes) -> None:
         """Enqueue `collect` for every pending collection of the task.
 
-        The task's batch is locked by now, and by whoever creates a collection: none is missed.
+        The caller has locked the task's batch, as has a request that creates a collection: none is
+        missed.
         """
-        refs = pending_collections_of(tx, task_id)
+        refs = pending_collections(tx, task_id=task_id)
         self._enqueue(tx, "collect", [job_arguments(ref) for ref in refs])
 
     def collection_created(self, tx: Transaction, ref: CollectionRef) -> None:
@@ -166,7 +167,7 @@ class JobQueue:
         meanwhile is enqueued for nothing, which does no harm.
         """
         with self._database.read() as tx:
-            created = [job_arguments(ref) for ref in all_jobs(tx)]
+            created = [job_arguments(ref) for ref in unfinished_jobs(tx)]
             waiting = has_waiting_reports(tx)
         with _as_service_error():
             queued = [job.task_kwargs for job in self._listed("aggregate")] if created else []
@@ -248,7 +249,7 @@ async def requeue_stalled(
 
     `heartbeat`: seconds of silence after which a worker is dead. `longest`: seconds after which a
     job is taken from a living worker, too; `seen` remembers when each run was first seen. A job
-    whose worker was alive after all runs twice at once, which does no harm.
+    whose worker was alive after all runs twice at the same time, which does no harm.
     """
     await jobs.prune_stalled_workers(heartbeat)
     stalled = [

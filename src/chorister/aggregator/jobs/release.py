@@ -2,9 +2,9 @@
 
 **Noise.** Each aggregator adds to every bin of its aggregate share an independent Bin(M, q), where
 M is the recipe's min_cohort - 1 and q the probability with which a device sets a bit that is not
-its own. Whoever the other clients are, one device's bits are then hidden as among min_cohort honest
-devices: the pair `Ber(h) + Bin(M, q)` and `Ber(q) + Bin(M, q)` is the one for which the stated
-epsilon is certified. The noise is drawn exactly, from the operating system's generator, once per
+its own. Even if all other clients are hostile, one device's bits are then hidden as among
+min_cohort honest devices: the stated epsilon is certified for the pair `Ber(h) + Bin(M, q)` and
+`Ber(q) + Bin(M, q)`. The noise is drawn exactly, from the operating system's generator, once per
 batch: the draw that is committed with the state `collected` is the only one that ever leaves the
 process.
 

@@ -2,7 +2,7 @@
 
 The functions are the same as in the server's own loop; only the caller differs. Procrastinate
 fetches what `job_queue` enqueued, retries what failed, later each time, and runs periodic tasks
-once, whatever the number of workers. A worker that dies is missed after a few seconds, and its jobs
+once, however many workers there are. A dead worker is noticed after a few seconds, and its jobs
 are enqueued again. When the database goes away, the worker waits for it; when the helper goes away,
 the worker pauses before it asks again.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -22,7 +22,14 @@ import procrastinate
 from procrastinate import RetryDecision
 from procrastinate.jobs import Job
 
-from chorister.aggregator.jobs.aggregation_job_driver import AggregationJobDriver, StepResult
+from chorister.aggregator.jobs.aggregation_job_driver import (
+    FIRST_PAUSE_SECONDS,
+    MAX_PAUSE_SECONDS,
+    AggregationJobDriver,
+    HelperPause,
+    StepResult,
+    run_step,
+)
 from chorister.aggregator.jobs.collection_job_driver import CollectionJobDriver
 from chorister.aggregator.jobs.garbage_collector import GarbageCollector
 from chorister.aggregator.jobs.job_queue import (
@@ -31,17 +38,15 @@ from chorister.aggregator.jobs.job_queue import (
     JobQueue,
     requeue_stalled,
 )
-from chorister.aggregator.operations.logs import get_logger
+from chorister.aggregator.operations.logs import get_logger, log_failure
 from chorister.aggregator.operations.metrics import Metrics
-from chorister.aggregator.storage.collections import CollectionRef
+from chorister.aggregator.storage.batches import CollectionRef
 from chorister.aggregator.storage.reports import JobRef
 from chorister.errors import ChoristerError, InternalError
 
 HEARTBEAT_SECONDS: Final = 2.0
 DEAD_AFTER_SECONDS: Final = 10.0
 _RECOVER_SECONDS: Final = 5
-_FIRST_PAUSE_SECONDS: Final = 0.5
-MAX_PAUSE_SECONDS: Final = 30.0
 MAX_ATTEMPTS: Final = 20
 """After that many, a job that fails because of a bug is left to the operator."""
 _JOBS_PER_PASS: Final = 32
@@ -67,34 +72,11 @@ class Backoff(procrastinate.BaseRetryStrategy):
         known = isinstance(exception, ChoristerError) and not isinstance(exception, InternalError)
         if not known and job.attempts + 1 >= MAX_ATTEMPTS:
             return None
-        seconds = min(MAX_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(job.attempts, 10))
+        seconds = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(job.attempts, 10))
         if isinstance(exception, RetryLater) and exception.seconds is not None:
             seconds = exception.seconds
         spread = 1 + random.random() / 4  # noqa: S311 - so that not all retry at the same moment
         return RetryDecision(retry_in={"milliseconds": int(1000 * seconds * spread)})
-
-
-class _HelperPause:
-    """Pauses all of this process's requests to the helper after a failure, longer each time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._until = 0.0
-        self._pause = _FIRST_PAUSE_SECONDS
-
-    def seconds_left(self) -> float:
-        return max(0.0, self._until - time.monotonic())
-
-    def failed(self) -> float:
-        with self._lock:
-            if not self.seconds_left():
-                self._until = time.monotonic() + self._pause
-                self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS)
-            return self.seconds_left()
-
-    def succeeded(self) -> None:
-        with self._lock:
-            self._pause = _FIRST_PAUSE_SECONDS
 
 
 class Worker:
@@ -119,7 +101,7 @@ class Worker:
         self._garbage_collector = garbage_collector
         self._leader = leader
         self._metrics = metrics
-        self._pause = _HelperPause()
+        self._pause = HelperPause()
         self._log = get_logger()
         self.app = procrastinate.App(
             connector=procrastinate.PsycopgConnector(conninfo=conninfo, min_size=1, max_size=4)
@@ -139,14 +121,6 @@ class Worker:
             task = self.app.task(name=name, queue=PERIODIC_QUEUE, priority=10)(function)
             self.app.periodic(cron=cron(seconds))(task)
 
-    @property
-    def _aggregation(self) -> AggregationJobDriver:
-        return self._drivers()[0]
-
-    @property
-    def _collection(self) -> CollectionJobDriver:
-        return self._drivers()[1]
-
     def _drivers(self) -> tuple[AggregationJobDriver, CollectionJobDriver]:
         if self._leader is None:
             raise InternalError("a helper's worker got a leader's job")
@@ -156,30 +130,31 @@ class Worker:
 
     def gather(self) -> None:
         """Create aggregation jobs from all waiting reports."""
+        aggregation, _ = self._drivers()
         with self._counted("gather"):
             self._queue.claim("gather", {})
-            while len(self._aggregation.create_jobs(_JOBS_PER_PASS)) == _JOBS_PER_PASS:
+            while len(aggregation.create_jobs(_JOBS_PER_PASS)) == _JOBS_PER_PASS:
                 pass
 
     def aggregate(self, task: str, job: str) -> None:
-        self._step("aggregate", task, lambda: self._aggregation.step(JobRef(*_bytes(task, job))))
+        aggregation, _ = self._drivers()
+        ref = JobRef(*_bytes(task, job))
+        self._step("aggregate", task, lambda: aggregation.step(ref))
 
     def collect(self, task: str, job: str) -> None:
         """Step one collection; if it waits for reports, the end of their job enqueues it again."""
         with self._counted("collect", task):
             self._queue.claim("collect", {"task": task, "job": job})
+        _, collection = self._drivers()
         ref = CollectionRef(*_bytes(task, job))
-        self._step("collect", task, lambda: self._collection.step(ref))
+        self._step("collect", task, lambda: collection.step(ref))
 
     def _step(self, kind: str, task: str, step: Callable[[], StepResult]) -> None:
         left = self._pause.seconds_left()
         if left:
             raise RetryLater("the helper can't be reached", left)
-        started = time.monotonic()
         with self._counted(kind, task):
-            outcome = step()
-        self._metrics.jobs.labels(kind, "done" if outcome.done else "waiting").inc()
-        self._metrics.job_seconds.labels(kind).observe(time.monotonic() - started)
+            outcome = run_step(self._metrics, kind, step)
         if outcome.helper_away:
             pause = self._pause.failed()
             self._log.warning(
@@ -202,13 +177,7 @@ class Worker:
             yield
         except BaseException as error:
             self._metrics.jobs.labels(kind, "failed").inc()
-            if isinstance(error, ChoristerError):
-                name = type(error).__name__
-                self._log.warning("a job failed", kind=kind, task=task, reason=name, error=error)
-            else:
-                self._log.error(
-                    "a job failed because of a bug in Chorister", kind=kind, exc_info=error
-                )
+            log_failure("a job failed", error, level=logging.WARNING, kind=kind, task=task)
             raise
 
     def sweep(self, timestamp: int) -> None:
@@ -217,7 +186,7 @@ class Worker:
         with self._logged("deleting ended tasks"):
             self._garbage_collector.run()
             if self._leader is not None:
-                self._queue.enqueue_collections(self._collection.pending())
+                self._queue.enqueue_collections(self._leader[1].pending())
 
     async def recover(self, timestamp: int) -> None:
         """Enqueue again what dead workers held, and what has no job in the queue."""
@@ -240,16 +209,14 @@ class Worker:
         """Log a failure; the next run comes on schedule."""
         try:
             yield
-        except ChoristerError as error:
-            self._log.error(f"{what} failed", kind=type(error).__name__, error=str(error))
         except Exception as error:
-            self._log.error(f"{what} failed because of a bug in Chorister", exc_info=error)
+            log_failure(f"{what} failed", error)
 
     # --- running --------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event, *, jobs: int) -> None:
-        """Run jobs until told to stop, `jobs` at once, reconnecting to the database as needed."""
-        pause = _FIRST_PAUSE_SECONDS
+        """Run jobs until `stop` is set, `jobs` at a time. Reconnects to the database as needed."""
+        pause = FIRST_PAUSE_SECONDS
         while not stop.is_set():
             started = time.monotonic()
             try:
@@ -259,13 +226,13 @@ class Worker:
                 reason = type(error).__name__
                 self._log.warning("the queue can't be reached", reason=reason, retry_in=pause)
             if time.monotonic() - started > MAX_PAUSE_SECONDS:
-                pause = _FIRST_PAUSE_SECONDS
+                pause = FIRST_PAUSE_SECONDS
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS / 6)
 
     async def _run_once(self, stop: asyncio.Event, jobs: int) -> None:
-        """Run jobs until told to stop, or until the database fails."""
+        """Run jobs until `stop` is set or the database fails."""
         running = asyncio.create_task(
             self.app.run_worker_async(
                 queues=[QUEUE, PERIODIC_QUEUE],
@@ -278,8 +245,8 @@ class Worker:
             )
         )
         lost = asyncio.Event()
-        # If the end of a job can't be written, the exception is one that nobody awaits. The job
-        # would be ours forever, unless we come back as another worker.
+        # If the end of a job can't be written, nothing awaits the exception. The job would stay
+        # ours forever, unless we reconnect as another worker.
         asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: lost.set())
         waits = [asyncio.create_task(each.wait()) for each in (stop, lost)]
         await asyncio.wait([running, *waits], return_when=asyncio.FIRST_COMPLETED)

@@ -1,3 +1,3 @@
-"""What operators and analysts see of an aggregator: metrics, logs, progress."""
+"""What operators see of an aggregator: metrics and logs."""
 
 from __future__ import annotations

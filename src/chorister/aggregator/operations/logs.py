@@ -17,6 +17,8 @@ from typing import Any, Final, TextIO
 
 import structlog
 
+from chorister.errors import ChoristerError
+
 FIELDS: Final = frozenset(
     {
         "aggregator",
@@ -107,7 +109,7 @@ def configure_logs(*, level: str, form: str, stream: TextIO | None = None) -> No
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        # Looked up for every line, so that replacing stderr takes effect at once.
+        # Looked up for every line, so that replacing stderr takes effect immediately.
         logger_factory=lambda *_: structlog.PrintLogger(stream or sys.stderr),
         cache_logger_on_first_use=False,
     )
@@ -125,7 +127,7 @@ def configure_logs(*, level: str, form: str, stream: TextIO | None = None) -> No
 def _stack_without_values(
     _: object, __: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """Log where an unexpected exception came from; its message could quote data, so not that."""
+    """Log where an unexpected exception came from, without its message, which could quote data."""
     error = event.pop("exc_info", None)
     if isinstance(error, BaseException):
         frames, trace = [], error.__traceback__
@@ -135,6 +137,21 @@ def _stack_without_values(
             trace = trace.tb_next
         event["frames"] = [type(error).__name__, *frames[-12:]]
     return event
+
+
+def log_failure(
+    event: str,
+    error: BaseException,
+    *,
+    level: int = logging.ERROR,
+    **fields: Any,  # noqa: ANN401 (structlog's own)
+) -> None:
+    """Log what a typed error says; for any other, that it is a bug and where it happened."""
+    if isinstance(error, ChoristerError):
+        name = type(error).__name__
+        get_logger().log(level, event, reason=name, error=str(error), **fields)
+    else:
+        get_logger().error(f"{event} because of a bug in Chorister", exc_info=error, **fields)
 
 
 def get_logger() -> Any:  # noqa: ANN401 (structlog's own type says no more)

@@ -85,7 +85,7 @@ class Metrics:
             "The age of the oldest unfinished aggregation job; 0 if there is none.",
         )
         self.dead = gauge(
-            "chorister_dead_jobs", "Jobs that workers have given up: see `chorister jobs list`."
+            "chorister_dead_jobs", "Jobs that workers gave up on: see `chorister jobs list`."
         )
         self.decided = gauge(
             "chorister_task_reports",
@@ -118,7 +118,7 @@ class DatabaseMetrics:
         *,
         dead_jobs: Callable[[], int] | None = None,
     ) -> None:
-        """`dead_jobs` counts the jobs that workers have given up, if there are workers."""
+        """`dead_jobs` counts the jobs that workers gave up on, if there are workers."""
         self._database = database
         self._clock = clock
         self._metrics = metrics

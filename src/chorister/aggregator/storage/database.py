@@ -5,13 +5,13 @@ IMMEDIATE so that what a writer reads still holds when it writes. Writers of one
 lock of their own, because SQLite's own lock is a busy loop. **PostgreSQL** runs at READ COMMITTED;
 a transaction that depends on what it read locks the row (see `batches.py`).
 
-*Durable* means on disk before the block ends: for everything that is acknowledged to somebody. The
+*Durable* means on disk before the block ends: for everything that is acknowledged. The
 rest (a job created or finished) may be lost with the power, because it is repeated with the same
 outcome; it is never lost out of order.
 
 Secrets at rest are encrypted with AES-256-GCM under a key that is not in the database. The
 associated data names the table and the row, so a value can't be moved elsewhere. Nonces are random:
-one key is good for 2^32 values, which is that many aggregation jobs.
+one key may encrypt 2^32 values, one for each aggregation job.
 """
 
 from __future__ import annotations
@@ -54,9 +54,7 @@ Transaction: TypeAlias = Connection
 BINARY_ROWS: Final = {"chorister_binary": True}
 """Execution options to read many bytes: as text, PostgreSQL sends two digits for each."""
 
-QUERY_IDS: Final = 500
-"""How many ids one query takes."""
-
+_IDS_PER_QUERY: Final = 500
 KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
 _BUSY_TIMEOUT_SECONDS: Final = 30
@@ -120,7 +118,7 @@ class Database:
     def open(cls, url: str, *, role: Role, sealer: Sealer, migrate: bool = False) -> Database:
         """Open the database of one role: `sqlite:///FILE` or `postgresql+psycopg://...`.
 
-        Raises `ServiceError` if its schema is another version's (unless told to `migrate`) or it
+        Raises `ServiceError` if its schema is another version's (unless `migrate` is set) or it
         belongs to the other role, and `KeyUnavailable` if the at-rest key is the wrong one.
         """
         parsed = _parsed(url)
@@ -189,7 +187,7 @@ class Database:
     def migrate(self) -> None:
         """Upgrade the schema to this version, if it is older."""
         with self.write() as connection:
-            if not self.is_sqlite:  # several processes may start at once
+            if not self.is_sqlite:  # several processes may start at the same time
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
             config = _alembic()
             config.attributes["connection"] = connection
@@ -271,6 +269,12 @@ def database_time(tx: Transaction) -> datetime:
 def missing_objects(tx: Transaction, names: Sequence[str]) -> list[str]:
     """Return the names that are not a table, type or function of a PostgreSQL database."""
     return [name for name in names if not tx.scalar(_OBJECT_EXISTS, {"name": name})]
+
+
+def in_queries(ids: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Cut a list of ids into pieces that fit into one query each."""
+    for start in range(0, len(ids), _IDS_PER_QUERY):
+        yield ids[start : start + _IDS_PER_QUERY]
 
 
 # --- details ------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def tasks_with_waiting_reports(
     """Find up to `limit` tasks with waiting reports, starting after the task `after`.
 
     Also returns where to start next time, so that all tasks get their turn. Jumps from task to
-    task by the index, however many reports each of them has.
+    task in the index, so the number of their reports does not matter.
     """
     query = (
         select(segments.c.task_id)
@@ -212,23 +212,15 @@ def create_job(tx: Transaction, task_id: bytes, *, capacity: int, now: int) -> J
 # --- stepping jobs ------------------------------------------------------------------------------
 
 
-def unfinished_jobs(tx: Transaction, *, now: int, limit: int) -> list[JobRef]:
-    """List jobs of live tasks, those that failed least often first."""
-    rows = tx.execute(
-        select(aggregation_jobs.c.task_id, aggregation_jobs.c.job_id)
-        .join(tasks, tasks.c.task_id == aggregation_jobs.c.task_id)
-        .where(tasks.c.ends > now)
-        .order_by(
-            aggregation_jobs.c.attempts, aggregation_jobs.c.created, aggregation_jobs.c.job_id
-        )
-        .limit(limit)
-    )
-    return [JobRef(bytes(task_id), bytes(job_id)) for task_id, job_id in rows]
-
-
-def all_jobs(tx: Transaction) -> list[JobRef]:
-    """List every unfinished job, of ended tasks too."""
-    rows = tx.execute(select(aggregation_jobs.c.task_id, aggregation_jobs.c.job_id))
+def unfinished_jobs(
+    tx: Transaction, *, live_at: int | None = None, limit: int | None = None
+) -> list[JobRef]:
+    """List jobs, those that failed least often first; `live_at` leaves out those of ended tasks."""
+    jobs = aggregation_jobs.c
+    query = select(jobs.task_id, jobs.job_id).order_by(jobs.attempts, jobs.created, jobs.job_id)
+    if live_at is not None:
+        query = query.join(tasks, (tasks.c.task_id == jobs.task_id) & (tasks.c.ends > live_at))
+    rows = tx.execute(query.limit(limit))
     return [JobRef(bytes(task_id), bytes(job_id)) for task_id, job_id in rows]
 
 

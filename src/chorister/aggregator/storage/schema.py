@@ -2,8 +2,8 @@
 
 Every primary key of per-task data begins with the task's id, so that the tables can be partitioned
 by it. Immutable data (`tasks`) is kept apart from mutable data (`batches`). Rows are added to
-`tasks` and `batches` only when a recipe is accepted from the log, so a task that somebody made up
-leaves no trace.
+`tasks` and `batches` only when a recipe is accepted from the log, so an invented task leaves no
+trace.
 
 Sealed reports are large and short-lived. They are stored in `report_blobs`, in order of arrival and
 many per row; what changes about them is in `segments`, because SQLite rewrites a whole row when one
@@ -131,7 +131,7 @@ report_blobs: Final = Table(
     metadata,
     Column("task_id", LargeBinary, primary_key=True),
     Column("segment_id", LargeBinary, primary_key=True),
-    Column("reports", LargeBinary, nullable=False),  # encoded `Report`s, as they came
+    Column("reports", LargeBinary, nullable=False),  # encoded `Report`s, unchanged
 )
 """With a rowid and this column last on SQLite: `reports.py` writes into the row in place."""
 
@@ -167,7 +167,7 @@ accumulators: Final = Table(
     Column("checksum", LargeBinary, nullable=False),
     Column("share", LargeBinary, nullable=False),  # sealed
 )
-"""The sum so far, sharded so that several workers can add to it at once."""
+"""The sum so far, sharded so that several workers can add to it at the same time."""
 
 collections: Final = Table(
     "collections",
@@ -175,11 +175,11 @@ collections: Final = Table(
     Column("task_id", LargeBinary, primary_key=True),
     Column("collection_id", LargeBinary, primary_key=True),
     Column("created", BigInteger, nullable=False),
-    Column("request", LargeBinary, nullable=False),  # the CollectionJobReq as it came
+    Column("request", LargeBinary, nullable=False),  # the CollectionJobReq, unchanged
     Column("response", LargeBinary),  # the CollectionJobResp; NULL until then
     Column("problem", Text),  # the problem type of the helper's refusal
     Column("problem_status", Integer),
-    Column("failure", Text),  # in words: why there is no result (yet)
+    Column("failure", Text),  # why there is no result, for people
 )
 
 aggregate_shares: Final = Table(

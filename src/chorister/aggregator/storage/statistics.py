@@ -1,8 +1,8 @@
-"""What became of reports, by task and reason; the state of tasks and jobs.
+"""Counts of reports by task and outcome, and the state of tasks and jobs.
 
 Counters are named `uploaded`, `verified`, or `WHO:REASON` for rejected reports:
 `upload:report_replayed` (by the leader, at upload), `leader:hpke_decrypt_error` (by the leader, in
-a job), `helper:vdaf_verify_error` (by the helper; at the leader as the helper told it),
+a job), `helper:vdaf_verify_error` (by the helper; at the leader as the helper reported it),
 `disputed:vdaf_verify_error` (by the leader, although the helper accepted the report: an honest
 helper never does that, and the batch can no longer be collected). They are written in the
 transaction that decides, so they are as exact as the sums.
@@ -20,7 +20,7 @@ from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-from chorister.aggregator.storage.database import QUERY_IDS, Database, Transaction
+from chorister.aggregator.storage.database import Database, Transaction, in_queries
 from chorister.aggregator.storage.schema import (
     BatchState,
     aggregation_jobs,
@@ -79,11 +79,10 @@ def count(database: Database, tx: Transaction, task_id: bytes, names: Mapping[st
 def read_counts(tx: Transaction, task_ids: Iterable[bytes]) -> dict[bytes, dict[str, int]]:
     """Read the counters of some tasks."""
     found: dict[bytes, dict[str, int]] = {task_id: {} for task_id in task_ids}
-    ids = list(found)
-    for start in range(0, len(ids), QUERY_IDS):
+    for some in in_queries(list(found)):
         rows = tx.execute(
             select(counters.c.task_id, counters.c.name, func.sum(counters.c.value).label("total"))
-            .where(counters.c.task_id.in_(ids[start : start + QUERY_IDS]))
+            .where(counters.c.task_id.in_(some))
             .group_by(counters.c.task_id, counters.c.name)
         )
         for task_id, name, total in rows:
@@ -137,8 +136,7 @@ def task_status(database: Database, known: Sequence[KnownTask]) -> list[TaskStat
     collecting: dict[bytes, list[str | None]] = {task_id: [] for task_id in ids}
     with database.read() as tx:
         counted = read_counts(tx, ids)
-        for start in range(0, len(ids), QUERY_IDS):
-            some = ids[start : start + QUERY_IDS]
+        for some in in_queries(ids):
             for task_id, state in tx.execute(
                 select(batches.c.task_id, batches.c.state).where(batches.c.task_id.in_(some))
             ):

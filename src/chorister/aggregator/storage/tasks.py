@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Row, delete, select, update
 
-from chorister.aggregator.storage.database import QUERY_IDS, Database, Transaction
+from chorister.aggregator.storage.database import Database, Transaction, in_queries
 from chorister.aggregator.storage.schema import (
     BatchState,
     accumulators,
@@ -129,9 +129,9 @@ class TaskStore:
 
 def _deleted(tx: Transaction, task_ids: Sequence[bytes]) -> set[bytes]:
     gone: set[bytes] = set()
-    for start in range(0, len(task_ids), QUERY_IDS):
-        some = swept_tasks.c.task_id.in_(task_ids[start : start + QUERY_IDS])
-        gone.update(map(bytes, tx.execute(select(swept_tasks.c.task_id).where(some)).scalars()))
+    for some in in_queries(task_ids):
+        query = select(swept_tasks.c.task_id).where(swept_tasks.c.task_id.in_(some))
+        gone.update(map(bytes, tx.scalars(query)))
     return gone
 
 

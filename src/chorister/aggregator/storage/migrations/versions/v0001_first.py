@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -11,106 +14,81 @@ branch_labels = None
 depends_on = None
 
 
+def _column(kind: Callable[[], sa.types.TypeEngine[Any]]) -> Callable[..., sa.Column[Any]]:
+    return lambda name, null=False: sa.Column(name, kind(), nullable=null)
+
+
+_blob, _text = _column(sa.LargeBinary), _column(sa.Text)
+_small, _int, _big = _column(sa.SmallInteger), _column(sa.Integer), _column(sa.BigInteger)
+
+
+# fmt: off
 def upgrade() -> None:
     """Create all tables."""
     op.create_table(
         "accumulators",
-        sa.Column("task_id", sa.LargeBinary(), nullable=False),
-        sa.Column("shard", sa.SmallInteger(), nullable=False),
-        sa.Column("reports", sa.BigInteger(), nullable=False),
-        sa.Column("checksum", sa.LargeBinary(), nullable=False),
-        sa.Column("share", sa.LargeBinary(), nullable=False),
+        _blob("task_id"), _small("shard"), _big("reports"), _blob("checksum"), _blob("share"),
         sa.PrimaryKeyConstraint("task_id", "shard"),
     )
     op.create_table(
         "aggregate_shares",
-        sa.Column("task_id", sa.LargeBinary(), nullable=False),
-        sa.Column("share_id", sa.LargeBinary(), nullable=False),
-        sa.Column("request_digest", sa.LargeBinary(), nullable=False),
-        sa.Column("response", sa.LargeBinary(), nullable=False),
+        _blob("task_id"), _blob("share_id"), _blob("request_digest"), _blob("response"),
         sa.PrimaryKeyConstraint("task_id", "share_id"),
     )
     op.create_table(
         "aggregation_jobs",
-        sa.Column("task_id", sa.LargeBinary(), nullable=False),
-        sa.Column("job_id", sa.LargeBinary(), nullable=False),
-        sa.Column("created", sa.BigInteger(), nullable=False),
-        sa.Column("reports", sa.Integer(), nullable=False),
-        sa.Column("request_digest", sa.LargeBinary(), nullable=True),
-        sa.Column("attempts", sa.Integer(), nullable=False),
-        sa.Column("failure", sa.Text(), nullable=True),
+        _blob("task_id"), _blob("job_id"), _big("created"), _int("reports"),
+        _blob("request_digest", null=True), _int("attempts"), _text("failure", null=True),
         sa.PrimaryKeyConstraint("task_id", "job_id"),
     )
     op.create_table(
         "batches",
-        sa.Column("task_id", sa.LargeBinary(), nullable=False),
-        sa.Column("state", sa.SmallInteger(), nullable=False),
+        _blob("task_id"), _small("state"),
         sa.PrimaryKeyConstraint("task_id"),
     )
     op.create_table(
         "collections",
-        sa.Column("task_id", sa.LargeBinary(), nullable=False),
-        sa.Column("collection_id", sa.LargeBinary(), nullable=False),
-        sa.Column("created", sa.BigInteger(), nullable=False),
-        sa.Column("request", sa.LargeBinary(), nullable=False),
-        sa.Column("response", sa.LargeBinary(), nullable=True),
-        sa.Column("problem", sa.Text(), nullable=True),
-        sa.Column("problem_status", sa.Integer(), nullable=True),
-        sa.Column("failure", sa.Text(), nullable=True),
+        _blob("task_id"), _blob("collection_id"), _big("created"), _blob("request"),
+        _blob("response", null=True), _text("problem", null=True),
+        _int("problem_status", null=True), _text("failure", null=True),
         sa.PrimaryKeyConstraint("task_id", "collection_id"),
     )
     op.create_table(
         "counters",
-        sa.Column("task_id", sa.LargeBinary(), nullable=False),
-        sa.Column("name", sa.Text(), nullable=False),
-        sa.Column("shard", sa.SmallInteger(), nullable=False),
-        sa.Column("value", sa.BigInteger(), nullable=False),
+        _blob("task_id"), _text("name"), _small("shard"), _big("value"),
         sa.PrimaryKeyConstraint("task_id", "name", "shard"),
         sqlite_with_rowid=False,
     )
     op.create_table(
         "helper_jobs",
-        sa.Column("task_id", sa.LargeBinary(), nullable=False),
-        sa.Column("job_id", sa.LargeBinary(), nullable=False),
-        sa.Column("request_digest", sa.LargeBinary(), nullable=False),
-        sa.Column("response", sa.LargeBinary(), nullable=False),
+        _blob("task_id"), _blob("job_id"), _blob("request_digest"), _blob("response"),
         sa.PrimaryKeyConstraint("task_id", "job_id"),
     )
     op.create_table(
         "hpke_keys",
-        sa.Column("config", sa.LargeBinary(), nullable=False),
-        sa.Column("created", sa.BigInteger(), nullable=False),
-        sa.Column("private_key", sa.LargeBinary(), nullable=True),
-        sa.Column("published", sa.BigInteger(), nullable=True),
-        sa.Column("retired", sa.BigInteger(), nullable=True),
+        _blob("config"), _big("created"), _blob("private_key", null=True),
+        _big("published", null=True), _big("retired", null=True),
         sa.PrimaryKeyConstraint("config"),
     )
     op.create_table(
         "properties",
-        sa.Column("name", sa.Text(), nullable=False),
-        sa.Column("value", sa.LargeBinary(), nullable=False),
+        _text("name"), _blob("value"),
         sa.PrimaryKeyConstraint("name"),
     )
     op.create_table(
         "report_blobs",
-        sa.Column("task_id", sa.LargeBinary(), nullable=False),
-        sa.Column("segment_id", sa.LargeBinary(), nullable=False),
-        sa.Column("reports", sa.LargeBinary(), nullable=False),
+        _blob("task_id"), _blob("segment_id"), _blob("reports"),
         sa.PrimaryKeyConstraint("task_id", "segment_id"),
     )
     op.create_table(
         "report_ids",
-        sa.Column("task_id", sa.LargeBinary(), nullable=False),
-        sa.Column("report_id", sa.LargeBinary(), nullable=False),
+        _blob("task_id"), _blob("report_id"),
         sa.PrimaryKeyConstraint("task_id", "report_id"),
         sqlite_with_rowid=False,
     )
     op.create_table(
         "segments",
-        sa.Column("task_id", sa.LargeBinary(), nullable=False),
-        sa.Column("segment_id", sa.LargeBinary(), nullable=False),
-        sa.Column("reports", sa.Integer(), nullable=False),
-        sa.Column("job_id", sa.LargeBinary(), nullable=True),
+        _blob("task_id"), _blob("segment_id"), _int("reports"), _blob("job_id", null=True),
         sa.PrimaryKeyConstraint("task_id", "segment_id"),
         sqlite_with_rowid=False,
     )
@@ -125,26 +103,16 @@ def upgrade() -> None:
     )
     op.create_table(
         "swept_tasks",
-        sa.Column("task_id", sa.LargeBinary(), nullable=False),
-        sa.Column("bucket_end", sa.BigInteger(), nullable=False),
+        _blob("task_id"), _big("bucket_end"),
         sa.PrimaryKeyConstraint("task_id"),
         sqlite_with_rowid=False,
     )
     op.create_table(
         "tasks",
-        sa.Column("task_id", sa.LargeBinary(), nullable=False),
-        sa.Column("configuration", sa.LargeBinary(), nullable=False),
-        sa.Column("recipe_digest", sa.LargeBinary(), nullable=False),
-        sa.Column("policy_digest", sa.LargeBinary(), nullable=False),
-        sa.Column("analysis", sa.Text(), nullable=False),
-        sa.Column("group", sa.Text(), nullable=False),
-        sa.Column("collector", sa.LargeBinary(), nullable=False),
-        sa.Column("noise_trials", sa.BigInteger(), nullable=True),
-        sa.Column("noise_threshold", sa.BigInteger(), nullable=True),
-        sa.Column("opens", sa.BigInteger(), nullable=False),
-        sa.Column("closes", sa.BigInteger(), nullable=False),
-        sa.Column("ends", sa.BigInteger(), nullable=False),
-        sa.Column("bucket_end", sa.BigInteger(), nullable=False),
+        _blob("task_id"), _blob("configuration"), _blob("recipe_digest"), _blob("policy_digest"),
+        _text("analysis"), _text("group"), _blob("collector"), _big("noise_trials", null=True),
+        _big("noise_threshold", null=True), _big("opens"), _big("closes"), _big("ends"),
+        _big("bucket_end"),
         sa.PrimaryKeyConstraint("task_id"),
     )
     op.create_index("tasks_by_end", "tasks", ["ends"], unique=False)
