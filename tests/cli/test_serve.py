@@ -23,9 +23,8 @@ from typer.testing import CliRunner
 
 from chorister.cli import app
 from chorister.clock import SystemClock
-from chorister.transparency.client import RegistryClient
+from chorister.transparency.client import HTTPSource, RegistryClient
 from chorister.transparency.cosigner import Cosigner, create_head
-from chorister.transparency.sources import HTTPSource
 from tests.logworld import HELPER, LEADER, hpke_entry, identity, key, policy_text, recipe_entry
 
 SETTINGS = """\

@@ -18,21 +18,14 @@ from chorister.clock import SystemClock, utc_minute
 from chorister.errors import ChoristerError, InternalError, InvalidInput
 from chorister.policy import Policy
 from chorister.transparency.auditor import Audit, audit, read_entries, read_policies
-from chorister.transparency.checkpoint import SignedCheckpoint
+from chorister.transparency.checkpoint import MAX_NOTE, SignedCheckpoint
+from chorister.transparency.client import CHECKPOINT, FolderSource, HTTPSource, Source, read_leaves
 from chorister.transparency.entries import (
     EndReason,
     HPKEConfigEntry,
     KeyRevocation,
     RecipeEnd,
     RecipeEntry,
-)
-from chorister.transparency.note import MAX_NOTE
-from chorister.transparency.sources import (
-    CHECKPOINT,
-    FolderSource,
-    HTTPSource,
-    Source,
-    read_leaves,
 )
 from chorister.transparency.state import Logged, LogState
 from chorister.transparency.tree import inclusion_proof

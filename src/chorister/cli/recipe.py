@@ -35,7 +35,7 @@ from chorister.recipe import Check, Recipe, SignedRecipe, check, sign
 from chorister.recipe.model import json_schema
 from chorister.recipe.template import template
 from chorister.transparency.auditor import read_policies
-from chorister.transparency.client import RegistryClient
+from chorister.transparency.client import HTTPSource, RegistryClient
 from chorister.transparency.entries import (
     EndReason,
     Entry,
@@ -43,7 +43,6 @@ from chorister.transparency.entries import (
     RecipeEnd,
     RecipeEntry,
 )
-from chorister.transparency.sources import HTTPSource
 
 commands = typer.Typer(no_args_is_help=True, help="Write, sign, explain and publish recipes.")
 app.add_typer(commands, name="recipe", rich_help_panel=QUESTIONS)

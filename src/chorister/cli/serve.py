@@ -64,8 +64,7 @@ def registry_command(
 ) -> None:
     """Publish recipes and keep the public log, until stopped."""
     try:
-        from chorister.registry.config import RegistryConfig
-        from chorister.registry.server import serve
+        from chorister.registry.server import RegistryConfig, serve
     except ModuleNotFoundError as error:
         raise missing(error) from error
     settings = RegistryConfig.load(config)

@@ -33,9 +33,9 @@ from chorister.fleet.deployment_files import (
 from chorister.http_client import WebClient
 from chorister.policy import Policy
 from chorister.recipe import Recipe
+from chorister.transparency.client import HTTPSource
 from chorister.transparency.entries import open_recipe
 from chorister.transparency.reader import Current, read_current
-from chorister.transparency.sources import HTTPSource
 from chorister.transparency.trust import Trust
 
 COMMAND: Final = (sys.executable, "-m", "chorister.cli")

@@ -26,8 +26,8 @@ from chorister.fleet.supervisor import running_pid
 from chorister.http_client import ERROR_BYTES, WebClient
 from chorister.key_files import read_secret, read_signing_key, read_token, token_digest
 from chorister.policy import Policy
-from chorister.registry.config import RegistryConfig
-from chorister.transparency.cosigner import MAX_SKEW
+from chorister.registry.server import RegistryConfig
+from chorister.transparency.checkpoint import MAX_SKEW
 
 State: TypeAlias = Literal["good", "note", "bad"]
 _NOTABLE_SKEW_SECONDS: Final = 5
