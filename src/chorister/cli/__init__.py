@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 a check failed (a refused recipe, a policy that contradict
 
 from __future__ import annotations
 
+import json
 import sys
 import traceback
 from pathlib import Path
@@ -19,7 +20,7 @@ from typer.core import TyperGroup
 from chorister import __version__
 from chorister.errors import ChoristerError, InternalError, InvalidInput
 
-console = Console()
+console = Console(highlight=False)
 
 JSON: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 CABundle: TypeAlias = Annotated[
@@ -79,7 +80,7 @@ def _end(error: Exception) -> NoReturn:
 def _fail(message: str, code: int) -> NoReturn:
     # Without line breaks, so that paths and names can be copied.
     line = f"[bold red]error:[/] {escape(message)}"
-    Console(stderr=True).print(line, highlight=False, soft_wrap=True)
+    Console(stderr=True, highlight=False).print(line, soft_wrap=True)
     sys.exit(code)
 
 
@@ -96,10 +97,19 @@ app = typer.Typer(
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Private federated statistics: you hear the choir, never a chorister."""
+    """Learn from a fleet of devices without collecting anyone's data."""
     if version:
         print(__version__)
         raise typer.Exit
+
+
+def say(text: str) -> None:
+    """Print a line as it is: without markup and line breaks, so that it can be copied."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def print_json(value: object) -> None:
+    typer.echo(json.dumps(value))  # in ASCII, for every terminal and pipe
 
 
 def read_file(path: Path) -> bytes:
@@ -113,16 +123,11 @@ def read_file(path: Path) -> bytes:
 from chorister.cli import (  # noqa: E402, F401
     demo,
     device,
-    doctor,
-    keygen,
-    keys,
     log,
+    operators,
     policy,
     privacy,
     recipe,
     serve,
-    serve_console,
-    tasks,
     up,
-    worker,
 )

@@ -175,7 +175,7 @@ class Deployment:
         return Server(name=role, arguments=arguments, log=self.log(role))
 
     @contextlib.contextmanager
-    def running(self, say: Callable[[str], None] = lambda _: None) -> Iterator[list[Server]]:
+    def running(self, say: Callable[[str], object] = lambda _: None) -> Iterator[list[Server]]:
         """Start all servers, wait until devices can use them, and stop them at the end."""
         servers = self.servers()
         try:
