@@ -145,7 +145,7 @@ def test_no_settings(tmp_path: Path) -> None:
             "staging.example/log",
             "policy keyboard names the log registry.example/log, not staging.example/log",
         ),
-        ('"log"', '"no/such/folder"', "make it first"),
+        ('"log"', '"no/such/folder"', "create it first"),
     ],
 )
 def test_wrong_settings(folder: Path, old: str, new: str, message: str) -> None:

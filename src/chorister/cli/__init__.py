@@ -6,9 +6,11 @@ Exit codes: 0 done; 1 a check failed (a refused recipe, a policy that contradict
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeAlias
 
@@ -18,7 +20,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from chorister import __version__
-from chorister.errors import ChoristerError, InternalError, InvalidInput
+from chorister.errors import ChoristerError, InternalError, InvalidInput, ServiceError
 
 console = Console(highlight=False)
 
@@ -110,6 +112,17 @@ def say(text: str) -> None:
 
 def print_json(value: object) -> None:
     typer.echo(json.dumps(value))  # in ASCII, for every terminal and pipe
+
+
+@contextlib.contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Name the extra to install if an import in this block fails."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ServiceError(
+            f"this command needs more packages ({error.name}): pip install 'chorister[{extra}]'"
+        ) from error
 
 
 def read_file(path: Path) -> bytes:

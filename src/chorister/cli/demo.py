@@ -19,9 +19,8 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from chorister.cli import JSON, START, app, console, print_json, say
+from chorister.cli import JSON, START, app, console, needs_extra, print_json, say
 from chorister.cli.demo_stories import STORIES, DemoAlgorithm
-from chorister.cli.serve import missing
 from chorister.errors import InvalidInput
 
 REPORT = Path("chorister-demo.html")
@@ -61,20 +60,18 @@ def demo(
     for file in (target, picture):
         if file is not None and not file.absolute().parent.is_dir():
             raise InvalidInput(f"the folder {file.absolute().parent} does not exist")
-    try:
+    with needs_extra("server"):
         from chorister.cli.demo_pages import (
             as_json_tree,
             print_outcome,
             write_picture,
             write_report,
         )
-        from chorister.cli.demo_run import LiveSteps, run_demo, temporary_place
-    except ModuleNotFoundError as error:
-        raise missing(error) from error
+        from chorister.cli.demo_run import LiveSteps, run_demo, temporary_folder
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
     with (
-        ended_in_order(),
-        temporary_place(devices) as place,
+        exit_on_sigterm(),
+        temporary_folder(devices) as place,
         Progress(*columns, console=console, disable=as_json) as bar,
     ):
         steps = LiveSteps(bar)
@@ -93,7 +90,7 @@ def demo(
 
 
 @contextmanager
-def ended_in_order() -> Iterator[None]:
+def exit_on_sigterm() -> Iterator[None]:
     """Let SIGTERM end the command as Ctrl-C does: servers stop, files are deleted."""
 
     def end(_: int, __: FrameType | None) -> None:

@@ -90,7 +90,7 @@ def print_outcome(outcome: DemoOutcome, console: Console, *, devices: int) -> No
     else:
         console.print(_table(outcome.estimates))
         console.print(outcome.found.explain(), markup=False)
-    for heading, *texts in _words(outcome):
+    for heading, *texts in _sections(outcome):
         console.print(f"\n[bold]{heading}[/]")
         for text in texts:
             console.print(text, markup=False)
@@ -160,7 +160,7 @@ def _covered(rows: list[Estimate]) -> str:
     return f"{inside} of {len(rows)} intervals contain the truth"
 
 
-def _words(outcome: DemoOutcome) -> list[tuple[str, ...]]:
+def _sections(outcome: DemoOutcome) -> list[tuple[str, ...]]:
     """Headings with their paragraphs, for the terminal and the page."""
     spent = Counter((each.reports, each.epsilon, each.delta) for each in outcome.spent)
     costs = [
@@ -183,7 +183,7 @@ def _words(outcome: DemoOutcome) -> list[tuple[str, ...]]:
             "So few devices hide each other poorly. That is why the demo allows a larger epsilon "
             "than a real policy would: with a million devices, the same accuracy costs a fraction.",
         ),
-        ("What the aggregators saw", *_saw(outcome)),
+        ("What the aggregators saw", *_seen_by_aggregators(outcome)),
         (
             "What they could not see",
             "Any single answer, or even a single noisy bit: each aggregator has one random share "
@@ -198,7 +198,7 @@ def _number(how_many: int, what: str) -> str:
     return f"{how_many} {what}{'' if how_many == 1 else 's'}"
 
 
-def _saw(outcome: DemoOutcome) -> list[str]:
+def _seen_by_aggregators(outcome: DemoOutcome) -> list[str]:
     leader = [status for status in outcome.servers["leader"] if status.uploaded]
     helper = outcome.servers["helper"]
     uploaded = sum(status.uploaded for status in leader)
@@ -263,7 +263,7 @@ def _page(outcome: DemoOutcome, devices: int) -> str:
     sections = "".join(
         f"<h2>{html_escape(heading)}</h2>"
         + "".join(f"<p>{html_escape(text)}</p>" for text in texts)
-        for heading, *texts in _words(outcome)
+        for heading, *texts in _sections(outcome)
     )
     audit = as_html([outcome.refused])
     body = audit[audit.index("<article") : audit.rindex("</article>") + len("</article>")]

@@ -79,7 +79,7 @@ class DemoOutcome:
 
 
 @contextmanager
-def temporary_place(devices: int) -> Iterator[Path]:
+def temporary_folder(devices: int) -> Iterator[Path]:
     """A folder that is deleted at the end: in memory if there is room, else on disk."""
     base: Path | None = None
     if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > devices * _BYTES_PER_DEVICE + 10**8:

@@ -17,8 +17,7 @@ import typer
 from rich.table import Table
 
 from chorister.canonical import b64url_encode, sha256
-from chorister.cli import JSON, OPERATORS, app, console, print_json, say
-from chorister.cli.serve import missing
+from chorister.cli import JSON, OPERATORS, app, console, needs_extra, print_json, say
 from chorister.clock import SystemClock, utc_minute, utc_text
 from chorister.errors import InvalidInput
 from chorister.key_files import (
@@ -324,11 +323,9 @@ def _queue(path: Path) -> Iterator[JobQueue]:
 @contextlib.contextmanager
 def _aggregator_database(path: Path) -> Iterator[tuple[LeaderConfig | HelperConfig, Core]]:
     """Open the database of the aggregator with these settings, without starting a server."""
-    try:
+    with needs_extra("server"):
         from chorister.aggregator.config import load_config
         from chorister.aggregator.service import open_core
-    except ModuleNotFoundError as error:
-        raise missing(error) from error
     config = load_config(path)
     core = open_core(config, SystemClock(), migrate=False)
     try:

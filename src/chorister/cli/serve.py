@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from chorister.cli import ROLES, app, say
+from chorister.cli import ROLES, app, needs_extra, say
 from chorister.clock import SystemClock
-from chorister.errors import InvalidInput, ServiceError
+from chorister.errors import InvalidInput
 
 commands = typer.Typer(no_args_is_help=True, help="Run a server until it is stopped.")
 app.add_typer(commands, name="serve", rich_help_panel=ROLES)
@@ -51,10 +51,8 @@ def registry_command(
     ] = False,
 ) -> None:
     """Publish recipes and keep the public log."""
-    try:
+    with needs_extra("server"):
         from chorister.registry.server import RegistryConfig, serve
-    except ModuleNotFoundError as error:
-        raise missing(error) from error
     settings = RegistryConfig.load(config)
 
     def ready(url: str, registry: object) -> None:
@@ -90,11 +88,9 @@ def helper_command(
 def _serve_aggregator(
     role: str, path: Path, host: str | None, port: int | None, begin: bool, adopt: Path | None
 ) -> None:
-    try:
+    with needs_extra("server"):
         from chorister.aggregator.config import load_config
         from chorister.aggregator.server import serve
-    except ModuleNotFoundError as error:
-        raise missing(error) from error
     settings = load_config(path)
     if settings.role != role:
         raise InvalidInput(
@@ -117,13 +113,9 @@ def console_command(
     port: Port = None,
 ) -> None:
     """Serve web pages for analysts: studies, questions, results."""
-    try:
+    with needs_extra("console"):
         from chorister.console.app import serve
         from chorister.console.config import ConsoleConfig
-    except ModuleNotFoundError as error:
-        raise ServiceError(
-            f"the console needs more packages ({error.name}): pip install 'chorister[console]'"
-        ) from error
     settings = ConsoleConfig.load(config).model_copy(update=_given(host, port))
     serve(settings, SystemClock(), ready=lambda url: say(f"console listening on {url}"))
 
@@ -144,11 +136,9 @@ def worker_command(
     ] = None,
 ) -> None:
     """Run an aggregator's jobs until stopped; any number of workers share them (PostgreSQL)."""
-    try:
+    with needs_extra("server"):
         from chorister.aggregator.config import load_config
         from chorister.aggregator.server import run_worker
-    except ModuleNotFoundError as error:
-        raise missing(error) from error
     settings = load_config(config)
     run_worker(
         settings,
@@ -156,11 +146,4 @@ def worker_command(
         jobs=jobs,
         metrics_port=metrics_port,
         ready=lambda: say(f"worker of {settings.role} {settings.url} started"),
-    )
-
-
-def missing(error: ModuleNotFoundError) -> ServiceError:
-    """Return the error for a server's packages that are not installed."""
-    return ServiceError(
-        f"servers need more packages ({error.name}): pip install 'chorister[server]'"
     )

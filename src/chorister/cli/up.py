@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from chorister.cli import JSON, START, app, console, print_json, say
-from chorister.cli.serve import missing
+from chorister.cli import JSON, START, app, console, needs_extra, print_json, say
 from chorister.errors import InvalidInput, ServiceError
 
 if TYPE_CHECKING:
@@ -46,11 +45,9 @@ def up(
     The first start creates keys, tokens and a sample policy; later starts continue with them. As
     one person runs both aggregators, there is no protection against whoever runs this machine.
     """
-    try:
+    with needs_extra("server"):
         from chorister.fleet.deployment import Deployment
         from chorister.fleet.supervisor import Supervisor, running_pid
-    except ModuleNotFoundError as error:
-        raise missing(error) from error
     new = not Deployment.exists(folder)
     deployment = Deployment.create(folder, _terms()) if new else Deployment.open(folder)
     pid = running_pid(deployment)
@@ -98,11 +95,9 @@ def doctor(
     Changes nothing; exits with 1 if there are problems. Give it a folder of `chorister up`; or, on
     an operator's machine, --config once for each server that runs there.
     """
-    try:
+    with needs_extra("server"):
         from chorister.fleet.deployment import Deployment
         from chorister.fleet.health_check import HealthCheck
-    except ModuleNotFoundError as error:
-        raise missing(error) from error
     if folder is not None and config:
         raise InvalidInput("give a folder or --config, not both")
     health_check = HealthCheck()
@@ -134,13 +129,13 @@ def fleet_command(
     seed: Annotated[int, typer.Option(min=0, help="Seed for the people's data.")] = 1,
 ) -> None:
     """Run the simulated devices of a local deployment until stopped."""
-    from chorister.cli.demo import ended_in_order
+    from chorister.cli.demo import exit_on_sigterm
     from chorister.fleet.deployment import Deployment
     from chorister.fleet.simulated_fleet import FleetPlan, SimulatedFleet, keep_answering
 
     deployment = Deployment.open(folder)
     plan = FleetPlan(devices=devices, seed=seed)
-    with ended_in_order(), SimulatedFleet(folder / "fleet", deployment, plan) as fleet:
+    with exit_on_sigterm(), SimulatedFleet(folder / "fleet", deployment, plan) as fleet:
         for line in keep_answering(fleet, deployment):
             say(line)
 

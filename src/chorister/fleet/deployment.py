@@ -213,14 +213,14 @@ class Deployment:
     def await_checkpoint(self, servers: Sequence[Server] = ()) -> None:
         """Wait until a checkpoint has both cosignatures and both aggregators' keys."""
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
-        while (why := self.unready()) is not None:
+        while (why := self.why_not_ready()) is not None:
             for server in servers:
                 server.check()
             if time.monotonic() > deadline:
                 raise ServiceError(f"the log is not ready for devices: {why}")
             time.sleep(0.5)
 
-    def unready(self) -> str | None:
+    def why_not_ready(self) -> str | None:
         """Return why devices can't use the log yet, or None if they can."""
         try:
             self.current()

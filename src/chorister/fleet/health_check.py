@@ -69,7 +69,7 @@ class HealthCheck:
             self._bad("processes", "nothing is running in this folder", remedy)
         else:
             self._good("processes", "the deployment is running")
-            why = deployment.unready()
+            why = deployment.why_not_ready()
             if why is None:
                 self._good("log", "both aggregators have cosigned its newest checkpoint")
             else:

@@ -1,23 +1,10 @@
-"""The entries of the log: four types, each with one exact encoding.
+"""The entries of the log: recipe, end of a recipe, key revocation, HPKE config.
 
-In the presentation language of RFC 8446, section 3 (as RFC 9162 and DAP use it):
-
-    enum { recipe(1), recipe_end(2), key_revocation(3), hpke_config(4), (255) } EntryType;
-    enum { target_reached(1), withdrawn(2), (255) } EndReason;
-
-    struct { opaque author_key[32]; opaque jws<1..2^24-1>; } Recipe;
-    struct { opaque recipe_digest[32]; EndReason reason; Signed; } RecipeEnd;
-    struct { opaque key[32]; Signed; } KeyRevocation;
-    struct { opaque aggregator<1..2^8-1>; uint64 not_before; uint64 not_after;
-             opaque config<1..2^16-1>; Signed; } HPKEConfig;
-    struct { opaque signer[32]; opaque signature[64]; } Signed;
-
-    struct { uint8 version = 1; EntryType type; select (type) { ... } body; } Entry;
-
-`signature` is Ed25519 by `signer` over the label `chorister log entry v1`, a newline, and the
-entry up to the signature. A recipe is signed by its own JWS. So every entry contains the key that
-signed it, and anyone can verify it without a policy; whether that key *may* sign it is for a policy
-to say (`trust.Authority`). The leaf hash of an entry is the address of its body.
+Each has one exact encoding, defined in docs/reference/log.md ("Entries"). A recipe is signed by its
+own JWS; the others end with the signer's key and its Ed25519 signature over a label and everything
+before the signature. So every entry contains the key that signed it, and anyone can verify it
+without a policy; whether that key *may* sign it is for a policy to say (`trust.Authority`). An
+entry's leaf hash is the address of its body.
 """
 
 from __future__ import annotations
