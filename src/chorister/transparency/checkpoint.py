@@ -9,14 +9,8 @@
     — registry.example/log u9QZ…                      the log's signature
     — https://leader.example/ 8TkW…                   a cosignature
 
-This is a signed note (c2sp.org/signed-note), so that tools for signed notes can read it and verify
-its signatures. Its first three lines are those of c2sp.org/tlog-checkpoint; the other two are
-extension lines, and nobody takes them on trust: every cosigner and auditor recomputes both. There
-are two types of signature, with different key ids over different messages:
-
-- 0x01, the log's: over the text itself;
-- 0x04, a cosigner's (c2sp.org/tlog-cosignature): over `cosignature/v1`, the time, and the text.
-
+This is a signed note (c2sp.org/signed-note) with the text of c2sp.org/tlog-checkpoint and two
+extension lines, which every cosigner and auditor recomputes. docs/reference/log.md has the details.
 Signatures by unknown keys are kept with the note, and ignored.
 """
 

@@ -5,19 +5,12 @@ policy's limit, and if it is neither older nor smaller than the last one accepte
 have the checkpoint's digest, and a body the address on the list. As an honest aggregator cosigns
 one history only, every device with the same checkpoint sees the same questions and the same keys.
 
-**What is requested.** A server sees which files are fetched, and in which order. If that depended
-on what a device remembers, a registry could show each device one of several cosigned checkpoints,
-and recognise the device later by what it asks for. So `read_log` always fetches the checkpoint and
-its list; and then either nothing, if the files that list and policy require are exactly those of
-the last complete reading, or all of them in the list's order. Nothing else decides:
-
-- whether a checkpoint is older or smaller than one accepted before, or too old by this device's
-  clock, is checked last, when everything is fetched, and what was fetched is kept even then;
-- whatever stops a reading halfway is in the server's own bytes;
-- before the first body is fetched, those of the last reading are forgotten. So a registry that
-  breaks off halfway can't ask a second time whether a list is the one that it showed before.
-
-What remains is one bit per reading: whether these files are those of the last complete one.
+**What is requested** must not depend on what this device remembers or what its clock says, or a
+registry could recognise it (docs/concepts/log.md, "What a poll shows"). So `read_log` always
+fetches the checkpoint and its list; and then nothing, if the files that list and policy require are
+exactly those of the last complete reading, or all of them in the list's order. It forgets the last
+ones before it fetches the first, so that an interrupted reading leaves no trace of them, and checks
+time and size last, when everything is fetched.
 
 The caller stores the time and the size of what it accepted and passes them as `not_before` and
 `not_smaller` (a size counts only for the log of that name, 0 for any other), and keeps the bodies

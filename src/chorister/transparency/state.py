@@ -1,39 +1,10 @@
 """The log's rules: which entry may follow, and which recipes and keys are current at a time.
 
-The rules are the same for the registry, a cosigner and an auditor, and need no policy: entries
-contain the keys that vouch for them. So what may be appended follows from the entries alone, and
-the current list from the entries and a time.
-
-**An entry may be appended** if it is not in the log yet, its signature verifies, and it is
-
-- a *recipe* whose digest is new and whose author's key is not revoked;
-- the *end* of a recipe that is in the log and has not ended, signed with the recipe's own key;
-- the *revocation* of a key that is not revoked yet;
-- an *HPKE config*.
-
-**Current at time t** are
-
-- each recipe that has not ended, whose author's key is not revoked, and whose answer period ends
-  after t (it is listed as soon as it is logged, so that a device that polls rarely knows of it
-  when its answer period begins);
-- of each aggregator's HPKE configs valid at t, the one that was logged last.
-
-**The current list** names them in one exact form, whose digest the checkpoint contains:
-
-    chorister current list v2
-    hpke https://helper.example/ 0b1c…
-    recipe keyboard.next-word 7e2a… 5dc9… 4211
-
-One line each, in ascending order of bytes, without repetition. An `hpke` line has an aggregator and
-the address of its config; a `recipe` line has an analysis, the author's key, the address of the
-body and its size in bytes. So a device knows which bodies it needs, and how large they are, before
-it fetches any. An address is the leaf hash of the body.
-
-**Limits.** For one analysis, an author has at most `MAX_OPEN_RECIPES` recipes on the list, with at
-most `MAX_OPEN_BYTES` together; the list has at most `MAX_LIST` bytes. A registry accepts no entry
-that would exceed these limits, a cosigner signs no list that does, and a device fetches nothing
-from one. They count by author because anyone can create a key: recipes by strangers, which no
-device fetches, take no room away from the authors whom a policy names.
+docs/reference/log.md states the rules, the form of the current list, and its limits, with reasons.
+They are the same for the registry, a cosigner and an auditor, and need no policy: entries contain
+the keys that signed them. So what may be appended follows from the entries alone, and the current
+list from the entries and a time. The list gives each body's author and size, so that a device knows
+which bodies it needs, and how large they are, before it fetches any.
 """
 
 from __future__ import annotations
