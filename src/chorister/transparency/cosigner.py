@@ -30,7 +30,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Final, Self
@@ -63,10 +63,6 @@ from chorister.transparency.disk import Disk, locked
 from chorister.transparency.entries import HPKEConfigEntry
 from chorister.transparency.state import Logged, LogState
 
-# What a registry may make a cosigner fetch and store for one candidate. A log that is further ahead
-# is either an attack or something for the operator to decide, who can raise the limits.
-_MAX_NEW_ENTRIES: Final = 100_000
-_MAX_NEW_BYTES: Final = 256 << 20
 _LENGTH_BYTES: Final = 4
 
 
@@ -95,38 +91,32 @@ class CosignerIdentity:
         return SignedCheckpoint(checkpoint=checkpoint, note=note)
 
 
+@dataclass(kw_only=True, eq=False, slots=True)
 class Cosigner:
     """Checks candidates and cosigns them; its memory outlives the process."""
 
-    def __init__(
-        self,
-        *,
-        identity: CosignerIdentity,
-        head: Head,
-        clock: Clock,
-        own_configs: Callable[[], Collection[bytes]],
-        accept: Callable[[Sequence[SignedRecipe]], None],
-        max_new_entries: int = _MAX_NEW_ENTRIES,
-        max_new_bytes: int = _MAX_NEW_BYTES,
-    ) -> None:
-        """`own_configs` returns every encoded HPKE config that this aggregator has created."""
-        if head.last.checkpoint.origin != identity.origin:
+    identity: CosignerIdentity
+    head: Head
+    clock: Clock
+    # Returns every encoded HPKE config that this aggregator has created.
+    own_configs: Callable[[], Collection[bytes]]
+    accept: Callable[[Sequence[SignedRecipe]], None]
+    # What a registry may make a cosigner fetch and store for one candidate. A log that is further
+    # ahead is either an attack or something for the operator to decide, who can raise the limits.
+    max_new_entries: int = 100_000
+    max_new_bytes: int = 256 << 20
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.last.origin != self.identity.origin:
             raise LogForked(
-                f"the head is of the log {head.last.checkpoint.origin}, not {identity.origin}"
+                f"the head is of the log {self.last.origin}, not {self.identity.origin}"
             )
-        self._identity = identity
-        self._head = head
-        self._clock = clock
-        self._own_configs = own_configs
-        self._accept = accept
-        self._max_new_entries = max_new_entries
-        self._max_new_bytes = max_new_bytes
-        self._lock = Lock()
 
     @property
     def last(self) -> Checkpoint:
         """The checkpoint that was signed last."""
-        return self._head.last.checkpoint
+        return self.head.last.checkpoint
 
     def cosign(self, source: Source) -> SignatureLine:
         """Check the candidate and cosign it; raises a `LogError` that says what is wrong.
@@ -135,17 +125,17 @@ class Cosigner:
         for a long time; if another checkpoint was signed meanwhile, the checks are repeated.
         """
         candidate = SignedCheckpoint.parse(source.read(CANDIDATE, limit=MAX_NOTE))
-        candidate.check_log(self._identity.origin, self._identity.log_keys)
+        candidate.check_log(self.identity.origin, self.identity.log_keys)
         while True:
             with self._lock:
-                last, old = self._head.last, self._head.state
+                last, old = self.head.last, self.head.state
             if candidate.checkpoint == last.checkpoint:
                 return last.note.signatures[-1]
             state, entries = self._check(candidate, source, last, old)
             with self._lock:
-                if self._head.last is last:
-                    signed = self._identity.head(candidate, self._clock.now())
-                    self._head.commit(signed, entries, state)
+                if self.head.last is last:
+                    signed = self.identity.head(candidate, self.clock.now())
+                    self.head.commit(signed, entries, state)
                     return signed.note.signatures[-1]
 
     def _check(
@@ -161,11 +151,11 @@ class Cosigner:
         state, entries, logged = self._extend(candidate, source, last, old)
         self._check_own_configs(logged, old)
         state.check_list(checkpoint, "candidate")
-        self._accept([item.recipe for item in logged if item.recipe is not None])
+        self.accept([item.recipe for item in logged if item.recipe is not None])
         return state, entries
 
     def _check_time(self, checkpoint: Checkpoint, last: Checkpoint) -> None:
-        now = self._clock.now()
+        now = self.clock.now()
         if abs(checkpoint.time - now) > MAX_SKEW:
             raise CheckpointTime(
                 f"the candidate's time is {checkpoint.time - now:+} s off our clock, "
@@ -183,10 +173,10 @@ class Cosigner:
     ) -> tuple[LogState, list[bytes], list[Logged]]:
         """Fetch the new entries and append them to ours, if that is the checkpoint's tree."""
         checkpoint = candidate.checkpoint
-        if checkpoint.size - old.size > self._max_new_entries:
+        if checkpoint.size - old.size > self.max_new_entries:
             raise EntryRefused(
                 f"there are {checkpoint.size - old.size} new entries, but a cosigner takes at most "
-                f"{self._max_new_entries} at once; its operator can raise the limit"
+                f"{self.max_new_entries} at once; its operator can raise the limit"
             )
         leaves = list(read_leaves(source, old.size, checkpoint.size))
         # Before any body is fetched: a fork shows without them.
@@ -195,14 +185,14 @@ class Cosigner:
                 f"the log of {checkpoint.size} entries does not extend the {old.size} seen before",
                 evidence=(last.encode(), candidate.encode()),
             )
-        state, room = old.copy(), self._max_new_bytes
+        state, room = old.copy(), self.max_new_bytes
         entries, logged = [], []
         for leaf in leaves:
             entry = read_entry(source, leaf)
             room -= len(entry)
             if room < 0:
                 raise EntryRefused(
-                    f"over {self._max_new_bytes} bytes of new entries at once; "
+                    f"over {self.max_new_bytes} bytes of new entries at once; "
                     "the cosigner's operator can raise the limit"
                 )
             logged.append(state.append(entry))
@@ -210,10 +200,10 @@ class Cosigner:
         return state, entries, logged
 
     def _check_own_configs(self, logged: Sequence[Logged], old: LogState) -> None:
-        name = self._identity.name
+        name = self.identity.name
         entries = [item.entry for item in logged if isinstance(item.entry, HPKEConfigEntry)]
         ours = [entry for entry in entries if entry.aggregator == name]
-        known = set(self._own_configs()) if ours else set()
+        known = set(self.own_configs()) if ours else set()
         before = {each.config for each in old.hpke_entries(name)}
         for entry in ours:
             if entry.config in before:
@@ -232,26 +222,18 @@ class Cosigner:
 # --- What a cosigner remembers ------------------------------------------------------------------
 
 
+@dataclass(eq=False, slots=True)
 class Head:
     """A cosigner's memory on disk, used by one process at a time."""
 
-    def __init__(
-        self,
-        folder: Path,
-        disk: Disk,
-        lock: ExitStack,
-        last: SignedCheckpoint,
-        state: LogState,
-        end: int,
-    ) -> None:
-        self._folder = folder
-        self._disk = disk
-        self._lock = lock
-        # Where the entries of `last` end in their file.
-        self._end = end
-        self._broken = False
-        self.last = last
-        self.state = state
+    _folder: Path
+    _disk: Disk
+    _lock: ExitStack
+    last: SignedCheckpoint
+    state: LogState
+    # Where the entries of `last` end in their file.
+    _end: int
+    _broken: bool = False
 
     def __repr__(self) -> str:
         return f"Head({str(self._folder)!r}, size={self.last.checkpoint.size})"
