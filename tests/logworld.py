@@ -15,9 +15,10 @@ from chorister.clock import SettableClock
 from chorister.policy import Policy
 from chorister.recipe import Recipe, SignedRecipe, Window, sign
 from chorister.registry.folder import LogFolder
-from chorister.registry.log import Receipt, Registry
+from chorister.registry.registry import Receipt, Registry
 from chorister.transparency.checkpoint import Checkpoint, SignedCheckpoint
-from chorister.transparency.cosigner import Cosigner, CosignerIdentity, create_head
+from chorister.transparency.client import FolderSource, Source, entry_path, list_path, tile_path
+from chorister.transparency.cosigner import Cosigner, CosignerIdentity, Head, create_head
 from chorister.transparency.disk import Disk
 from chorister.transparency.entries import (
     EndReason,
@@ -26,14 +27,6 @@ from chorister.transparency.entries import (
     KeyRevocation,
     RecipeEnd,
     RecipeEntry,
-)
-from chorister.transparency.head import Head
-from chorister.transparency.sources import (
-    FolderSource,
-    Source,
-    entry_path,
-    list_path,
-    tile_path,
 )
 from chorister.transparency.state import LogState
 from chorister.transparency.tree import leaf_hash, root_hash

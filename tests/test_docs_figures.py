@@ -23,7 +23,7 @@ from chorister.cli.demo import demo
 from chorister.device import Timing
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON, MIN_LOCAL_EPSILON
 from chorister.recipe.model import MAX_RECIPE_BYTES
-from chorister.transparency.cosigner import MAX_SKEW
+from chorister.transparency.checkpoint import MAX_SKEW
 from chorister.transparency.entries import MAX_ENTRY
 from tests.conftest import REPOSITORY
 

@@ -65,7 +65,7 @@ def read_secret(reference: str, environ: Mapping[str, str] | None = None) -> byt
         secret = b""  # the cause would quote the secret
     if len(secret) != SECRET_BYTES:
         raise ServiceError(
-            f"{where} is not 32 bytes in base64url; make one with `chorister keygen secret`"
+            f"{where} is not 32 bytes in base64url; create one with `chorister keygen secret`"
         )
     return secret
 
@@ -76,7 +76,7 @@ def read_token(reference: str, environ: Mapping[str, str] | None = None) -> str:
     if not _TOKEN.fullmatch(text):
         raise ServiceError(
             f"{where} is not a bearer token of 20 characters or more; "
-            "make one with `chorister keygen token`"
+            "create one with `chorister keygen token`"
         )
     return text
 

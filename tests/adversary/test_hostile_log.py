@@ -12,10 +12,9 @@ import pytest
 
 from chorister._native import HPKEKeypair
 from chorister.device.audit import Event
+from chorister.transparency.client import list_path
 from chorister.transparency.entries import Entry
-from chorister.transparency.listing import CurrentList, ListedRecipe
-from chorister.transparency.sources import list_path
-from chorister.transparency.state import LogState
+from chorister.transparency.state import CurrentList, ListedRecipe, LogState
 from tests.device.home import Home, at_home
 from tests.device.world import (
     DAY,

@@ -13,7 +13,7 @@ from chorister.device.audit import Event
 from chorister.device.ledger.counting import period_end
 from chorister.device.ledger.entries import Created
 from chorister.device.run import Step
-from chorister.transparency.cosigner import MAX_SKEW
+from chorister.transparency.checkpoint import MAX_SKEW
 from tests.device.home import Home, at_home
 from tests.device.world import ANALYSIS, DAY, NOW, a_generous_policy, a_policy, a_recipe
 from tests.keyboard import REMOVE

@@ -27,8 +27,7 @@ from chorister.device.ledger import Ledger
 from chorister.device.ledger.counting import period_end
 from chorister.errors import BudgetExceeded, LedgerYoung, LogError
 from chorister.policy import Policy
-from chorister.transparency.checkpoint import Checkpoint
-from chorister.transparency.cosigner import MAX_SKEW
+from chorister.transparency.checkpoint import MAX_SKEW, Checkpoint
 from chorister.transparency.reader import _check_recent, check_cosigned
 from chorister.transparency.trust import CosignerKeys, Trust
 from tests.device.ledgers import DAY, START, analysis, charge, policy

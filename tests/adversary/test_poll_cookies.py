@@ -18,7 +18,7 @@ from chorister.device.audit import Event
 from chorister.device.transport import Answer
 from chorister.recipe import Recipe
 from chorister.transparency.entries import RecipeEntry
-from chorister.transparency.listing import MAX_OPEN_RECIPES
+from chorister.transparency.state import MAX_OPEN_RECIPES
 from tests.device.home import Home, at_home
 from tests.device.world import DAY, NOW, REGISTRY, a_recipe, an_entry
 

@@ -20,8 +20,7 @@ from chorister.dap.task import Task, task_binding
 from chorister.dap.upload_client import upload
 from chorister.recipe import Recipe
 from chorister.registry.app import build_app
-from chorister.registry.config import RegistryConfig
-from chorister.registry.server import open_registry
+from chorister.registry.server import RegistryConfig, open_registry
 from tests.aggregator.operators import TOKENS, Operators
 
 T = TypeVar("T")

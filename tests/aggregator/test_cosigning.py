@@ -12,7 +12,7 @@ from chorister.aggregator.cosigning import cosigner_identity
 from chorister.aggregator.service import Service
 from chorister.clock import SettableClock
 from chorister.errors import HeadLost, ServiceError
-from chorister.registry.log import CANDIDATE_LIFETIME
+from chorister.registry.registry import CANDIDATE_LIFETIME
 from chorister.transparency.entries import HPKEConfigEntry
 from tests.aggregator.inprocess_pair import InProcessPair, a_pair, wait_until
 from tests.logworld import DAY, NOW, key

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from chorister.canonical import b64url_encode
 from chorister.cli import app
 from chorister.clock import SettableClock
-from chorister.registry.config import RegistryConfig
-from chorister.registry.server import publish_about
+from chorister.registry.server import RegistryConfig, publish_about
 from chorister.transparency.tree import verify_inclusion
 from tests.certificates import a_certificate
 from tests.device.loopback import Reply, Seen, serve

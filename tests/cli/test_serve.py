@@ -23,9 +23,8 @@ from typer.testing import CliRunner
 
 from chorister.cli import app
 from chorister.clock import SystemClock
-from chorister.transparency.client import RegistryClient
+from chorister.transparency.client import HTTPSource, RegistryClient
 from chorister.transparency.cosigner import Cosigner, create_head
-from chorister.transparency.sources import HTTPSource
 from tests.logworld import HELPER, LEADER, hpke_entry, identity, key, policy_text, recipe_entry
 
 SETTINGS = """\
@@ -146,7 +145,7 @@ def test_no_settings(tmp_path: Path) -> None:
             "staging.example/log",
             "policy keyboard names the log registry.example/log, not staging.example/log",
         ),
-        ('"log"', '"no/such/folder"', "make it first"),
+        ('"log"', '"no/such/folder"', "create it first"),
     ],
 )
 def test_wrong_settings(folder: Path, old: str, new: str, message: str) -> None:

@@ -31,8 +31,7 @@ from chorister.device.run import Hook, no_hook
 from chorister.policy import Policy
 from chorister.recipe import Recipe
 from chorister.registry.app import build_app
-from chorister.registry.config import RegistryConfig
-from chorister.registry.server import open_registry
+from chorister.registry.server import RegistryConfig, open_registry
 from tests.device.world import REGISTRY, Log, Network, hpke_entry
 from tests.logworld import HELPER, LEADER
 

@@ -31,8 +31,7 @@ from chorister.errors import (
     StoreError,
     StudyError,
 )
-from chorister.registry.config import RegistryConfig
-from chorister.registry.server import open_registry
+from chorister.registry.server import RegistryConfig, open_registry
 from tests.compatibility.opening import (
     Servers,
     a_network,

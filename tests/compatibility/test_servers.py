@@ -23,10 +23,10 @@ from chorister.dap.draft import Problem
 from chorister.dap.messages import CollectionJobReq, Query
 from chorister.errors import ProblemError, QuestionWithdrawn, WrongList
 from chorister.policy import Policy
-from chorister.registry.config import RegistryConfig
-from chorister.registry.server import open_registry
+from chorister.registry.server import RegistryConfig, open_registry
 from chorister.transparency.auditor import Audit, audit
 from chorister.transparency.checkpoint import SignedCheckpoint
+from chorister.transparency.client import FolderSource, HTTPSource
 from chorister.transparency.entries import (
     EndReason,
     HPKEConfigEntry,
@@ -34,7 +34,6 @@ from chorister.transparency.entries import (
     RecipeEnd,
     RecipeEntry,
 )
-from chorister.transparency.sources import FolderSource, HTTPSource
 from chorister.transparency.trust import Authority
 from tests.compatibility.opening import Servers, unpack
 from tests.logworld import ANALYSIS, DAY, public

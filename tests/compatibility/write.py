@@ -31,7 +31,7 @@ import numpy as np
 import chorister as ch
 from chorister._native import HPKEKeypair
 from chorister.canonical import WIRE, b64url_encode, sha256
-from chorister.cli.device_folder import DeviceSettings, InFile, create_device
+from chorister.cli.device import DeviceSettings, InFile, create_device
 from chorister.clock import SettableClock
 from chorister.console.algorithms import ALGORITHMS, plan_run
 from chorister.console.config import ConsoleConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from chorister.console.connections import read_log
 from chorister.policy import Policy
-from chorister.transparency.sources import FolderSource
+from chorister.transparency.client import FolderSource
 
 LOG = Path(__file__).parent.parent / "vectors" / "log"
 

@@ -19,7 +19,7 @@ from chorister.device.ledger import Ledger
 from chorister.device.ledger.budget import Charge
 from chorister.errors import BudgetExceeded, LedgerStale, LedgerYoung, QueryRefused
 from chorister.policy import Policy
-from chorister.transparency.cosigner import MAX_SKEW
+from chorister.transparency.checkpoint import MAX_SKEW
 
 VECTORS = sorted((Path(__file__).parent.parent / "vectors" / "decisions").glob("*.json"))
 

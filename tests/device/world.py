@@ -23,9 +23,9 @@ from chorister.errors import Unreachable
 from chorister.policy import Policy
 from chorister.recipe import Recipe, sign
 from chorister.transparency.checkpoint import Checkpoint
+from chorister.transparency.client import entry_path, list_path
 from chorister.transparency.entries import Entry, HPKEConfigEntry, RecipeEntry
-from chorister.transparency.listing import CurrentList, ListedRecipe
-from chorister.transparency.sources import entry_path, list_path
+from chorister.transparency.state import CurrentList, ListedRecipe
 from chorister.transparency.tree import root_hash
 from tests.keyboard import changed, recipe_tree
 from tests.logworld import ANALYSIS as ANALYSIS

@@ -12,7 +12,7 @@ from chorister.console.config import ConsoleConfig
 from chorister.errors import InvalidInput, ServiceError
 from chorister.fleet.deployment import Deployment, Server
 from chorister.policy.contradictions import findings
-from chorister.registry.config import RegistryConfig
+from chorister.registry.server import RegistryConfig
 from tests.fleet.local import TERMS, create
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from chorister.clock import SystemClock
 from chorister.fleet.deployment import Deployment
-from chorister.fleet.health_check import Finding, HealthCheck
+from chorister.fleet.health_check import CheckResult, HealthCheck
 from tests.adversary.test_trickling import HEAD, trickling
 from tests.certificates import a_certificate
 from tests.device.loopback import Reply, serve
@@ -25,7 +25,7 @@ from tests.fleet.local import create
 Plant = Callable[[Path], None]
 
 
-def bad(deployment: Deployment) -> dict[str, Finding]:
+def bad(deployment: Deployment) -> dict[str, CheckResult]:
     health_check = HealthCheck()
     health_check.deployment(deployment)
     return {each.what: each for each in health_check.findings if each.state == "bad"}

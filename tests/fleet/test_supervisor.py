@@ -49,8 +49,8 @@ def test_of_one_folder_one_runs(tmp_path: Path) -> None:
     assert running_pid(deployment) is None
     assert not stop_running(deployment)
     first, second = Supervisor(deployment=deployment), Supervisor(deployment=deployment)
-    with first._alone():
+    with first._locked():
         assert running_pid(deployment)
-        with pytest.raises(InvalidInput, match="already running"), second._alone():
+        with pytest.raises(InvalidInput, match="already running"), second._locked():
             pass
     assert running_pid(deployment) is None

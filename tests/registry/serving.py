@@ -13,7 +13,7 @@ import uvicorn
 
 from chorister.http_server import Deadlines
 from chorister.registry.app import Limits, build_app
-from chorister.registry.server import settings
+from chorister.registry.server import uvicorn_config
 from tests.logworld import World
 
 
@@ -23,7 +23,7 @@ def serving(
 ) -> Iterator[int]:
     """The world's registry on a port that the system chose."""
     app = build_app(world.registry, world.public, interval=0.02, limits=limits)
-    server = uvicorn.Server(settings(app, deadlines or Deadlines()))
+    server = uvicorn.Server(uvicorn_config(app, deadlines or Deadlines()))
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -16,12 +16,11 @@ import pytest
 
 from chorister.errors import LogWithheld, ServiceError, SubmissionRefused
 from chorister.registry.app import Limits
-from chorister.registry.log import CANDIDATE_LIFETIME
+from chorister.registry.registry import CANDIDATE_LIFETIME
 from chorister.transparency.auditor import audit
-from chorister.transparency.client import RegistryClient
-from chorister.transparency.note import SignatureLine
+from chorister.transparency.checkpoint import SignatureLine
+from chorister.transparency.client import HTTPSource, RegistryClient, Source, entry_path, list_path
 from chorister.transparency.reader import read_current
-from chorister.transparency.sources import HTTPSource, Source, entry_path, list_path
 from tests.logworld import (
     HELPER,
     LEADER,
@@ -92,7 +91,7 @@ def test_what_never_changes_is_read_once(
     port: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("chorister.registry.files._KEPT_FILES", 1)
+    monkeypatch.setattr("chorister.registry.public_files._CACHED_FILES", 1)
     entries = [recipe_entry("one"), recipe_entry("two")]
     for entry in entries:
         client.submit(entry)
@@ -174,7 +173,7 @@ def test_refusals_are_problem_documents(client: RegistryClient, port: int) -> No
         assert problem["type"] == f"urn:chorister:problem:{name}"
         assert problem["detail"]
     client.submit(recipe_entry("one"))
-    with pytest.raises(SubmissionRefused, match="entry 0 already") as caught:
+    with pytest.raises(SubmissionRefused, match="already in the log, as entry 0") as caught:
         client.submit(recipe_entry("one", author="second author"))
     assert caught.value.problem == "urn:chorister:problem:duplicate-entry"
 
@@ -198,7 +197,7 @@ def test_wrong_methods_get_problem_documents(
     assert headers["cache-control"] == "no-store"
     problem = json.loads(body)
     assert (problem["status"], problem["type"]) == (405, "urn:chorister:problem:method-not-allowed")
-    assert problem["detail"] == f"{method} is not for {path}"
+    assert problem["detail"] == f"{path} does not support {method}"
 
 
 def test_cosignatures_are_checked(world: World, client: RegistryClient, port: int) -> None:

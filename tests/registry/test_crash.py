@@ -18,7 +18,7 @@ from chorister.errors import LogError
 from chorister.registry.folder import LogFolder
 from chorister.transparency.auditor import audit
 from chorister.transparency.checkpoint import SignedCheckpoint
-from chorister.transparency.sources import FolderSource, read_entry, read_leaves
+from chorister.transparency.client import FolderSource, read_entry, read_leaves
 from chorister.transparency.tree import root_hash
 from tests.logworld import World, authority, recipe_entry
 from tests.simulated_disk import Crash, SimulatedDisk

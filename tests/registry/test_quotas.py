@@ -11,10 +11,10 @@ import pytest
 
 from chorister.errors import QuotaExceeded, ServiceError
 from chorister.registry.app import build_app
-from chorister.registry.log import author_share
-from chorister.transparency import listing
+from chorister.registry.registry import author_share
+from chorister.transparency import state
 from chorister.transparency.auditor import audit
-from chorister.transparency.listing import MAX_LIST, MAX_OPEN_RECIPES
+from chorister.transparency.state import MAX_LIST, MAX_OPEN_RECIPES
 from tests.logworld import (
     ANALYSIS,
     DAY,
@@ -50,7 +50,7 @@ def fill(world: World, author: str, analysis: str = ANALYSIS) -> int:
 def test_an_author_has_so_many_recipes_open_and_no_more(world: World) -> None:
     assert fill(world, "author") == MAX_OPEN_RECIPES
     size = world.registry.status().size
-    with pytest.raises(QuotaExceeded, match="end those that are no longer asked"):
+    with pytest.raises(QuotaExceeded, match="end some of them"):
         world.submit(recipe_entry("one-more"))
     assert world.registry.status().size == size
     world.publish(end_entry(recipe_entry("author-0")))
@@ -87,7 +87,7 @@ def test_an_author_has_so_many_bytes_open_and_no_more(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = len(recipe_entry("a").encode())
-    monkeypatch.setattr(listing, "MAX_OPEN_BYTES", 2 * size)
+    monkeypatch.setattr(state, "MAX_OPEN_BYTES", 2 * size)
     world.submit(recipe_entry("a"), recipe_entry("b"))
     with pytest.raises(QuotaExceeded, match=f"{3 * size:,} bytes"):
         world.submit(recipe_entry("c"))
@@ -96,7 +96,7 @@ def test_an_author_has_so_many_bytes_open_and_no_more(
 
 def test_no_author_takes_another_s_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for three recipes of each: whoever comes first, the others still get theirs."""
-    monkeypatch.setattr("chorister.registry.log.MAX_LIST", 2300)
+    monkeypatch.setattr("chorister.registry.registry.MAX_LIST", 2300)
     world.restart()
     share = author_share(authority())
     assert 1 < share < MAX_OPEN_RECIPES
@@ -150,4 +150,4 @@ def test_the_refusal_over_http_says_what_to_do(world: World) -> None:
     assert answer.status_code == 422
     problem = answer.json()
     assert problem["type"] == "urn:chorister:problem:quota-exceeded"
-    assert "end those that are no longer asked" in problem["detail"]
+    assert "end some of them" in problem["detail"]

@@ -19,12 +19,12 @@ from chorister.errors import (
     StorageDamaged,
 )
 from chorister.registry.folder import LogFolder
-from chorister.registry.log import CANDIDATE_LIFETIME, Registry
+from chorister.registry.registry import CANDIDATE_LIFETIME, Registry
 from chorister.transparency.auditor import audit
 from chorister.transparency.checkpoint import Checkpoint
+from chorister.transparency.client import read_leaves
 from chorister.transparency.disk import Disk
-from chorister.transparency.listing import CurrentList
-from chorister.transparency.sources import read_leaves
+from chorister.transparency.state import CurrentList
 from chorister.transparency.tree import root_hash
 from tests.logworld import (
     DAY,
@@ -89,7 +89,7 @@ def test_strangers_are_refused(world: World, entry: object) -> None:
 
 
 def test_what_could_never_be_current_is_refused(world: World) -> None:
-    with pytest.raises(EntryRefused, match="over already"):
+    with pytest.raises(EntryRefused, match="already over"):
         world.submit(recipe_entry("late", closes=NOW))
     with pytest.raises(EntryRefused, match="expired"):
         world.submit(hpke_entry(LEADER, not_before=0, not_after=NOW))
@@ -103,7 +103,7 @@ def test_a_full_list_takes_what_empties_it_and_nothing_that_adds_to_it(
     state = world.registry._state.current(NOW)
     configs = [(name, bytes(32)) for name in (LEADER, HELPER)]
     longest = CurrentList.of(hpke_configs=configs, recipes=state.recipes).encode()
-    monkeypatch.setattr("chorister.registry.log.MAX_LIST", len(longest))
+    monkeypatch.setattr("chorister.registry.registry.MAX_LIST", len(longest))
     with pytest.raises(QuotaExceeded, match="the current list is full"):
         world.submit(recipe_entry("four"))
     # Recipes take no aggregator's place.
@@ -248,7 +248,7 @@ def test_a_missing_log_is_not_silently_begun_anew(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match="restore it"):
         LogFolder.open(tmp_path)
     LogFolder.create(tmp_path / "log").close()
-    with pytest.raises(ServiceError, match="holds a log already"):
+    with pytest.raises(ServiceError, match="already holds a log"):
         LogFolder.create(tmp_path / "log")
 
 

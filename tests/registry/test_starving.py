@@ -154,7 +154,7 @@ def test_an_entry_that_is_slow_to_refuse_keeps_no_cosigner_waiting(
         assert enough.wait(30)
         return open_recipe(entry)
 
-    monkeypatch.setattr("chorister.registry.log.open_recipe", slow)
+    monkeypatch.setattr("chorister.registry.registry.open_recipe", slow)
     limits = Limits(waiting=4)
     entry = recipe_entry("one").encode()
     with serving(world, limits=limits) as port:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from chorister.clock import SettableClock
+from chorister.transparency.client import Source
 from chorister.transparency.entries import Entry, RecipeEntry
 from chorister.transparency.reader import Current, read_log
-from chorister.transparency.sources import Source
 from tests.logworld import (
     ANALYSIS,
     HELPER,

@@ -19,7 +19,7 @@ from chorister.transparency.entries import (
     open_recipe,
     parse_entry,
 )
-from chorister.transparency.listing import CurrentList, ListedRecipe
+from chorister.transparency.state import CurrentList, ListedRecipe
 from chorister.transparency.tree import leaf_hash
 from tests.logworld import (
     ANALYSIS,

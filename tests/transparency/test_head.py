@@ -22,10 +22,15 @@ from chorister.errors import (
 )
 from chorister.recipe import SignedRecipe
 from chorister.transparency.checkpoint import SignedCheckpoint
-from chorister.transparency.cosigner import Cosigner, CosignerIdentity, adopt_head, create_head
+from chorister.transparency.cosigner import (
+    Cosigner,
+    CosignerIdentity,
+    Head,
+    adopt_head,
+    create_head,
+)
 from chorister.transparency.disk import Disk
 from chorister.transparency.entries import Entry
-from chorister.transparency.head import Head
 from tests.logworld import (
     HELPER,
     LEADER,

@@ -24,10 +24,10 @@ from chorister.errors import (
 )
 from chorister.transparency.auditor import audit
 from chorister.transparency.checkpoint import SignedCheckpoint
+from chorister.transparency.client import FolderSource, Source, entry_path, list_path
 from chorister.transparency.entries import HPKEConfigEntry, RecipeEntry
-from chorister.transparency.listing import CurrentList, ListedRecipe
 from chorister.transparency.reader import check_cosigned
-from chorister.transparency.sources import FolderSource, Source, entry_path, list_path
+from chorister.transparency.state import CurrentList, ListedRecipe
 from tests.logworld import (
     ANALYSIS,
     DAY,
@@ -76,7 +76,7 @@ def test_foreign_hpke_config_is_caught_by_the_devices_check(tmp_path: Path) -> N
     """Both aggregators asleep: the key that signed it is still not one of the policy's."""
     entries = [*HONEST, hpke_entry(LEADER, b"foreign", by="stranger")]
     source = forged(tmp_path, *entries, cosigned=True, name="checkpoint")
-    with pytest.raises(NotAuthorized, match="foreign key"):
+    with pytest.raises(NotAuthorized, match="unknown key"):
         device_reads(source)
 
 
@@ -120,7 +120,7 @@ def test_invalid_hpke_config_is_caught_by_the_devices_check(
 
 def test_hpke_config_for_another_name_is_caught_by_the_devices_check(tmp_path: Path) -> None:
     config = hpke_entry("https://leader.example.org/test/", by="leader")
-    with pytest.raises(WrongList, match="the config of"):
+    with pytest.raises(WrongList, match="not an HPKE config of"):
         device_reads(served(tmp_path, config))
 
 
@@ -142,7 +142,7 @@ def test_recipe_that_is_none_is_caught_by_the_devices_check(tmp_path: Path) -> N
         cosigned=True,
         name="checkpoint",
     )
-    with pytest.raises(WrongList, match="which it is not"):
+    with pytest.raises(WrongList, match="but it is not"):
         device_reads(source)
 
 

@@ -21,9 +21,9 @@ from chorister.errors import (
 )
 from chorister.transparency.auditor import audit
 from chorister.transparency.checkpoint import SignedCheckpoint
+from chorister.transparency.client import entry_path
 from chorister.transparency.cosigner import adopt_head
 from chorister.transparency.reader import read_current
-from chorister.transparency.sources import entry_path
 from chorister.transparency.trust import Authority
 from tests.logworld import (
     DAY,

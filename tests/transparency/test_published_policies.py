@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chorister.errors import ChoristerError, DecodeError, InvalidInput, LogWithheld
 from chorister.transparency.auditor import read_policies
-from chorister.transparency.sources import ABOUT, policy_path
+from chorister.transparency.client import ABOUT, policy_path
 from tests.logworld import ORIGIN, policy, policy_text
 
 DOCUMENT = policy_text().encode()

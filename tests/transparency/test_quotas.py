@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from chorister.errors import LogWithheld, QuotaExceeded, WrongList
-from chorister.transparency import listing
+from chorister.transparency import state
 from chorister.transparency.auditor import audit
+from chorister.transparency.client import Source, entry_path
 from chorister.transparency.entries import MAX_HPKE_CONFIG_ENTRY, Entry, RecipeEntry
-from chorister.transparency.listing import MAX_OPEN_RECIPES, CurrentList, ListedRecipe
-from chorister.transparency.sources import Source, entry_path
+from chorister.transparency.state import MAX_OPEN_RECIPES, CurrentList, ListedRecipe
 from tests.logworld import (
     ANALYSIS,
     HELPER,
@@ -72,10 +72,10 @@ def test_too_many_bytes_are_caught_by_the_cosigner(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = sum(len(entry.encode()) for entry in HONEST[2:])
-    monkeypatch.setattr(listing, "MAX_OPEN_BYTES", size - 1)
+    monkeypatch.setattr(state, "MAX_OPEN_BYTES", size - 1)
     with pytest.raises(QuotaExceeded, match=f"{size:,} bytes"):
         world.leader.cosign(forged(tmp_path, *HONEST))
-    monkeypatch.setattr(listing, "MAX_OPEN_BYTES", size)
+    monkeypatch.setattr(state, "MAX_OPEN_BYTES", size)
     world.leader.cosign(forged(tmp_path, *HONEST))
 
 
@@ -84,7 +84,7 @@ def test_a_list_that_is_too_long_is_caught_by_the_cosigner(
 ) -> None:
     """By thousands of keys, none of which has too many: devices would fetch the list in vain."""
     honest = len(world.registry._state.current(world.clock.now()).encode())
-    monkeypatch.setattr(listing, "MAX_LIST", honest + 100)
+    monkeypatch.setattr(state, "MAX_LIST", honest + 100)
     flood = [recipe_entry("x", author="stranger")]
     with pytest.raises(QuotaExceeded, match="the current list has more than"):
         world.leader.cosign(forged(tmp_path, *HONEST, *flood))
@@ -146,7 +146,7 @@ def test_a_body_that_is_not_what_the_list_says_is_caught_by_the_device(
 ) -> None:
     said = ListedRecipe.of(ANALYSIS, first())
     other = {"size": said.size + 1} if lie == "size" else {"author_key": public("second author")}
-    with pytest.raises(WrongList, match="another author or size"):
+    with pytest.raises(WrongList, match="wrong author or size"):
         device_reads(served(tmp_path, said._replace(**other)))
 
 
@@ -161,7 +161,7 @@ def test_a_config_of_megabytes_is_cut_off(tmp_path: Path) -> None:
 def test_the_documented_limits_and_lines_are_those_of_the_code() -> None:
     root = Path(__file__).parents[2]
     text = (root / "docs" / "reference" / "log.md").read_text()
-    for limit in (MAX_OPEN_RECIPES, listing.MAX_OPEN_BYTES, listing.MAX_LIST):
+    for limit in (MAX_OPEN_RECIPES, state.MAX_OPEN_BYTES, state.MAX_LIST):
         assert f"| {limit:,}" in text
     assert f"{MAX_HPKE_CONFIG_ENTRY:,} bytes" in text
     signed = (root / "tests" / "vectors" / "log" / "checkpoint").read_text()

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from chorister.clock import SettableClock
 from chorister.errors import DecodeError, LogError, LogWithheld
 from chorister.transparency.checkpoint import Checkpoint
+from chorister.transparency.client import entry_path, list_path
 from chorister.transparency.entries import Entry
-from chorister.transparency.listing import CurrentList, ListedRecipe
 from chorister.transparency.reader import Current, read_log
-from chorister.transparency.sources import entry_path, list_path
+from chorister.transparency.state import CurrentList, ListedRecipe
 from chorister.transparency.trust import CosignerKeys
 from tests.logworld import (
     ANALYSIS,

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from chorister.canonical import b64url_encode
 from chorister.errors import DuplicateEntry, EntryRefused, NotAuthorized
 from chorister.transparency.entries import Entry, KeyRevocation, RecipeEntry
-from chorister.transparency.listing import ListedRecipe
-from chorister.transparency.state import LogState
+from chorister.transparency.state import ListedRecipe, LogState
 from tests.logworld import (
     ANALYSIS,
     DAY,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from chorister.registry.server import publish_about
 from chorister.transparency.auditor import audit, read_policies
+from chorister.transparency.client import FolderSource, read_entry, read_leaves
 from chorister.transparency.entries import Entry
-from chorister.transparency.sources import FolderSource, read_entry, read_leaves
 from tests.logworld import (
     HELPER,
     LEADER,

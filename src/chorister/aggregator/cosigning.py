@@ -27,12 +27,12 @@ from chorister.clock import Clock
 from chorister.errors import ChoristerError, DecodeError, InvalidInput, ServiceError, StorageDamaged
 from chorister.policy import Policy
 from chorister.recipe import SignedRecipe
-from chorister.transparency.checkpoint import Checkpoint, SignedCheckpoint
-from chorister.transparency.client import RegistryClient
+from chorister.transparency.checkpoint import MAX_NOTE, MAX_SKEW, Checkpoint, SignedCheckpoint
+from chorister.transparency.client import HTTPSource, RegistryClient
 from chorister.transparency.cosigner import (
-    MAX_SKEW,
     Cosigner,
     CosignerIdentity,
+    Head,
     adopt_head,
     create_head,
 )
@@ -42,9 +42,6 @@ from chorister.transparency.entries import (
     open_recipe,
     parse_entry,
 )
-from chorister.transparency.head import Head
-from chorister.transparency.note import MAX_NOTE
-from chorister.transparency.sources import HTTPSource
 
 _RESUBMIT_SECONDS: Final = 600
 _TIMEOUT_SECONDS: Final = 30.0

@@ -24,7 +24,7 @@ from chorister.errors import BudgetExceeded, QueryRefused
 from chorister.policy import Policy
 from chorister.recipe import Recipe
 from chorister.recipe import refusal as first_refusal
-from chorister.transparency.cosigner import MAX_SKEW
+from chorister.transparency.checkpoint import MAX_SKEW
 
 if TYPE_CHECKING:
     from chorister.analyst.fleet import Fleet

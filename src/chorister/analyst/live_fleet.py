@@ -45,9 +45,8 @@ from chorister.errors import (
 from chorister.policy import Policy
 from chorister.policy.values import URL, duration_text
 from chorister.recipe import Recipe, sign
-from chorister.transparency.client import RegistryClient
+from chorister.transparency.client import HTTPSource, RegistryClient
 from chorister.transparency.entries import EndReason, Entry, RecipeEnd, RecipeEntry
-from chorister.transparency.sources import HTTPSource
 
 _T = TypeVar("_T")
 _POLL_SECONDS: Final = 5.0

@@ -6,8 +6,11 @@ Exit codes: 0 done; 1 a check failed (a refused recipe, a policy that contradict
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeAlias
 
@@ -17,9 +20,9 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from chorister import __version__
-from chorister.errors import ChoristerError, InternalError, InvalidInput
+from chorister.errors import ChoristerError, InternalError, InvalidInput, ServiceError
 
-console = Console()
+console = Console(highlight=False)
 
 JSON: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 CABundle: TypeAlias = Annotated[
@@ -79,7 +82,7 @@ def _end(error: Exception) -> NoReturn:
 def _fail(message: str, code: int) -> NoReturn:
     # Without line breaks, so that paths and names can be copied.
     line = f"[bold red]error:[/] {escape(message)}"
-    Console(stderr=True).print(line, highlight=False, soft_wrap=True)
+    Console(stderr=True, highlight=False).print(line, soft_wrap=True)
     sys.exit(code)
 
 
@@ -96,10 +99,30 @@ app = typer.Typer(
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Private federated statistics: you hear the choir, never a chorister."""
+    """Learn from a fleet of devices without collecting anyone's data."""
     if version:
         print(__version__)
         raise typer.Exit
+
+
+def say(text: str) -> None:
+    """Print a line as it is: without markup and line breaks, so that it can be copied."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def print_json(value: object) -> None:
+    typer.echo(json.dumps(value))  # in ASCII, for every terminal and pipe
+
+
+@contextlib.contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Name the extra to install if an import in this block fails."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ServiceError(
+            f"this command needs more packages ({error.name}): pip install 'chorister[{extra}]'"
+        ) from error
 
 
 def read_file(path: Path) -> bytes:
@@ -113,16 +136,11 @@ def read_file(path: Path) -> bytes:
 from chorister.cli import (  # noqa: E402, F401
     demo,
     device,
-    doctor,
-    keygen,
-    keys,
     log,
+    operators,
     policy,
     privacy,
     recipe,
     serve,
-    serve_console,
-    tasks,
     up,
-    worker,
 )

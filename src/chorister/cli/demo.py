@@ -7,58 +7,35 @@ truth is known, and when devices poll.
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from chorister.cli import START, app, console
-from chorister.cli.demo_stories import STORIES, Algorithm
-from chorister.cli.serve import missing
+from chorister.cli import JSON, START, app, console, needs_extra, print_json, say
+from chorister.cli.demo_stories import STORIES, DemoAlgorithm
 from chorister.errors import InvalidInput
 
 REPORT = Path("chorister-demo.html")
 
 
-class LiveSteps:
-    """Steps on the terminal, with a progress bar for the current one."""
-
-    def __init__(self, bar: Progress) -> None:
-        self._bar = bar
-        self._task: Any = None
-
-    def step(self, what: str, total: int = 0) -> Callable[[int, int], None]:
-        """Begin a step, and finish the previous one."""
-        self.finish()
-        task = self._task = self._bar.add_task(what, total=total or None)
-
-        return lambda done, total: self._bar.update(task, completed=done, total=total)
-
-    def finish(self) -> None:
-        if self._task is not None:
-            self._bar.update(self._task, total=1, completed=1)
-            self._bar.stop_task(self._task)
-
-
 @app.command(rich_help_panel=START)
 def demo(
     algorithm: Annotated[
-        Algorithm, typer.Option(help="What to find out.", case_sensitive=False)
-    ] = Algorithm.NGRAMS,
+        DemoAlgorithm, typer.Option(help="The algorithm to show.", case_sensitive=False)
+    ] = DemoAlgorithm.NGRAMS,
     devices: Annotated[int, typer.Option(help="Number of simulated devices.")] = 2000,
     seed: Annotated[
         int, typer.Option(min=0, help="Seed for the people's data. Noise has no seed.")
     ] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JSON = False,
     report: Annotated[
         Path | None,
         typer.Option(help=f"File for the HTML report (default: {REPORT}; none with --json)."),
@@ -83,20 +60,18 @@ def demo(
     for file in (target, picture):
         if file is not None and not file.absolute().parent.is_dir():
             raise InvalidInput(f"the folder {file.absolute().parent} does not exist")
-    try:
+    with needs_extra("server"):
         from chorister.cli.demo_pages import (
             as_json_tree,
             print_outcome,
             write_picture,
             write_report,
         )
-        from chorister.cli.demo_run import run_demo, temporary_place
-    except ModuleNotFoundError as error:
-        raise missing(error) from error
+        from chorister.cli.demo_run import LiveSteps, run_demo, temporary_folder
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
     with (
-        ended_in_order(),
-        temporary_place(devices) as place,
+        exit_on_sigterm(),
+        temporary_folder(devices) as place,
         Progress(*columns, console=console, disable=as_json) as bar,
     ):
         steps = LiveSteps(bar)
@@ -107,15 +82,15 @@ def demo(
     if picture is not None:
         write_picture(outcome, picture)
     if as_json:
-        print(json.dumps(as_json_tree(outcome, devices=devices)))
+        print_json(as_json_tree(outcome, devices=devices))
         return
     print_outcome(outcome, console, devices=devices)
     if target is not None:
-        console.print(f"\nReport: {escape(str(target.absolute()))}", soft_wrap=True)
+        say(f"\nReport: {target.absolute()}")
 
 
 @contextmanager
-def ended_in_order() -> Iterator[None]:
+def exit_on_sigterm() -> Iterator[None]:
     """Let SIGTERM end the command as Ctrl-C does: servers stop, files are deleted."""
 
     def end(_: int, __: FrameType | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from decimal import Decimal
 from html import escape as html_escape
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 from chorister.canonical import decimal_text
-from chorister.cli.demo_run import Outcome
+from chorister.cli.demo_run import DemoOutcome
 from chorister.cli.demo_stories import Estimate
 from chorister.device.audit_pages import as_html, as_text
 from chorister.errors import InvalidInput
@@ -22,12 +23,17 @@ from chorister.errors import InvalidInput
 _MAX_ROWS: Final = 24
 _MAX_ROWS_ON_PAGE: Final = 50
 _BAR_CHARACTERS: Final = 24
+_REFUSAL: Final = (
+    "A question that devices refuse",
+    "An analyst asks about a column that no analysis in the policy may read. The owner of device 0 "
+    "finds this in its audit log:",
+)
 
 
 # --- JSON -----------------------------------------------------------------------------------------
 
 
-def as_json_tree(outcome: Outcome, *, devices: int) -> dict[str, Any]:
+def as_json_tree(outcome: DemoOutcome, *, devices: int) -> dict[str, Any]:
     rounds = [
         {
             "round": number,
@@ -46,15 +52,7 @@ def as_json_tree(outcome: Outcome, *, devices: int) -> dict[str, Any]:
         "devices": devices,
         "rounds": rounds,
         "estimates": [
-            {
-                "label": row.label,
-                "round": row.round,
-                "estimate": round(row.estimate, 2),
-                "std_error": round(row.std_error, 2),
-                "ci_low": round(row.ci_low, 2),
-                "ci_high": round(row.ci_high, 2),
-                "truth": round(row.truth, 2),
-            }
+            {k: round(v, 2) if isinstance(v, float) else v for k, v in asdict(row).items()}
             for row in outcome.estimates
         ],
         "spent": {
@@ -83,7 +81,7 @@ def as_json_tree(outcome: Outcome, *, devices: int) -> dict[str, Any]:
 # --- The terminal ---------------------------------------------------------------------------------
 
 
-def print_outcome(outcome: Outcome, console: Console, *, devices: int) -> None:
+def print_outcome(outcome: DemoOutcome, console: Console, *, devices: int) -> None:
     """Print what was found, what it cost, who saw what, and what was refused."""
     console.print()
     console.print(f"[bold]{outcome.story.question}[/] {devices:,} simulated devices")
@@ -91,15 +89,13 @@ def print_outcome(outcome: Outcome, console: Console, *, devices: int) -> None:
         console.print(_tree(outcome.estimates))
     else:
         console.print(_table(outcome.estimates))
-        console.print(escape(outcome.found.explain()), highlight=False)
-    for line in _words(outcome):
-        console.print(f"\n[bold]{line[0]}[/]")
-        for text in line[1:]:
-            console.print(escape(text), highlight=False)
-    console.print("\n[bold]A question that devices refuse[/]")
-    text = "An analyst asks about a column that no analysis in the policy may read. The owner of "
-    console.print(f"{text}device 0 finds this in its audit log:", highlight=False)
-    console.print(escape(as_text([outcome.refused])), highlight=False)
+        console.print(outcome.found.explain(), markup=False)
+    for heading, *texts in _sections(outcome):
+        console.print(f"\n[bold]{heading}[/]")
+        for text in texts:
+            console.print(text, markup=False)
+    console.print(f"\n[bold]{_REFUSAL[0]}[/]\n{_REFUSAL[1]}")
+    console.print(as_text([outcome.refused]), markup=False)
 
 
 def _shown(rows: list[Estimate]) -> list[Estimate]:
@@ -129,13 +125,10 @@ def _numbers(row: Estimate) -> tuple[str, str, str]:
 
 def _bar(row: Estimate, widest: float) -> str:
     """A bar for the estimate, with a mark at the truth."""
-    widest = max(widest, 1.0)
-    filled, stroke = (
-        round(max(row.estimate, 0) / widest * _BAR_CHARACTERS),
-        row.truth / widest * _BAR_CHARACTERS,
-    )
+    scale = _BAR_CHARACTERS / max(widest, 1.0)
+    filled = round(max(row.estimate, 0) * scale)
     cells = ["[cyan]█[/]" if i < filled else " " for i in range(_BAR_CHARACTERS + 1)]
-    cells[min(round(stroke), _BAR_CHARACTERS)] = "[bold]│[/]"
+    cells[min(round(row.truth * scale), _BAR_CHARACTERS)] = "[bold]│[/]"
     return "".join(cells)
 
 
@@ -167,7 +160,7 @@ def _covered(rows: list[Estimate]) -> str:
     return f"{inside} of {len(rows)} intervals contain the truth"
 
 
-def _words(outcome: Outcome) -> list[tuple[str, ...]]:
+def _sections(outcome: DemoOutcome) -> list[tuple[str, ...]]:
     """Headings with their paragraphs, for the terminal and the page."""
     spent = Counter((each.reports, each.epsilon, each.delta) for each in outcome.spent)
     costs = [
@@ -190,7 +183,7 @@ def _words(outcome: Outcome) -> list[tuple[str, ...]]:
             "So few devices hide each other poorly. That is why the demo allows a larger epsilon "
             "than a real policy would: with a million devices, the same accuracy costs a fraction.",
         ),
-        ("What the aggregators saw", *_saw(outcome)),
+        ("What the aggregators saw", *_seen_by_aggregators(outcome)),
         (
             "What they could not see",
             "Any single answer, or even a single noisy bit: each aggregator has one random share "
@@ -205,7 +198,7 @@ def _number(how_many: int, what: str) -> str:
     return f"{how_many} {what}{'' if how_many == 1 else 's'}"
 
 
-def _saw(outcome: Outcome) -> list[str]:
+def _seen_by_aggregators(outcome: DemoOutcome) -> list[str]:
     leader = [status for status in outcome.servers["leader"] if status.uploaded]
     helper = outcome.servers["helper"]
     uploaded = sum(status.uploaded for status in leader)
@@ -244,7 +237,7 @@ dd{margin:0;overflow-wrap:anywhere;white-space:pre-wrap}.scroll{overflow-x:auto}
 """
 
 
-def write_report(outcome: Outcome, path: Path, *, devices: int) -> None:
+def write_report(outcome: DemoOutcome, path: Path, *, devices: int) -> None:
     _write(path, _page(outcome, devices))
 
 
@@ -255,7 +248,7 @@ def _write(path: Path, text: str) -> None:
         raise InvalidInput(f"can't write {path}: {error.strerror}") from None
 
 
-def _page(outcome: Outcome, devices: int) -> str:
+def _page(outcome: DemoOutcome, devices: int) -> str:
     title = html_escape(outcome.story.question)
     largest = sorted(outcome.estimates, key=lambda row: -row.estimate)[:_MAX_ROWS_ON_PAGE]
     largest.sort(key=lambda row: (row.round, -row.estimate))
@@ -270,7 +263,7 @@ def _page(outcome: Outcome, devices: int) -> str:
     sections = "".join(
         f"<h2>{html_escape(heading)}</h2>"
         + "".join(f"<p>{html_escape(text)}</p>" for text in texts)
-        for heading, *texts in _words(outcome)
+        for heading, *texts in _sections(outcome)
     )
     audit = as_html([outcome.refused])
     body = audit[audit.index("<article") : audit.rindex("</article>") + len("</article>")]
@@ -291,19 +284,17 @@ def _page(outcome: Outcome, devices: int) -> str:
         '<div class="scroll"><table><thead><tr><th>what</th><th>estimate</th><th>interval</th>'
         f"<th>truth</th></tr></thead><tbody>{rows}</tbody></table></div>"
         f"{more if left_out else ''}{sections}"
-        "<h2>A question that devices refuse</h2><p>An analyst asked about a column that no "
-        "analysis in the policy may read. The owner of device 0 finds this in its audit log:</p>"
-        f"{body}</body></html>\n"
+        f"<h2>{_REFUSAL[0]}</h2><p>{_REFUSAL[1]}</p>{body}</body></html>\n"
     )
 
 
-def write_picture(outcome: Outcome, path: Path) -> None:
+def write_picture(outcome: DemoOutcome, path: Path) -> None:
     """Write the chart as SVG, on a white background."""
     svg = picture(outcome).replace("<svg ", '<svg style="background:#fff" ', 1)
     _write(path, svg + "\n")
 
 
-def picture(outcome: Outcome) -> str:
+def picture(outcome: DemoOutcome) -> str:
     """Draw the chart as SVG, without a network."""
     from chorister.console.charts import ChartStyle, draw
 

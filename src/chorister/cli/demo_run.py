@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
+
+from rich.progress import Progress
 
 from chorister.aggregator.config import load_config
 from chorister.aggregator.service import open_core
@@ -42,33 +44,42 @@ _BYTES_PER_DEVICE: Final = 200_000
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 (a folder of our own is made in it)
 
 
-class Show(Protocol):
-    """Where progress is shown."""
+class LiveSteps:
+    """Steps on the terminal, with a progress bar for the current one."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._task: Any = None
 
     def step(self, what: str, total: int = 0) -> Callable[[int, int], None]:
-        """Begin a step; the returned function is called with its progress."""
-        ...
+        """Finish the previous step and begin another; call the result with its progress."""
+        self.finish()
+        task = self._task = self._bar.add_task(what, total=total or None)
+        return lambda done, total: self._bar.update(task, completed=done, total=total)
+
+    def finish(self) -> None:
+        if self._task is not None:
+            self._bar.update(self._task, total=1, completed=1)
+            self._bar.stop_task(self._task)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Outcome:
+class DemoOutcome:
     """Everything that the demo shows."""
 
     story: Story
     found: Any  # what the algorithm found: it can be drawn and explained
     rounds: list[StoryRound]
-    answered: list[int]  # devices per round
     estimates: list[Estimate]
     spent: list[DeviceOutcome]
     refused: Record
-    explained: list[str]  # the checks that the refused recipe fails on the same device
     servers: dict[str, list[TaskStatus]]
     seconds: float
     policy_epsilon: Decimal
 
 
 @contextmanager
-def temporary_place(devices: int) -> Iterator[Path]:
+def temporary_folder(devices: int) -> Iterator[Path]:
     """A folder that is deleted at the end: in memory if there is room, else on disk."""
     base: Path | None = None
     if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > devices * _BYTES_PER_DEVICE + 10**8:
@@ -80,7 +91,7 @@ def temporary_place(devices: int) -> Iterator[Path]:
 class _DemoFleet(LiveFleet):
     """A live fleet whose simulated devices poll as soon as there is a new question."""
 
-    def __init__(self, deployment: Deployment, fleet: SimulatedFleet, show: Show) -> None:
+    def __init__(self, deployment: Deployment, fleet: SimulatedFleet, show: LiveSteps) -> None:
         profile = Profile.load(deployment.profile)
         super().__init__(
             profile.read_policy(),
@@ -114,23 +125,19 @@ class _DemoFleet(LiveFleet):
             self.devices or 0,
         )
         done = self._devices.answer(through, again=False)
-        self.answered.append(list(devices_that_answered(done, recipe.id)))
+        self.answered.append(devices_that_answered(done, recipe.id))
         self._show.step(f"round {round_.number}: leader and helper verify and add up the reports")
         # Nobody else will answer, so there is no need to wait for more than the minimum cohort.
         return super().collect(replace(round_, target=recipe.privacy.min_cohort), on_progress, save)
 
 
-def run_demo(place: Path, story: Story, *, devices: int, seed: int, show: Show) -> Outcome:
+def run_demo(place: Path, story: Story, *, devices: int, seed: int, show: LiveSteps) -> DemoOutcome:
     """Run the whole demo. The servers are stopped at the end, whatever happens."""
     begun = time.monotonic()
     deployment = Deployment.create(place / "servers", TERMS, devices=devices, margin=_MARGIN)
     plan = FleetPlan(devices=devices, seed=seed, kind=story.people)
-
-    def say(what: str) -> None:
-        show.step(what)
-
     with (
-        deployment.running(say),
+        deployment.running(show.step),
         SimulatedFleet(place / "fleet", deployment, plan) as fleet,
     ):
         fleet.make(show.step("creating devices, each with its own key, store and ledger", devices))
@@ -153,26 +160,24 @@ def run_demo(place: Path, story: Story, *, devices: int, seed: int, show: Show) 
                 )
         spent = fleet.spent(show.step("reading what each device spent", devices))
         show.step("asking a question that devices refuse")
-        refused, explained = ask_too_much(deployment, connection, fleet, rounds[-1].result.recipe)
+        refused = _ask_too_much(deployment, connection, fleet, rounds[-1].result.recipe)
         servers = {role: _tasks(deployment, role) for role in ("leader", "helper")}
-    return Outcome(
+    return DemoOutcome(
         story=story,
         found=run.result,
         rounds=rounds,
-        answered=[len(numbers) for numbers in connection.answered],
         estimates=story.rows(run.result, rounds),
         spent=spent,
         refused=refused,
-        explained=explained,
         servers=servers,
         seconds=time.monotonic() - begun,
         policy_epsilon=deployment.policy.device.epsilon,
     )
 
 
-def ask_too_much(
+def _ask_too_much(
     deployment: Deployment, connection: _DemoFleet, fleet: SimulatedFleet, like: Recipe
-) -> tuple[Record, list[str]]:
+) -> Record:
     """Publish a question about a column that no analysis may read; return one device's refusal."""
     now = SystemClock().now()
     tree = like.model_dump(mode="json", exclude_none=True) | {
@@ -199,11 +204,10 @@ def ask_too_much(
         run = device.run_once()
         if recipe.id not in run.refused:
             raise InternalError("a device did not refuse a question that its policy does not allow")
-        checks = [f"{each.name}: {each.why}" for each in device.explain(recipe) if not each.passed]
         for record in device.audit.records(newest=5):
             question = record.entry.question
             if record.entry.event is Event.REFUSED and question and question.id == recipe.id:
-                return record, checks
+                return record
     raise InternalError("a refusal is missing from the audit log")
 
 

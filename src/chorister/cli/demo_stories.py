@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from chorister.analyst.study import Study
 
 
-class Algorithm(StrEnum):
+class DemoAlgorithm(StrEnum):
     """What `chorister demo --algorithm` accepts."""
 
     NGRAMS = "ngrams"
@@ -188,8 +188,8 @@ def _crosstab(study: Study, _: int) -> AlgorithmRun[Any]:
     return crosstab(study, rows, columns, cohorts="disjoint")
 
 
-STORIES: Final[Mapping[Algorithm, Story]] = {
-    Algorithm.NGRAMS: Story(
+STORIES: Final[Mapping[DemoAlgorithm, Story]] = {
+    DemoAlgorithm.NGRAMS: Story(
         question="Which phrases do many people type?",
         people="phrases",
         analysis="keyboard.phrases",
@@ -197,7 +197,7 @@ STORIES: Final[Mapping[Algorithm, Story]] = {
         run=_ngrams,
         rows=_ngram_rows,
     ),
-    Algorithm.HEATMAP: Story(
+    DemoAlgorithm.HEATMAP: Story(
         question="Where are many people?",
         people="places",
         analysis="visits.map",
@@ -205,7 +205,7 @@ STORIES: Final[Mapping[Algorithm, Story]] = {
         run=_heatmap,
         rows=_last_round,
     ),
-    Algorithm.DISTRIBUTION: Story(
+    DemoAlgorithm.DISTRIBUTION: Story(
         question="How are scores distributed?",
         people="profiles",
         analysis="user.profile",
@@ -213,7 +213,7 @@ STORIES: Final[Mapping[Algorithm, Story]] = {
         run=_distribution,
         rows=_last_round,
     ),
-    Algorithm.CROSSTAB: Story(
+    DemoAlgorithm.CROSSTAB: Story(
         question="How do people get to work, by where they live?",
         people="profiles",
         analysis="user.profile",

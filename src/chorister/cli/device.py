@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal
 
 import typer
+from pydantic import Field, ValidationError
 from rich.markup import escape
 from rich.table import Table
 
-from chorister.cli import JSON, ROLES, app, console, read_file
-from chorister.cli.device_folder import (
-    DeviceSettings,
-    InFile,
-    InKeyring,
-    create_device,
-    open_device,
-)
+from chorister.canonical import Model, first_error
+from chorister.cli import JSON, ROLES, app, console, print_json, read_file, say
 from chorister.clock import utc_minute
-from chorister.device import Run, Status
+from chorister.device import (
+    Device,
+    HeadFile,
+    HeadKeyring,
+    HTTPTransport,
+    KeyFile,
+    KeyringKey,
+    Run,
+    Status,
+)
 from chorister.device.audit_pages import as_html, as_json, as_text
 from chorister.device.loop import keep_running
 from chorister.errors import InvalidInput
+from chorister.policy import Policy
 from chorister.policy.values import duration_text
 from chorister.recipe import SignedRecipe
 
@@ -71,32 +77,25 @@ def init(
     opt_in: Annotated[bool, typer.Option(help="The person agrees to take part.")] = False,
 ) -> None:
     """Create a device: a folder with two encrypted databases, and a key elsewhere."""
-    if (key_file is None) == (keyring is None):
+    key = _place(key_file, keyring)
+    if key is None or (key_file and keyring):
         raise InvalidInput(
             "give either --key-file or --keyring: the key must be outside the folder"
         )
-    settings = DeviceSettings(
-        registry=registry,
-        key=InKeyring(name=keyring) if keyring else InFile(path=str(_absolute(key_file))),
-        head=_head(head_file, keyring),
-        proxy=proxy,
-    )
+    head = _place(head_file, keyring)
+    settings = DeviceSettings(registry=registry, key=key, head=head, proxy=proxy)
     with create_device(folder, policy, settings) as device:
         if opt_in:
             device.opt_in()
     if settings.head is None:
-        console.print("There is no head store: a restored backup of the ledger would go unnoticed.")
-    console.print(f"created a device in {escape(str(folder))}", highlight=False)
+        say("There is no head store: a restored backup of the ledger would go unnoticed.")
+    say(f"created a device in {folder}")
 
 
-def _head(head_file: Path | None, keyring: str | None) -> InFile | InKeyring | None:
-    if head_file is not None:
-        return InFile(path=str(_absolute(head_file)))
+def _place(file: Path | None, keyring: str | None) -> InFile | InKeyring | None:
+    if file is not None:
+        return InFile(path=str(file.absolute()))
     return InKeyring(name=keyring) if keyring else None
-
-
-def _absolute(path: Path | None) -> Path:
-    return Path() if path is None else path.absolute()
 
 
 @commands.command()
@@ -115,9 +114,9 @@ def donate(
         else:
             kept = device.donate_many(table, events)
     if not kept:
-        console.print("nothing was stored: the person has not opted in")
+        say("nothing was stored: the person has not opted in")
         raise typer.Exit(1)
-    console.print(f"stored {len(events)}", highlight=False)
+    say(f"stored {len(events)}")
 
 
 def _events(file: Iterator[str]) -> Iterator[dict[str, Any]]:
@@ -149,12 +148,12 @@ def run(
             for each in keep_running(device):
                 _show_run(each, json_)
         except KeyboardInterrupt:
-            console.print("stopped; reports in the outbox are sent after the next start")
+            say("stopped; reports in the outbox are sent after the next start")
 
 
 def _show_run(done: Run, json_: bool) -> None:
     if json_:
-        typer.echo(json.dumps(asdict(done)))
+        print_json(asdict(done))
         return
     parts = [
         *([f"nothing was done: {done.silent}"] if done.silent else []),
@@ -165,7 +164,7 @@ def _show_run(done: Run, json_: bool) -> None:
         f"{done.uploaded} sent, {done.postponed} to retry, {done.dropped} dropped",
     ]
     for part in parts:
-        console.print(escape(part), highlight=False, soft_wrap=True)
+        say(part)
 
 
 @commands.command()
@@ -174,7 +173,7 @@ def status(folder: Folder, json_: JSON = False) -> None:
     with open_device(folder) as device:
         found = device.status()
     if json_:
-        typer.echo(json.dumps(found.as_json()))
+        print_json(found.as_json())
     else:
         _show_status(found)
 
@@ -193,7 +192,7 @@ def _show_status(found: Status) -> None:
         ),
     ]
     for line in lines:
-        console.print(escape(line), highlight=False, soft_wrap=True)
+        say(line)
     table = Table("budget", "epsilon left", "delta left", "reports left", "renews")
     for each in found.budgets:
         table.add_row(
@@ -208,9 +207,7 @@ def _show_status(found: Status) -> None:
 
 
 def _time(seconds: int | None) -> str:
-    if seconds is None:
-        return "none"
-    return utc_minute(seconds)
+    return "none" if seconds is None else utc_minute(seconds)
 
 
 @commands.command()
@@ -223,7 +220,7 @@ def pause(
             device.resume()
         else:
             device.pause()
-    console.print("resumed" if off else "paused")
+    say("resumed" if off else "paused")
 
 
 @commands.command()
@@ -238,7 +235,7 @@ def consent(
             device.opt_in()
         else:
             device.opt_out(purge=not keep)
-    console.print("opted in" if opted_in else "opted out")
+    say("opted in" if opted_in else "opted out")
 
 
 @commands.command()
@@ -251,7 +248,7 @@ def purge(
         typer.confirm("Delete all events and profiles?", abort=True)
     with open_device(folder) as device:
         device.purge()
-    console.print("deleted all events and profiles; what was spent stays spent")
+    say("deleted all events and profiles; what was spent stays spent")
 
 
 @commands.command()
@@ -266,13 +263,13 @@ def explain(
         checks = device.explain(signed)
     allowed = all(each.passed for each in checks)
     if json_:
-        typer.echo(json.dumps({"allowed": allowed, "checks": [asdict(each) for each in checks]}))
+        print_json({"allowed": allowed, "checks": [asdict(each) for each in checks]})
     else:
         for each in checks:
             mark = "[green]yes[/]" if each.passed else "[red]no[/]"
-            console.print(f"{mark} {each.name}: {escape(each.why)}", highlight=False)
-        closes = signed.recipe.window.answer_seconds
-        console.print(f"answered for {duration_text(closes)}", highlight=False)
+            console.print(f"{mark} {each.name}: {escape(each.why)}")
+        period = signed.recipe.window.answer_seconds
+        say(f"devices may answer it for {duration_text(period)}")
     if not allowed:
         raise typer.Exit(1)
 
@@ -283,7 +280,7 @@ def audit(
     folder: AnyFolder = None,
     json_: JSON = False,
     html: Annotated[bool, typer.Option("--html", help="Print a web page.")] = False,
-    newest: Annotated[int | None, typer.Option(help="Show only this many, the newest.")] = None,
+    newest: Annotated[int | None, typer.Option(metavar="N", help="Only the newest N.")] = None,
 ) -> None:
     """Show who asked what, what was decided and why, what it cost and what was sent."""
     if context.invoked_subcommand is not None:
@@ -301,12 +298,116 @@ def audit_verify(context: typer.Context, folder: AnyFolder = None, json_: JSON =
         device.verify()
         count, head = device.audit.verify(), device.audit.head()
     if json_:
-        typer.echo(json.dumps({"records": count, "head": head}))
+        print_json({"records": count, "head": head})
     else:
-        console.print(f"{count} records, in order, none changed; newest {head}", highlight=False)
+        say(f"{count} records, in order, none changed; newest {head}")
 
 
 def _named(folder: Path | None) -> Path:
     if folder is None:
         raise InvalidInput("give --folder FOLDER, or set CHORISTER_DEVICE")
     return folder
+
+
+# --- The folder of a command-line device: its policy, and where everything else is ----------------
+
+_SETTINGS: Final = "device.json"
+_POLICY: Final = "policy.toml"
+
+
+class InFile(Model):
+    """Stored in a file outside the folder."""
+
+    kind: Literal["file"] = "file"
+    path: str
+
+    def source(self, folder: Path) -> KeyFile:
+        return KeyFile(self.path, store=folder)
+
+    def head(self) -> HeadFile:
+        return HeadFile(self.path)
+
+
+class InKeyring(Model):
+    """Stored in the system's keyring."""
+
+    kind: Literal["keyring"] = "keyring"
+    name: str
+
+    def source(self, folder: Path) -> KeyringKey:  # noqa: ARG002 (as InFile's)
+        return KeyringKey(self.name)
+
+    def head(self) -> HeadKeyring:
+        return HeadKeyring(self.name)
+
+
+_Place = Annotated[InFile | InKeyring, Field(discriminator="kind")]
+
+
+class DeviceSettings(Model):
+    """`device.json`, readable by its owner only: a proxy's URL may contain a password."""
+
+    registry: str
+    key: _Place
+    head: _Place | None = None
+    proxy: str | None = None
+
+
+def create_device(folder: Path, policy: Path, settings: DeviceSettings) -> Device:
+    """Create the folder, the key if there is none, and both databases."""
+    if (folder / _SETTINGS).exists():
+        raise InvalidInput(f"{folder} already has a device: choose another folder")
+    data = read_file(policy)
+    Policy.load(data)
+    _make_folder(folder)
+    _write(folder / _POLICY, data)
+    device = _device(folder, settings, create=True)
+    # Last: a folder without settings is unfinished.
+    _write(folder / _SETTINGS, settings.canonical() + b"\n")
+    return device
+
+
+def open_device(folder: Path) -> Device:
+    try:
+        settings = DeviceSettings.model_validate_json((folder / _SETTINGS).read_bytes())
+    except OSError:
+        raise InvalidInput(
+            f"there is no device in {folder}: create one with `chorister device init`"
+        ) from None
+    except ValidationError as error:
+        field, message = first_error(error)
+        raise InvalidInput(f"{folder / _SETTINGS}: {field or 'it'}: {message}") from None
+    return _device(folder, settings)
+
+
+def _make_folder(folder: Path) -> None:
+    """Create a folder for its owner only, even if it already exists."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.geteuid():
+            raise InvalidInput(f"{folder} belongs to another user: choose a folder of your own")
+        folder.chmod(0o700)
+    except OSError as error:
+        raise InvalidInput(f"can't use {folder} as the device's folder: {error.strerror}") from None
+
+
+def _write(path: Path, data: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+            os.fchmod(file.fileno(), 0o600)  # it may be left over from an interrupted init
+            file.write(data)
+    except OSError as error:
+        raise InvalidInput(f"can't write {path}: {error.strerror}") from None
+
+
+def _device(folder: Path, settings: DeviceSettings, *, create: bool = False) -> Device:
+    return Device(
+        folder,
+        Policy.load(folder / _POLICY),
+        settings.key.source(folder),
+        registry=settings.registry,
+        head=None if settings.head is None else settings.head.head(),
+        transport=HTTPTransport(proxy=settings.proxy),
+        create=create,
+    )

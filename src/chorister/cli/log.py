@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,26 +12,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from chorister.canonical import key_id
-from chorister.cli import JSON, OPERATORS, CABundle, app, console, read_file
+from chorister.cli import JSON, OPERATORS, CABundle, app, console, print_json, read_file, say
 from chorister.clock import SystemClock, utc_minute
 from chorister.errors import ChoristerError, InternalError, InvalidInput
 from chorister.policy import Policy
 from chorister.transparency.auditor import Audit, audit, read_entries, read_policies
-from chorister.transparency.checkpoint import SignedCheckpoint
+from chorister.transparency.checkpoint import MAX_NOTE, SignedCheckpoint
+from chorister.transparency.client import CHECKPOINT, FolderSource, HTTPSource, Source, read_leaves
 from chorister.transparency.entries import (
     EndReason,
     HPKEConfigEntry,
     KeyRevocation,
     RecipeEnd,
     RecipeEntry,
-)
-from chorister.transparency.note import MAX_NOTE
-from chorister.transparency.sources import (
-    CHECKPOINT,
-    FolderSource,
-    HTTPSource,
-    Source,
-    read_leaves,
 )
 from chorister.transparency.state import Logged, LogState
 from chorister.transparency.tree import inclusion_proof
@@ -61,7 +53,7 @@ def verify_command(
     ] = None,
     fresh: Annotated[
         bool | None,
-        typer.Option(help="Whether the checkpoint must be recent; by default only at a URL."),
+        typer.Option(help="Require a recent checkpoint, or not; by default only at a URL."),
     ] = None,
     ca_bundle: CABundle = None,
     json_: JSON = False,
@@ -73,24 +65,16 @@ def verify_command(
         raise InvalidInput("--earlier-policy needs --policy as well, for the current policy")
     kept = [SignedCheckpoint.parse(read_file(path)) for path in since or ()]
     must_be_fresh = _is_url(where) if fresh is None else fresh
-    with _source(where, ca_bundle) as source:
-        try:
-            found = audit(
-                source,
-                authority=Authority.of(own, earlier=past)
-                if own
-                else read_policies(source).authority,
-                judge_all=not own,
-                clock=SystemClock() if must_be_fresh else None,
-                earlier=kept,
-            )
-        except InternalError:
-            raise
-        except ChoristerError as error:
-            _report_error(error, json_)
-            raise typer.Exit(1) from None
+    with _source(where, ca_bundle) as source, _errors_reported(json_):
+        found = audit(
+            source,
+            authority=Authority.of(own, earlier=past) if own else read_policies(source).authority,
+            judge_all=not own,
+            clock=SystemClock() if must_be_fresh else None,
+            earlier=kept,
+        )
     if json_:
-        typer.echo(json.dumps(_summary(found, own_policies=bool(own))))
+        print_json(_summary(found, own_policies=bool(own)))
     else:
         _print_summary(found, own_policies=bool(own))
 
@@ -105,17 +89,11 @@ def show_command(
     json_: JSON = False,
 ) -> None:
     """List the entries. This does not verify the checkpoint's signatures: use `log verify`."""
-    with _source(where, ca_bundle) as source:
-        try:
-            checkpoint = SignedCheckpoint.parse(source.read(CHECKPOINT, limit=MAX_NOTE)).checkpoint
-            leaves = list(read_leaves(source, 0, checkpoint.size))
-            state = LogState()
-            entries = list(read_entries(source, leaves, state))
-        except InternalError:
-            raise
-        except ChoristerError as error:
-            _report_error(error, json_)
-            raise typer.Exit(1) from None
+    with _source(where, ca_bundle) as source, _errors_reported(json_):
+        checkpoint = SignedCheckpoint.parse(source.read(CHECKPOINT, limit=MAX_NOTE)).checkpoint
+        leaves = list(read_leaves(source, 0, checkpoint.size))
+        state = LogState()
+        entries = list(read_entries(source, leaves, state))
     listed = state.current(checkpoint.time)
     current = {address for _, address in listed.hpke_configs}
     current |= {recipe.address for recipe in listed.recipes}
@@ -131,12 +109,12 @@ def show_command(
             "root": checkpoint.root.hex(),
         }
         if json_:
-            typer.echo(json.dumps(detail))
+            print_json(detail)
         else:
             for name, value in detail.items():
-                console.print(f"[bold]{name}[/] {escape(str(value))}", highlight=False)
+                console.print(f"[bold]{name}[/] {escape(str(value))}")
     elif json_:
-        typer.echo(json.dumps({"origin": checkpoint.origin, "entries": rows}))
+        print_json({"origin": checkpoint.origin, "entries": rows})
     else:
         _print_rows(rows)
 
@@ -197,7 +175,7 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         now = "current" if row["current"] else ""
         table.add_row(str(row["index"]), row["kind"], escape(row["what"]), row["by"][:8], now)
-    console.print(table, highlight=False)
+    console.print(table)
 
 
 def _summary(found: Audit, *, own_policies: bool) -> dict[str, Any]:
@@ -236,25 +214,31 @@ def _print_summary(found: Audit, *, own_policies: bool) -> None:
         "HPKE configs": summary["hpke_configs"],
     }
     if found.unjudged:
-        lines["of others"] = f"{found.unjudged} entries that the given policies do not cover"
+        lines["not judged"] = f"{found.unjudged} entries that the given policies do not cover"
     if found.candidate is not None:
         waiting = ", ".join(found.waiting_for)
         lines["candidate"] = f"{found.candidate.size} entries, waiting for {waiting}"
     for name, value in lines.items():
-        console.print(f"[bold]{name:>12}[/]  {escape(str(value))}", highlight=False, soft_wrap=True)
-    console.print("[green]everything verified[/]", highlight=False)
+        console.print(f"[bold]{name:>12}[/]  {escape(str(value))}", soft_wrap=True)
+    console.print("[green]everything verified[/]")
     if not own_policies:
-        console.print(
+        say(
             "The keys are those of the policies that the log itself publishes: "
-            "pass --policy to check against your own.",
-            highlight=False,
+            "pass --policy to check against your own."
         )
 
 
-def _report_error(error: ChoristerError, json_: bool) -> None:
-    if json_:
-        wrong = {"ok": False, "wrong": type(error).__name__, "why": str(error)}
-        typer.echo(json.dumps(wrong))
-    else:
-        text = f"[bold red]wrong[/] ({type(error).__name__}): {escape(str(error))}"
-        console.print(text, highlight=False, soft_wrap=True)
+@contextlib.contextmanager
+def _errors_reported(json_: bool) -> Iterator[None]:
+    """Exit with 1 if something is wrong with the log; let bugs through."""
+    try:
+        yield
+    except InternalError:
+        raise
+    except ChoristerError as error:
+        name, why = type(error).__name__, str(error)
+        if json_:
+            print_json({"ok": False, "wrong": name, "why": why})
+        else:
+            console.print(f"[bold red]wrong[/] ({name}): {escape(why)}", soft_wrap=True)
+        raise typer.Exit(1) from None

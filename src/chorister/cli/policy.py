@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from chorister.cli import JSON, QUESTIONS, app, console
+from chorister.cli import JSON, QUESTIONS, app, console, print_json, say
 from chorister.policy import Policy
 from chorister.policy.bounds import CostBound, analysis_cost, device_cost, field_cost
 from chorister.policy.contradictions import findings
@@ -42,19 +41,18 @@ def check_command(file: File, json_: JSON = False) -> None:
             "cost": _costs(policy),
             "explanation": [asdict(section) for section in explain(policy)],
         }
-        typer.echo(json.dumps(result))
+        print_json(result)
     else:
         for section in explain(policy):
-            console.print(f"[bold]{escape(section.title)}[/]", highlight=False)
+            console.print(f"[bold]{escape(section.title)}[/]")
             for line in section.lines:
-                console.print(f"  - {escape(legible(line))}", highlight=False, soft_wrap=True)
+                say(f"  - {legible(line)}")
         for finding in found:
             colour = "red" if finding.kind == "contradiction" else "yellow"
             why = escape(legible(finding.why))
             text = f"[{colour}]{finding.kind}[/] {escape(finding.field)}: {why}"
-            console.print(text, highlight=False, soft_wrap=True)
-        verdict = "contradicts itself" if contradictions else "is consistent"
-        console.print(f"policy {escape(policy.name)} {verdict}", highlight=False)
+            console.print(text, soft_wrap=True)
+        say(f"policy {policy.name} {'contradicts itself' if contradictions else 'is consistent'}")
     if contradictions:
         raise typer.Exit(1)
 
@@ -64,7 +62,7 @@ def diff_command(old: File, new: File, json_: JSON = False) -> None:
     """Show what can be asked under NEW that could not under OLD, at what cost, and vice versa."""
     changes = diff(Policy.load(old), Policy.load(new))
     if json_:
-        typer.echo(json.dumps({"changes": [asdict(change) for change in changes]}))
+        print_json({"changes": [asdict(change) for change in changes]})
         return
     titles = {
         "more": "More may be asked or spent",
@@ -74,16 +72,13 @@ def diff_command(old: File, new: File, json_: JSON = False) -> None:
     for kind, title in titles.items():
         lines = [change for change in changes if change.kind == kind]
         if lines:
-            console.print(f"[bold]{title}[/]", highlight=False)
+            console.print(f"[bold]{title}[/]")
         for change in lines:
-            text = f"  - {escape(change.field)}: {escape(legible(change.what))}"
-            console.print(text, highlight=False, soft_wrap=True)
-    if not changes:
-        console.print("Both mean the same.", highlight=False)
+            say(f"  - {change.field}: {legible(change.what)}")
+    if changes:
+        say("What a device has spent stays spent: an update never refunds it.")
     else:
-        console.print(
-            "What a device has spent stays spent: an update never refunds it.", highlight=False
-        )
+        say("Both mean the same.")
 
 
 def _costs(policy: Policy) -> dict[str, object]:

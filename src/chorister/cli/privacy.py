@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -12,7 +12,7 @@ import typer
 from rich.progress import track
 from rich.table import Table
 
-from chorister.cli import JSON, QUESTIONS, app, console
+from chorister.cli import JSON, QUESTIONS, app, console, print_json
 from chorister.cli.curve import COHORTS, LOCAL_EPSILONS, Point, check_target, draw
 from chorister.errors import InvalidInput
 from chorister.privacy import (
@@ -41,14 +41,14 @@ privacy = typer.Typer(
 )
 app.add_typer(privacy, rich_help_panel=QUESTIONS)
 
-Cohort: TypeAlias = Annotated[int, typer.Option("--cohort", help="The smallest number of reports.")]
+Cohort: TypeAlias = Annotated[int, typer.Option("--cohort", help="The minimum number of reports.")]
 LocalEpsilon: TypeAlias = Annotated[
     str, typer.Option("--local-epsilon", help="The mechanism's parameter eps0.")
 ]
 Epsilon: TypeAlias = Annotated[str, typer.Option("--epsilon", help="Epsilon of the aggregate.")]
 Delta: TypeAlias = Annotated[str, typer.Option("--delta", help="Delta of the aggregate.")]
 MechanismOption: TypeAlias = Annotated[
-    Mechanism, typer.Option("--mechanism", help="The private one-hot encoding.")
+    Mechanism, typer.Option("--mechanism", help="How devices randomize their bits.")
 ]
 MethodOption: TypeAlias = Annotated[
     Method | None, typer.Option("--method", help="Only this method; by default all of them.")
@@ -100,13 +100,11 @@ def _remembered_epsilon(setting: Setting, cohort: int, wanted: str, method: Meth
 
 
 def _remembered_cohort(setting: Setting, target: str, wanted: str, method: Method) -> int:
+    def compute() -> dict[str, float]:
+        return {"min_cohort": min_cohort(setting, epsilon=target, delta=wanted, method=method)}
+
     key = _parameters(setting, epsilon=target, delta=wanted, method=method)
-    answer = remember(
-        "min_cohort",
-        key,
-        lambda: {"min_cohort": min_cohort(setting, epsilon=target, delta=wanted, method=method)},
-    )
-    return int(answer["min_cohort"])
+    return int(remember("min_cohort", key, compute)["min_cohort"])
 
 
 def _assumption(setting: Setting) -> str:
@@ -151,26 +149,30 @@ def show_epsilon(
 ) -> None:
     """Compute the epsilon of one release over a cohort, at a given delta."""
     setting = _setting(local, mechanism, crowd, honest_fraction)
-    if as_json or method is not None:
-        found = _remembered_epsilon(setting, cohort, wanted, method or Method.EXACT)
-        if as_json:
-            answer = {"epsilon": found.upper, "lower": found.lower, "method": found.method}
-            print(json.dumps(answer))
-            return
+
+    def bound(each: Method) -> Bound:
+        return _remembered_epsilon(setting, cohort, wanted, each)
+
     title = f"Epsilon of {cohort:,} reports, {_describe(setting)}, delta {wanted}"
-    _show_bounds(
-        _table(title, "epsilon", "truth is at least"),
-        lambda each: _remembered_epsilon(setting, cohort, wanted, each),
-        method,
-        ".6f",
-    )
-    console.print(_assumption(setting))
+    _show_bounds("epsilon", title, bound, method, ".6f", as_json)
+    if not as_json:
+        console.print(_assumption(setting))
 
 
 def _show_bounds(
-    table: Table, bound: Callable[[Method], Bound], method: Method | None, form: str
+    name: str,
+    title: str,
+    bound: Callable[[Method], Bound],
+    method: Method | None,
+    form: str,
+    as_json: bool,
 ) -> None:
     """Print one row per method, or one for the given method."""
+    if as_json:
+        found = bound(method or Method.EXACT)
+        print_json({name: found.upper, "lower": found.lower, "method": found.method})
+        return
+    table = _table(title, name, "truth is at least")
     for each in [method] if method else list(Method):
         try:
             found = bound(each)
@@ -197,18 +199,14 @@ def show_delta(
 ) -> None:
     """Compute the delta of one release over a cohort, at a given epsilon."""
     setting = _setting(local, mechanism, crowd, honest_fraction)
-    if as_json:
-        found = delta(setting, cohort=cohort, epsilon=target, method=method or Method.EXACT)
-        print(json.dumps({"delta": found.upper, "lower": found.lower, "method": found.method}))
-        return
+
+    def bound(each: Method) -> Bound:
+        return delta(setting, cohort=cohort, epsilon=target, method=each)
+
     title = f"Delta of {cohort:,} reports, {_describe(setting)}, epsilon {target}"
-    _show_bounds(
-        _table(title, "delta", "truth is at least"),
-        lambda each: delta(setting, cohort=cohort, epsilon=target, method=each),
-        method,
-        ".3e",
-    )
-    console.print(_assumption(setting))
+    _show_bounds("delta", title, bound, method, ".3e", as_json)
+    if not as_json:
+        console.print(_assumption(setting))
 
 
 @privacy.command("cohort")
@@ -227,7 +225,7 @@ def show_cohort(
     if as_json:
         chosen = method or Method.EXACT
         least = _remembered_cohort(setting, target, wanted, chosen)
-        print(json.dumps({"min_cohort": least, "method": chosen}))
+        print_json({"min_cohort": least, "method": chosen})
         return
     title = f"Smallest cohort for epsilon {target}, delta {wanted}, {_describe(setting)}"
     table = _table(title, "cohort", "times exact")
@@ -281,7 +279,7 @@ def show_local(
         method=chosen,
     )
     if as_json:
-        print(json.dumps({"local_epsilon": float(largest), "method": chosen}))
+        print_json({"local_epsilon": float(largest), "method": chosen})
         return
     setting = _setting(str(largest), mechanism, crowd, honest_fraction)
     console.print(
@@ -317,7 +315,7 @@ def show_compose(
     if as_json:
         known = {each: total if math.isfinite(total) else None for each, total in values.items()}
         best = {"best": value, "best_name": name}
-        print(json.dumps(known | best | ({"refused": refusals} if refusals else {})))
+        print_json(known | best | ({"refused": refusals} if refusals else {}))
         return
     title = (
         f"Epsilon of {count} releases of {cohort:,} reports, {_describe(setting)}, delta {wanted}"
@@ -325,7 +323,7 @@ def show_compose(
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("composition")
     table.add_column("epsilon", justify="right")
-    table.add_column("a ledger may use it")
+    table.add_column("can a ledger use it?")
     filters = {
         CompositionName.BASIC: "yes: a filter",
         CompositionName.RENYI: "yes, at an order fixed in the policy",
@@ -370,16 +368,8 @@ def show_curve(
             )
     draw(points, to, delta=wanted, mechanism=mechanism)
     if as_json:
-        rows = [
-            {
-                "local_epsilon": point.local_epsilon,
-                "cohort": point.cohort,
-                "method": point.method,
-                "epsilon": point.epsilon,
-            }
-            for point in points
-        ]
-        print(json.dumps({"file": str(to), "delta": float(wanted), "points": rows}))
+        rows = [asdict(point) for point in points]
+        print_json({"file": str(to), "delta": float(wanted), "points": rows})
         return
     table = Table(title=f"Epsilon at delta {wanted}", title_justify="left", title_style="bold")
     table.add_column("local epsilon", justify="right")

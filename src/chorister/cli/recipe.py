@@ -16,7 +16,7 @@ import typer
 from rich.markup import escape
 
 from chorister.canonical import b64url_decode, b64url_encode, key_id
-from chorister.cli import JSON, QUESTIONS, CABundle, app, console, read_file
+from chorister.cli import JSON, QUESTIONS, CABundle, app, console, print_json, read_file, say
 from chorister.clock import SystemClock
 from chorister.device import Sandbox
 from chorister.device.verifier import Reads, query_columns, verify_query
@@ -43,7 +43,6 @@ from chorister.transparency.entries import (
     RecipeEnd,
     RecipeEntry,
 )
-from chorister.transparency.sources import HTTPSource
 
 commands = typer.Typer(no_args_is_help=True, help="Write, sign, explain and publish recipes.")
 app.add_typer(commands, name="recipe", rich_help_panel=QUESTIONS)
@@ -89,7 +88,7 @@ def sign_command(
     key: Annotated[Path, typer.Option("--key", help="The author's Ed25519 key, PEM (PKCS 8).")],
     output: Output = None,
 ) -> None:
-    """Sign a draft, as canonical JSON in a compact JWS."""
+    """Sign a draft: its canonical JSON becomes a compact JWS."""
     _write(sign(Recipe.draft(read_file(file)), read_signing_key(key, owner_only=False)), output)
 
 
@@ -106,8 +105,8 @@ def explain_command(
     """Show the outcome of each check, with reasons; exit with 1 if one fails.
 
     The query is compiled as a device does it, in a sandbox, on tables without rows.
-    Whether the recipe is open is checked only with --at, so you can explain next week's today.
-    A file that is not a recipe exits with 2; with --json it fails one check, called form.
+    Whether the recipe is open is checked only with --at, so that you can check next week's today.
+    If the file is not a recipe, the exit code is 2, and --json prints one failed check, "form".
     """
     data, rules = read_file(file), Policy.load(policy)
     try:
@@ -128,12 +127,10 @@ def explain_command(
         for outcome in checks:
             mark = "[green]yes[/]" if outcome.passed else "[bold red]NO [/]"
             text = f"{mark} {outcome.name:<14} {escape(visible(outcome.why))}"
-            console.print(text, highlight=False, soft_wrap=True)
+            console.print(text, soft_wrap=True)
         if not signed:
-            console.print(
-                "This is a draft: no device answers it until you sign it.", highlight=False
-            )
-        console.print("allowed" if allowed else "refused", highlight=False)
+            say("This is a draft: no device answers it until you sign it.")
+        say("allowed" if allowed else "refused")
     if not allowed:
         raise typer.Exit(1)
 
@@ -153,8 +150,7 @@ def _compiled(recipe: Recipe | SignedRecipe, policy: Policy) -> Check:
 def _echo_json(checks: list[Check], *, signed: bool) -> None:
     rows = [{"name": c.name, "passed": c.passed, "why": c.why} for c in checks]
     allowed = all(outcome.passed for outcome in checks)
-    # In ASCII, for every terminal and pipe.
-    typer.echo(json.dumps({"allowed": allowed, "signed": signed, "checks": rows}))
+    print_json({"allowed": allowed, "signed": signed, "checks": rows})
 
 
 @commands.command("schema")
@@ -250,8 +246,8 @@ def revoke_command(
 
 def _author_keys(registry: str, ca_bundle: Path | None, signed: SignedRecipe) -> list[bytes]:
     """Return the author's key, of which a JWS has only the thumbprint."""
-    with HTTPSource(registry, ca_bundle=ca_bundle) as source:
-        authors = read_policies(source).authority.authors
+    with RegistryClient(registry, ca_bundle=ca_bundle) as client:
+        authors = read_policies(client).authority.authors
     listed = authors.get(signed.recipe.analysis, frozenset())
     found = [key for key in listed if key_id(key) == signed.key_id]
     if not found:
@@ -265,10 +261,9 @@ def _submit(entry: Entry, registry: str, ca_bundle: Path | None, json_: bool) ->
     with RegistryClient(registry, ca_bundle=ca_bundle) as client:
         index = client.submit(entry)
     if json_:
-        typer.echo(json.dumps({"ok": True, "index": index, "address": entry.address.hex()}))
+        print_json({"ok": True, "index": index, "address": entry.address.hex()})
     else:
-        text = f"entry {index} of the log; public with the next checkpoint"
-        console.print(text, highlight=False, soft_wrap=True)
+        say(f"entry {index} of the log; public with the next checkpoint")
 
 
 @contextlib.contextmanager
@@ -278,8 +273,7 @@ def _refusals(json_: bool) -> Iterator[None]:
         yield
     except (NotAuthorized, SubmissionRefused) as error:
         if json_:
-            typer.echo(json.dumps({"ok": False, "why": str(error)}))
+            print_json({"ok": False, "why": str(error)})
         else:
-            text = f"[bold red]refused[/]: {escape(str(error))}"
-            console.print(text, highlight=False, soft_wrap=True)
+            console.print(f"[bold red]refused[/]: {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(1) from None

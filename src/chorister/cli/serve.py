@@ -1,24 +1,17 @@
-"""`chorister serve`: run the servers of a deployment."""
+"""`chorister serve` and `chorister worker`: run the servers of a deployment."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from chorister.cli import ROLES, app, console
+from chorister.cli import ROLES, app, needs_extra, say
 from chorister.clock import SystemClock
-from chorister.errors import InvalidInput, ServiceError
+from chorister.errors import InvalidInput
 
-if TYPE_CHECKING:
-    from chorister.aggregator.config import HelperConfig, LeaderConfig
-    from chorister.aggregator.service import Core
-
-commands = typer.Typer(no_args_is_help=True, help="Run a server.")
+commands = typer.Typer(no_args_is_help=True, help="Run a server until it is stopped.")
 app.add_typer(commands, name="serve", rich_help_panel=ROLES)
 
 Config = Annotated[
@@ -32,21 +25,16 @@ Port = Annotated[
 BeginLog = Annotated[
     bool,
     typer.Option(
-        "--begin-log", help="Cosign a log that is new to this aggregator: first start only."
+        "--begin-log", help="First start only: cosign a log that this aggregator never cosigned."
     ),
 ]
 Adopt = Annotated[
     Path | None,
     typer.Option(
         "--adopt-checkpoint",
-        help="Continue from this checkpoint, the newest one cosigned here, after losing `head`.",
+        help="If `head` was lost: continue from this checkpoint, the newest one cosigned here.",
     ),
 ]
-
-
-@commands.callback()
-def serve() -> None:
-    """Run a server."""
 
 
 @commands.command("registry")
@@ -59,19 +47,16 @@ def registry_command(
         int, typer.Option(min=0, max=65_535, help="The port; 0 for any free port.")
     ] = 8080,
     create: Annotated[
-        bool, typer.Option("--create", help="Create a new log: first start only.")
+        bool, typer.Option("--create", help="First start only: create a new log.")
     ] = False,
 ) -> None:
-    """Publish recipes and keep the public log, until stopped."""
-    try:
-        from chorister.registry.config import RegistryConfig
-        from chorister.registry.server import serve
-    except ModuleNotFoundError as error:
-        raise missing(error) from error
+    """Publish recipes and keep the public log."""
+    with needs_extra("server"):
+        from chorister.registry.server import RegistryConfig, serve
     settings = RegistryConfig.load(config)
 
     def ready(url: str, registry: object) -> None:
-        console.print(f"{escape(str(registry))} listening on {url}", highlight=False)
+        say(f"{registry} listening on {url}")
 
     serve(settings, SystemClock(), host=host, port=port, create=create, ready=ready)
 
@@ -84,7 +69,7 @@ def leader_command(
     begin_log: BeginLog = False,
     adopt_checkpoint: Adopt = None,
 ) -> None:
-    """Accept reports, verify them with the helper, and release noisy sums, until stopped."""
+    """Accept reports, verify them with the helper, and release noisy sums."""
     _serve_aggregator("leader", config, host, port, begin_log, adopt_checkpoint)
 
 
@@ -96,51 +81,69 @@ def helper_command(
     begin_log: BeginLog = False,
     adopt_checkpoint: Adopt = None,
 ) -> None:
-    """Verify reports with the leader, until stopped."""
+    """Verify reports with the leader, and release noisy sums."""
     _serve_aggregator("helper", config, host, port, begin_log, adopt_checkpoint)
 
 
 def _serve_aggregator(
     role: str, path: Path, host: str | None, port: int | None, begin: bool, adopt: Path | None
 ) -> None:
-    try:
+    with needs_extra("server"):
         from chorister.aggregator.config import load_config
         from chorister.aggregator.server import serve
-    except ModuleNotFoundError as error:
-        raise missing(error) from error
     settings = load_config(path)
     if settings.role != role:
         raise InvalidInput(
             f"{path} is for a {settings.role}: run `chorister serve {settings.role}`"
         )
-    given = {"host": host, "port": port}
-    settings = settings.model_copy(update={k: v for k, v in given.items() if v is not None})
+    settings = settings.model_copy(update=_given(host, port))
 
     def ready(url: str) -> None:
-        line = f"{role} {settings.url} listening on {url}"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(f"{role} {settings.url} listening on {url}")
 
     serve(settings, SystemClock(), begin_log=begin, adopt=adopt, ready=ready)
 
 
-@contextlib.contextmanager
-def aggregator_database(path: Path) -> Iterator[tuple[LeaderConfig | HelperConfig, Core]]:
-    """Open the database of the aggregator with these settings, without starting a server."""
-    try:
+@commands.command("console")
+def console_command(
+    config: Annotated[
+        Path, typer.Option("--config", help="Settings in TOML; see docs/reference/console.md.")
+    ] = Path("console.toml"),
+    host: Host = None,
+    port: Port = None,
+) -> None:
+    """Serve web pages for analysts: studies, questions, results."""
+    with needs_extra("console"):
+        from chorister.console.app import serve
+        from chorister.console.config import ConsoleConfig
+    settings = ConsoleConfig.load(config).model_copy(update=_given(host, port))
+    serve(settings, SystemClock(), ready=lambda url: say(f"console listening on {url}"))
+
+
+def _given(host: str | None, port: int | None) -> dict[str, str | int]:
+    return {k: v for k, v in {"host": host, "port": port}.items() if v is not None}
+
+
+@app.command("worker", rich_help_panel=ROLES)
+def worker_command(
+    config: Annotated[Path, typer.Option("--config", help="The aggregator's settings file.")],
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="Number of jobs at once; overrides the settings."),
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="Port for this worker's metrics.")
+    ] = None,
+) -> None:
+    """Run an aggregator's jobs until stopped; any number of workers share them (PostgreSQL)."""
+    with needs_extra("server"):
         from chorister.aggregator.config import load_config
-        from chorister.aggregator.service import open_core
-    except ModuleNotFoundError as error:
-        raise missing(error) from error
-    config = load_config(path)
-    core = open_core(config, SystemClock(), migrate=False)
-    try:
-        yield config, core
-    finally:
-        core.database.close()
-
-
-def missing(error: ModuleNotFoundError) -> ServiceError:
-    """Return the error for a server's packages that are not installed."""
-    return ServiceError(
-        f"servers need more packages ({error.name}): pip install 'chorister[server]'"
+        from chorister.aggregator.server import run_worker
+    settings = load_config(config)
+    run_worker(
+        settings,
+        SystemClock(),
+        jobs=jobs,
+        metrics_port=metrics_port,
+        ready=lambda: say(f"worker of {settings.role} {settings.url} started"),
     )

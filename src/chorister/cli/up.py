@@ -1,19 +1,18 @@
-"""`chorister up` and `chorister down`: everything on one machine, in one folder."""
+"""`chorister up`, `down` and `doctor`: everything on one machine, and what is wrong with it."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from chorister.cli import START, app, console
-from chorister.cli.serve import missing
+from chorister.cli import JSON, START, app, console, needs_extra, print_json, say
 from chorister.errors import InvalidInput, ServiceError
 
 if TYPE_CHECKING:
@@ -25,8 +24,9 @@ _START_TIMEOUT_SECONDS = 600.0
 _SUPERVISORS: list[subprocess.Popen[bytes]] = []
 """They outlive this command; the references keep Python from warning about that."""
 
-Folder = Annotated[Path, typer.Argument(help="Folder for everything.")]
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+_MARKS = {"good": "[green]✓[/]", "note": "[yellow]![/]", "bad": "[red]✗[/]"}
+
+Folder = Annotated[Path, typer.Argument(help="The folder for all files.")]
 
 
 @app.command(rich_help_panel=START)
@@ -45,11 +45,9 @@ def up(
     The first start creates keys, tokens and a sample policy; later starts continue with them. As
     one person runs both aggregators, there is no protection against whoever runs this machine.
     """
-    try:
+    with needs_extra("server"):
         from chorister.fleet.deployment import Deployment
         from chorister.fleet.supervisor import Supervisor, running_pid
-    except ModuleNotFoundError as error:
-        raise missing(error) from error
     new = not Deployment.exists(folder)
     deployment = Deployment.create(folder, _terms()) if new else Deployment.open(folder)
     pid = running_pid(deployment)
@@ -74,9 +72,54 @@ def down(folder: Folder = FOLDER, json_: JSON = False) -> None:
 
     stopped = stop_running(Deployment.open(folder))
     if json_:
-        typer.echo(json.dumps({"stopped": stopped}))
+        print_json({"stopped": stopped})
     else:
-        console.print("stopped" if stopped else "nothing was running")
+        say("stopped" if stopped else "nothing was running")
+
+
+@app.command(rich_help_panel=START)
+def doctor(
+    folder: Annotated[
+        Path | None, typer.Argument(help=f"A folder of `chorister up` (default: {FOLDER}).")
+    ] = None,
+    config: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--config", help="Instead: the settings file of a registry, leader or helper."
+        ),
+    ] = None,
+    json_: JSON = False,
+) -> None:
+    """Check settings, keys, permissions, clocks, reachability and the sandbox.
+
+    Changes nothing; exits with 1 if there are problems. Give it a folder of `chorister up`; or, on
+    an operator's machine, --config once for each server that runs there.
+    """
+    with needs_extra("server"):
+        from chorister.fleet.deployment import Deployment
+        from chorister.fleet.health_check import HealthCheck
+    if folder is not None and config:
+        raise InvalidInput("give a folder or --config, not both")
+    health_check = HealthCheck()
+    if config:
+        for path in config:
+            health_check.server(path)
+    else:
+        health_check.deployment(Deployment.open(folder or FOLDER))
+    health_check.sandbox()
+    findings = health_check.findings
+    bad = sum(each.state == "bad" for each in findings)
+    if json_:
+        print_json({"healthy": not bad, "findings": [asdict(each) for each in findings]})
+    else:
+        for each in findings:
+            line = f"{_MARKS[each.state]} {escape(each.what)}: {escape(each.why)}"
+            console.print(line, soft_wrap=True)
+            if each.remedy:
+                say(f"    {each.remedy}")
+        say(f"{bad} problem{'' if bad == 1 else 's'} found" if bad else "no problems found")
+    if bad:
+        raise typer.Exit(1)
 
 
 @app.command("fleet", hidden=True)
@@ -86,15 +129,15 @@ def fleet_command(
     seed: Annotated[int, typer.Option(min=0, help="Seed for the people's data.")] = 1,
 ) -> None:
     """Run the simulated devices of a local deployment until stopped."""
-    from chorister.cli.demo import ended_in_order
+    from chorister.cli.demo import exit_on_sigterm
     from chorister.fleet.deployment import Deployment
     from chorister.fleet.simulated_fleet import FleetPlan, SimulatedFleet, keep_answering
 
     deployment = Deployment.open(folder)
     plan = FleetPlan(devices=devices, seed=seed)
-    with ended_in_order(), SimulatedFleet(folder / "fleet", deployment, plan) as fleet:
+    with exit_on_sigterm(), SimulatedFleet(folder / "fleet", deployment, plan) as fleet:
         for line in keep_answering(fleet, deployment):
-            console.print(line, highlight=False, markup=False)
+            say(line)
 
 
 def _terms() -> SampleTerms:
@@ -169,21 +212,22 @@ def _print_addresses(
 ) -> None:
     token = deployment.folder / "console" / "token"
     if json_:
-        found = {
-            "folder": str(deployment.folder),
-            "console": deployment.console_url,
-            "token": str(token),
-            "registry": deployment.registry,
-            "profile": str(deployment.profile),
-            "policy": str(deployment.folder / "policy.toml"),
-            "devices": devices,
-            "new": new,
-        }
-        typer.echo(json.dumps(found))
+        print_json(
+            {
+                "folder": str(deployment.folder),
+                "console": deployment.console_url,
+                "token": str(token),
+                "registry": deployment.registry,
+                "profile": str(deployment.profile),
+                "policy": str(deployment.folder / "policy.toml"),
+                "devices": devices,
+                "new": new,
+            }
+        )
         return
     lines = [
         ("console", deployment.console_url),
-        ("sign in with", str(token)),
+        ("sign in with", f"the token in {token}"),
         ("registry", deployment.registry),
         ("policy", str(deployment.folder / "policy.toml")),
         ("profile", f"{deployment.profile}  (for chorister.connect)"),
@@ -191,6 +235,6 @@ def _print_addresses(
         ("stop", f"chorister down {deployment.folder}"),
     ]
     again = "Already running." if running else "Started again."
-    console.print("Created keys, tokens and a sample policy." if new else again)
+    say("Created keys, tokens and a sample policy." if new else again)
     for name, value in lines:
-        console.print(f"  {name:<13}{escape(value)}", highlight=False, soft_wrap=True)
+        say(f"  {name:<13}{value}")

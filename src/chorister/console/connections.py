@@ -23,8 +23,8 @@ from chorister.errors import ChoristerError, CohortTooSmall, ServiceError
 from chorister.policy import Policy
 from chorister.recipe import SignedRecipe
 from chorister.transparency.auditor import audit
+from chorister.transparency.client import HTTPSource, Source
 from chorister.transparency.entries import RecipeEnd
-from chorister.transparency.sources import HTTPSource, Source
 from chorister.transparency.trust import Authority
 
 AnyFleet: TypeAlias = "PacedRehearsal | LiveFleet"

@@ -18,9 +18,9 @@ from chorister.errors import ChoristerError, DecodeError, LogError
 from chorister.policy import AggregatorPair, Policy
 from chorister.recipe import SignedRecipe
 from chorister.transparency.checkpoint import Checkpoint
+from chorister.transparency.client import Source, entry_path
 from chorister.transparency.entries import RecipeEntry, open_recipe
 from chorister.transparency.reader import Current, read_log
-from chorister.transparency.sources import Source, entry_path
 from chorister.transparency.trust import Trust
 
 __all__ = ["Listed", "Poll", "Unreadable", "poll"]

@@ -146,7 +146,7 @@ def _content_type(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 class LogSource:
-    """The public log at a URL, read through a `Transport` (`transparency.sources.Source`)."""
+    """The public log at a URL, read through a `Transport` (`transparency.client.Source`)."""
 
     def __init__(self, transport: Transport, url: str) -> None:
         check_url(url)

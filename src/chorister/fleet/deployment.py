@@ -33,9 +33,9 @@ from chorister.fleet.deployment_files import (
 from chorister.http_client import WebClient
 from chorister.policy import Policy
 from chorister.recipe import Recipe
+from chorister.transparency.client import HTTPSource
 from chorister.transparency.entries import open_recipe
 from chorister.transparency.reader import Current, read_current
-from chorister.transparency.sources import HTTPSource
 from chorister.transparency.trust import Trust
 
 COMMAND: Final = (sys.executable, "-m", "chorister.cli")
@@ -175,7 +175,7 @@ class Deployment:
         return Server(name=role, arguments=arguments, log=self.log(role))
 
     @contextlib.contextmanager
-    def running(self, say: Callable[[str], None] = lambda _: None) -> Iterator[list[Server]]:
+    def running(self, say: Callable[[str], object] = lambda _: None) -> Iterator[list[Server]]:
         """Start all servers, wait until devices can use them, and stop them at the end."""
         servers = self.servers()
         try:
@@ -213,14 +213,14 @@ class Deployment:
     def await_checkpoint(self, servers: Sequence[Server] = ()) -> None:
         """Wait until a checkpoint has both cosignatures and both aggregators' keys."""
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
-        while (why := self.unready()) is not None:
+        while (why := self.why_not_ready()) is not None:
             for server in servers:
                 server.check()
             if time.monotonic() > deadline:
                 raise ServiceError(f"the log is not ready for devices: {why}")
             time.sleep(0.5)
 
-    def unready(self) -> str | None:
+    def why_not_ready(self) -> str | None:
         """Return why devices can't use the log yet, or None if they can."""
         try:
             self.current()

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -154,7 +154,7 @@ class _DeviceGroup:
         ]
         self._policy = policy
         self._sandbox = sandbox
-        self._told = 0.0
+        self._reported = 0.0
         self._answered: set[int] = set()
 
     def do(self, order: WorkerCommand) -> list[DeviceOutcome]:
@@ -164,11 +164,11 @@ class _DeviceGroup:
             return self._answer(again=order == "answer")
         return self._spent()
 
-    def _tell(self, through: int, *, last: bool = False) -> None:
-        if last or time.monotonic() >= self._told + _PROGRESS_SECONDS:
-            self._told = time.monotonic()
+    def _report(self, done: int, *, last: bool = False) -> None:
+        if last or time.monotonic() >= self._reported + _PROGRESS_SECONDS:
+            self._reported = time.monotonic()
             try:
-                self._pipe.send(through)
+                self._pipe.send(done)
             except OSError:
                 raise _ParentGoneError from None
 
@@ -182,7 +182,7 @@ class _DeviceGroup:
                 self._begin_ledger(device)
                 (device.folder / _MADE).touch(mode=0o600)
             done.append(DeviceOutcome(device=number))
-            self._tell(place + 1, last=place + 1 == len(self._numbers))
+            self._report(place + 1, last=place + 1 == len(self._numbers))
         # With the sample policy, a new ledger answers after a second.
         time.sleep(1.0)
         return done
@@ -231,12 +231,16 @@ class _DeviceGroup:
                     run = device.upload_due()
                     again = device.next_upload()
                 number = self._numbers[place]
-                found[number] = _added(found[number], run.uploaded, run.dropped)
+                found[number] = replace(
+                    found[number],
+                    uploaded=found[number].uploaded + run.uploaded,
+                    dropped=found[number].dropped + run.dropped,
+                )
                 if again is not None:
                     heapq.heappush(due, (again, place))
                 else:
                     through += 1
-                self._tell(through)
+                self._report(through)
 
         for place, number in enumerate(self._numbers):
             if place in self._answered and not again:
@@ -260,20 +264,19 @@ class _DeviceGroup:
                 heapq.heappush(due, (upload_at, place))
             else:
                 through += 1
-            self._tell(through)
+            self._report(through)
             send()
         while due:
             time.sleep(max(0.05, min(0.5, due[0][0] - time.time())))
             send()
-        self._tell(through, last=True)
+        self._report(through, last=True)
         return list(found.values())
 
     def _spent(self) -> list[DeviceOutcome]:
         done = []
         for place, number in enumerate(self._numbers):
             with self._devices[place] as device:
-                budgets = device.status().budgets
-            whole = budgets[0]
+                whole = device.status().budgets[0]
             done.append(
                 DeviceOutcome(
                     device=number,
@@ -282,16 +285,5 @@ class _DeviceGroup:
                     reports=whole.reports,
                 )
             )
-            self._tell(place + 1, last=place + 1 == len(self._numbers))
+            self._report(place + 1, last=place + 1 == len(self._numbers))
         return done
-
-
-def _added(done: DeviceOutcome, uploaded: int, dropped: int) -> DeviceOutcome:
-    return DeviceOutcome(
-        device=done.device,
-        answered=done.answered,
-        refused=done.refused,
-        declined=done.declined,
-        uploaded=done.uploaded + uploaded,
-        dropped=done.dropped + dropped,
-    )

@@ -24,10 +24,16 @@ from chorister.errors import ChoristerError
 from chorister.fleet.deployment import Deployment
 from chorister.fleet.supervisor import running_pid
 from chorister.http_client import ERROR_BYTES, WebClient
-from chorister.key_files import read_secret, read_signing_key, read_token, token_digest
+from chorister.key_files import (
+    read_collector_key,
+    read_secret,
+    read_signing_key,
+    read_token,
+    token_digest,
+)
 from chorister.policy import Policy
-from chorister.registry.config import RegistryConfig
-from chorister.transparency.cosigner import MAX_SKEW
+from chorister.registry.server import RegistryConfig
+from chorister.transparency.checkpoint import MAX_SKEW
 
 State: TypeAlias = Literal["good", "note", "bad"]
 _NOTABLE_SKEW_SECONDS: Final = 5
@@ -36,7 +42,7 @@ _TIMEOUT_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class CheckResult:
     """The outcome of one check."""
 
     what: str
@@ -50,7 +56,7 @@ class HealthCheck:
     """Runs checks and collects their findings."""
 
     clock: Clock = field(default_factory=SystemClock)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[CheckResult] = field(default_factory=list)
 
     def deployment(self, deployment: Deployment) -> None:
         """Check everything in a folder of `chorister up`."""
@@ -63,7 +69,7 @@ class HealthCheck:
             self._bad("processes", "nothing is running in this folder", remedy)
         else:
             self._good("processes", "the deployment is running")
-            why = deployment.unready()
+            why = deployment.why_not_ready()
             if why is None:
                 self._good("log", "both aggregators have cosigned its newest checkpoint")
             else:
@@ -210,7 +216,8 @@ class HealthCheck:
         key = folder / str(values.get("author_key", "author.key"))
         self._key("analyst author_key", key, authors, deployment.policy)
         self._secret("analyst token", lambda: read_token(str(folder / str(values.get("token")))))
-        self._private("analyst collector_key", folder / str(values.get("collector_key")))
+        collector_key = folder / str(values.get("collector_key"))
+        self._secret("analyst collector_key", lambda: read_collector_key(collector_key))
 
     # --- Single checks --------------------------------------------------------------------------
 
@@ -239,18 +246,7 @@ class HealthCheck:
         try:
             read()
         except ChoristerError as error:
-            self._bad(what, str(error), "restore it from a backup")
-        else:
-            self._good(what, "present, and only its owner can read it")
-
-    def _private(self, what: str, path: Path) -> None:
-        try:
-            mode = path.stat().st_mode
-        except OSError as error:
-            self._bad(what, f"{path}: {error.strerror}", "restore it from a backup")
-            return
-        if mode & 0o077:
-            self._bad(what, f"others can read {path}", f"chmod 600 {path}")
+            self._bad(what, str(error), "correct its permissions, or restore it from a backup")
         else:
             self._good(what, "present, and only its owner can read it")
 
@@ -296,13 +292,13 @@ class HealthCheck:
     # --- Findings -------------------------------------------------------------------------------
 
     def _good(self, what: str, why: str) -> None:
-        self.findings.append(Finding(what=what, state="good", why=why))
+        self.findings.append(CheckResult(what=what, state="good", why=why))
 
     def _note(self, what: str, why: str, remedy: str = "") -> None:
-        self.findings.append(Finding(what=what, state="note", why=why, remedy=remedy))
+        self.findings.append(CheckResult(what=what, state="note", why=why, remedy=remedy))
 
     def _bad(self, what: str, why: str, remedy: str) -> None:
-        self.findings.append(Finding(what=what, state="bad", why=why, remedy=remedy))
+        self.findings.append(CheckResult(what=what, state="bad", why=why, remedy=remedy))
 
 
 def _origin(url: str) -> str:

@@ -16,7 +16,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -239,5 +239,5 @@ def _write_keys(folder: Path, devices: int) -> None:
             os.fsync(file.fileno())
 
 
-def devices_that_answered(done: Iterable[DeviceOutcome], recipe: str) -> Sequence[int]:
+def devices_that_answered(done: Iterable[DeviceOutcome], recipe: str) -> list[int]:
     return [each.device for each in done if recipe in each.answered]

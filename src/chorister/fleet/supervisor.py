@@ -75,7 +75,7 @@ class Supervisor:
     def run(self) -> None:
         """Start everything, keep it running, stop it in order."""
         stop = threading.Event()
-        with self._alone(), _signals(stop):
+        with self._locked(), _signals(stop):
             ready = self.deployment.folder / "run" / _READY
             servers = [*self.deployment.servers(), self.deployment.console()]
             if self.fleet:
@@ -127,7 +127,7 @@ class Supervisor:
         return Server(name="fleet", arguments=arguments, log=self.deployment.log("fleet"))
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         path = self.deployment.folder / "run" / _LOCK
         file: IO[str] = path.open("a+", encoding="ascii")
         with file:

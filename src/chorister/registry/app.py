@@ -1,13 +1,13 @@
-"""The registry over HTTP: the public folder as static files, and two places to post to.
+"""The registry over HTTP: the public folder as static files, and two endpoints to post to.
 
-    GET  /checkpoint, /list/HEX, ...     the files of `transparency.sources`
-    GET  /status                         what is published, and who is waited for
-    POST /entries                        an entry; 201 with its place, 200 if it was there before
+    GET  /checkpoint, /list/HEX, ...     the files of `transparency.client`
+    GET  /status                         what is published, and which cosigners are missing
+    POST /entries                        an entry; 201 with its index, 200 if it was already there
     POST /cosignatures                   a cosigner's signature line
 
-Everything under GET may as well be served by a CDN from the folder itself. Whatever has a digest
-in its name never changes and says so; a missing file is never cached, or a cache would go on
-withholding an entry that has come since. Refusals are RFC 9457 problem documents.
+A CDN can serve all files straight from the folder. Files with a digest in their name never change,
+and say so; a missing file is never cached, because a cache would go on withholding it after it has
+appeared. Refusals are RFC 9457 problem documents.
 """
 
 from __future__ import annotations
@@ -37,12 +37,10 @@ from chorister.errors import (
     NotAuthorized,
     ServiceError,
 )
-from chorister.registry.files import PublicFiles
-from chorister.registry.log import Registry
+from chorister.registry.public_files import PublicFiles
+from chorister.registry.registry import Registry
 from chorister.transparency.checkpoint import Checkpoint
 from chorister.transparency.entries import MAX_ENTRY
-
-__all__ = ["Limits", "build_app"]
 
 T = TypeVar("T")
 _log = logging.getLogger("chorister.registry")
@@ -59,35 +57,34 @@ _STATUS: Final[tuple[tuple[type[ChoristerError], int], ...]] = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What a request may take."""
+    """Limits for requests."""
 
     entry_bytes: int = MAX_ENTRY
     cosignature_bytes: int = 1024
-    # Seconds for a whole body to arrive, however slowly it trickles.
+    # Seconds for a whole body to arrive.
     body_seconds: float = 30.0
-    # Bytes of entries in memory, of all that are arriving or waiting.
+    # Bytes in memory of all bodies of one kind, arriving or waiting.
     held_bytes: int = 8 * MAX_ENTRY
-    # Postings of one kind that wait for the log.
+    # Requests of one kind that wait for the log.
     waiting: int = 64
 
 
 @dataclass(kw_only=True, slots=True)
-class _Postings:
-    """Entries, or cosignatures: each kind has its own room and threads.
+class _Inbox:
+    """Posted entries or cosignatures: each kind has its own memory and threads.
 
-    A body counts by what has arrived of it, and it keeps no other waiting: whoever trickles
-    takes no room. The connection cuts those who are slower than a minimum rate.
+    Only the part of a body that has arrived counts, and no body waits for another, so a slow
+    sender takes no room. The connection ends those below a minimum rate.
     """
 
     limits: Limits
-    longest: int  # bytes of one body
-    room: int  # bytes of all bodies
-    threads: anyio.CapacityLimiter
+    max_bytes: int  # of one body
     held: int = 0
     waiting: int = 0
+    threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(2))
 
-    async def take(self, request: Request, work: Callable[[bytes], T]) -> T | Response:
-        """Read the body and work on it in a thread; an answer if it does not come to that."""
+    async def process(self, request: Request, work: Callable[[bytes], T]) -> T | Response:
+        """Read the body and call `work` in a thread, or return a refusal."""
         data = bytearray()
         try:
             refusal = await self._read(request, data)
@@ -104,24 +101,24 @@ class _Postings:
             self.held -= len(data)
 
     async def _read(self, request: Request, data: bytearray) -> Response | None:
-        too_long = _problem(413, "too-large", f"at most {self.longest} bytes are accepted")
+        too_long = _problem(413, "too-large", f"at most {self.max_bytes} bytes are accepted")
         declared = request.headers.get("content-length", "0")
-        if not declared.isascii() or not declared.isdigit() or int(declared[:20]) > self.longest:
+        if not declared.isascii() or not declared.isdigit() or int(declared[:20]) > self.max_bytes:
             return too_long
         try:
             async with asyncio.timeout(self.limits.body_seconds):
                 async for chunk in request.stream():
                     data += chunk
                     self.held += len(chunk)
-                    if len(data) > self.longest:
+                    if len(data) > self.max_bytes:
                         return too_long
-                    if self.held > self.room:
+                    if self.held > self.limits.held_bytes:
                         return _busy()
         except TimeoutError:
             seconds = f"{self.limits.body_seconds:g} s"
             return _problem(408, "too-slow", f"the body did not arrive within {seconds}")
         except ClientDisconnect:
-            return _problem(400, "disconnected", "the sender went away")
+            return _problem(400, "disconnected", "the sender disconnected")
         return None
 
 
@@ -130,28 +127,11 @@ class _Service:
     registry: Registry
     files: PublicFiles
     interval: float
-    limits: Limits
-    entries: _Postings = field(init=False)
-    cosignatures: _Postings = field(init=False)
-    # Threads for our own checkpoints, and for whoever asks about them: like those of the postings
-    # they may wait for the log's lock, and none of them keeps a reader of files waiting.
-    threads: anyio.CapacityLimiter = field(init=False)
-
-    def __post_init__(self) -> None:
-        limits = self.limits
-        self.entries = _Postings(
-            limits=limits,
-            longest=limits.entry_bytes,
-            room=limits.held_bytes,
-            threads=anyio.CapacityLimiter(2),
-        )
-        self.cosignatures = _Postings(
-            limits=limits,
-            longest=limits.cosignature_bytes,
-            room=limits.held_bytes,
-            threads=anyio.CapacityLimiter(2),
-        )
-        self.threads = anyio.CapacityLimiter(4)
+    entries: _Inbox
+    cosignatures: _Inbox
+    # For checkpoints and /status. Like the threads of the inboxes they may wait for the log's
+    # lock, so those who read files have other threads.
+    threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(4))
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         return await anyio.to_thread.run_sync(call, limiter=self.threads)
@@ -175,7 +155,7 @@ class _Service:
         )
 
     async def post_entry(self, request: Request) -> Response:
-        receipt = await self.entries.take(request, self.registry.submit)
+        receipt = await self.entries.process(request, self.registry.submit)
         if isinstance(receipt, Response):
             return receipt
         address = receipt.address.hex()
@@ -186,27 +166,26 @@ class _Service:
         )
 
     async def post_cosignature(self, request: Request) -> Response:
-        missing = await self.cosignatures.take(request, self.registry.add_cosignature)
+        missing = await self.cosignatures.process(request, self.registry.add_cosignature)
         if isinstance(missing, Response):
             return missing
         return JSONResponse({"waiting_for": list(missing)}, headers={"Cache-Control": "no-store"})
 
     async def refresh(self) -> None:
-        """Offer a new candidate, unless one still waits; a failure is logged and not the end."""
+        """Issue a new candidate, unless one still waits. Failures are logged."""
         try:
             before = await self._in_thread(self.registry.status)
             candidate = await self._in_thread(self.registry.issue)
             if before.candidate not in (None, candidate.checkpoint):
                 names = ", ".join(before.waiting_for)
-                _log.warning("a candidate was replaced that %s did not cosign in time", names)
+                _log.warning("%s did not cosign in time: there is a new candidate", names)
         except ChoristerError as error:
             _log.error("no new checkpoint: %s", error)
         except Exception:
-            # Without this the log would grow stale in silence.
-            _log.exception("no new checkpoint, by a bug in Chorister")
+            # Otherwise the log would silently become stale.
+            _log.exception("no new checkpoint, because of a bug in Chorister")
 
     async def keep_fresh(self) -> None:
-        """A new candidate every interval."""
         while True:
             await asyncio.sleep(self.interval)
             await self.refresh()
@@ -215,7 +194,8 @@ class _Service:
 def build_app(
     registry: Registry, public: Path, *, interval: float = 60.0, limits: Limits | None = None
 ) -> Starlette:
-    """The registry as an ASGI application, which also keeps its checkpoints fresh."""
+    """Return the registry as an ASGI application, which also keeps its checkpoints fresh."""
+    limits = limits or Limits()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -232,7 +212,8 @@ def build_app(
         registry=registry,
         files=PublicFiles(public),
         interval=interval,
-        limits=limits or Limits(),
+        entries=_Inbox(limits=limits, max_bytes=limits.entry_bytes),
+        cosignatures=_Inbox(limits=limits, max_bytes=limits.cosignature_bytes),
     )
     return Starlette(
         routes=[
@@ -253,22 +234,22 @@ async def _refusal(_: Request, error: Exception) -> Response:
 
 
 async def _no_such_request(request: Request, error: Exception) -> Response:
-    """What the router refuses before any of ours is called."""
+    """Answer requests that the router refuses."""
     if not isinstance(error, HTTPException):  # Starlette calls this with nothing else.
         raise error
     name = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
-    detail = f"{request.method} is not for {request.url.path}"
+    detail = f"{request.url.path} does not support {request.method}"
     return _problem(error.status_code, name, detail, error.headers)
 
 
 def _busy() -> Response:
-    return _problem(503, "busy", "too many are posting; come back", {"Retry-After": "5"})
+    return _problem(503, "busy", "too many requests: try again later", {"Retry-After": "5"})
 
 
 def _problem(
     status: int, name: str, detail: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """RFC 9457; the type names what went wrong, as the error class does."""
+    """Return an RFC 9457 problem; its type is the name of the error class."""
     return JSONResponse(
         {
             "type": f"urn:chorister:problem:{name}",

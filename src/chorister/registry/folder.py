@@ -1,15 +1,15 @@
 """The registry's files, written so that no checkpoint ever covers an entry that could be lost.
 
-    FOLDER/leaves          the leaf hashes of all entries, 32 bytes each: the order of the log
+    FOLDER/leaves          the leaf hashes of all entries in the log's order, 32 bytes each
     FOLDER/lock            held by the one process that writes
-    FOLDER/public/         what the world sees (paths as in `transparency.sources`)
+    FOLDER/public/         what everybody can see (for the paths, see `transparency.client`)
 
-An append is durable step by step: the body, then its name, then its hash at the end of `leaves`.
-A checkpoint is written last, after the tiles and the list that it needs. So a crash between any
-two steps leaves at most a body that nothing refers to, a record that was never acknowledged, or
-tiles that nobody was told about. A record of 32 bytes never crosses a sector; a torn or empty one
-at the end is cut off when the folder is opened. Anything else that does not fit is damage, which
-a person has to look at: the registry does not start.
+An append is durable step by step: the body, then its name, then its hash at the end of `leaves`. A
+checkpoint is written last, after its tiles and its list. So a crash between any two steps leaves at
+most a body or tiles that nothing refers to, or a hash whose entry was never acknowledged. A hash of
+32 bytes never crosses a sector; a torn or empty one at the end is cut off when the folder is
+opened. Anything else that does not fit is damage that a person has to look at, and the registry
+does not start.
 """
 
 from __future__ import annotations
@@ -21,25 +21,22 @@ from typing import Self
 
 from chorister.errors import DecodeError, LogError, ServiceError, StorageDamaged
 from chorister.transparency.checkpoint import SignedCheckpoint
-from chorister.transparency.disk import Disk, locked
-from chorister.transparency.sources import (
+from chorister.transparency.client import (
     CANDIDATE,
     CHECKPOINT,
     TILE_WIDTH,
     FolderSource,
     entry_path,
-    list_path,
     read_entry,
     tile_path,
 )
+from chorister.transparency.disk import Disk, locked
 from chorister.transparency.state import LogState
 from chorister.transparency.tree import HASH_SIZE, leaf_hash, root_hash
 
-__all__ = ["LogFolder"]
-
 
 class LogFolder:
-    """A log on disk, held by one process at a time."""
+    """A log on disk, used by one process at a time."""
 
     def __init__(self, folder: Path, disk: Disk, lock: ExitStack) -> None:
         self.public = folder / "public"
@@ -48,7 +45,7 @@ class LogFolder:
         self._lock = lock
         self._broken = False
         self._leaves: list[bytes] = []
-        # How many entries the tiles on disk cover.
+        # The number of entries that the tiles on disk cover.
         self._tiled = 0
 
     def __repr__(self) -> str:
@@ -56,10 +53,10 @@ class LogFolder:
 
     @classmethod
     def create(cls, folder: Path, *, disk: Disk | None = None) -> Self:
-        """Begin a new, empty log in a folder that holds none."""
+        """Create a new, empty log."""
         disk = disk or Disk()
         if (folder / "leaves").exists():
-            raise ServiceError(f"{folder} holds a log already; start without creating one")
+            raise ServiceError(f"{folder} already holds a log; start without creating one")
         disk.make_folder(folder)
         disk.make_folder(folder / "public")
         for name in ("entry", "list", "policy", "tile", "tile/0"):
@@ -73,8 +70,8 @@ class LogFolder:
         disk = disk or Disk()
         if not (folder / "leaves").is_file():
             raise ServiceError(
-                f"{folder} holds no log. If this is the first start, create one; "
-                "if it is not, restore it: cosigners refuse a log that begins anew."
+                f"{folder} holds no log. If this is the first start, create one; otherwise "
+                "restore it: cosigners refuse a log that starts over."
             )
         with ExitStack() as stack:
             stack.enter_context(locked(folder / "lock"))
@@ -84,16 +81,14 @@ class LogFolder:
             return self
 
     def close(self) -> None:
-        """Let another process have the folder."""
         self._lock.close()
 
     @property
     def leaves(self) -> tuple[bytes, ...]:
-        """The leaf hashes of all entries."""
         return tuple(self._leaves)
 
     def load(self) -> LogState:
-        """Read every entry and apply the log's rules; verifies what the checkpoints cover."""
+        """Read every entry, apply the log's rules, and check what the checkpoints cover."""
         source, state = FolderSource(self.public), LogState()
         for index, leaf in enumerate(self._leaves):
             try:
@@ -109,7 +104,7 @@ class LogFolder:
         return state
 
     def read_checkpoint(self, name: str) -> SignedCheckpoint | None:
-        """The published checkpoint or the candidate, if there is one yet."""
+        """Return the published checkpoint or the candidate, if there is one yet."""
         path = self.public / name
         if not path.exists():
             return None
@@ -132,12 +127,8 @@ class LogFolder:
         self._durably(steps)
         self._leaves.append(leaf)
 
-    def publish_list(self, digest: bytes, data: bytes) -> None:
-        """Publish a current list."""
-        self._durably(lambda: self._disk.replace(self.public / list_path(digest), data))
-
     def publish_tiles(self) -> None:
-        """Publish the tiles of all entries, as far as they are not published yet."""
+        """Publish the tiles that are not published yet."""
 
         def steps() -> None:
             size = len(self._leaves)
@@ -151,13 +142,13 @@ class LogFolder:
         self._durably(steps)
 
     def publish(self, name: str, data: bytes) -> None:
-        """Publish a file under a path, replacing an earlier one."""
+        """Publish a file, replacing any earlier one at its path."""
         self._durably(lambda: self._disk.replace(self.public / name, data))
 
     def _durably(self, steps: Callable[[], None]) -> None:
-        """Run steps that write; after a failed one nothing more is written until a restart.
+        """Run steps that write. After a failed one, nothing more is written until a restart.
 
-        A failed sync says nothing about what is on disk, and a second one may succeed falsely.
+        After a failed sync nobody knows what is on disk, and a second one may falsely succeed.
         """
         if self._broken:
             raise ServiceError("an earlier write failed; restart the registry to recover")
@@ -177,12 +168,12 @@ class LogFolder:
         data = self._leaves_path.read_bytes()
         whole = len(data) - len(data) % HASH_SIZE
         leaves = [data[at : at + HASH_SIZE] for at in range(0, whole, HASH_SIZE)]
-        # A crash of the machine may leave the length of a write without its bytes.
+        # After a crash of the machine, a file may have grown without getting its bytes.
         while leaves and leaves[-1] == bytes(HASH_SIZE):
             leaves.pop()
         if len(leaves) * HASH_SIZE != len(data):
             self._disk.truncate(self._leaves_path, len(leaves) * HASH_SIZE)
-        # A record that a killed process wrote may not be durable yet, and is relied on from here.
+        # What a killed process wrote may not be durable yet, and from here on we rely on it.
         self._disk.sync(self._leaves_path)
         self._leaves = leaves
 

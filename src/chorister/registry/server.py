@@ -1,4 +1,4 @@
-"""A registry from its settings: opened, published about, and served until told to stop."""
+"""A registry from its settings file: opened, and served until stopped."""
 
 from __future__ import annotations
 
@@ -7,32 +7,83 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final, Self
 
 import uvicorn
+from pydantic import Field, StringConstraints
 from starlette.applications import Starlette
 
+from chorister.canonical import Int, Model
 from chorister.clock import Clock
-from chorister.errors import ServiceError, StorageDamaged
+from chorister.errors import ChoristerError, ServiceError, StorageDamaged
 from chorister.http_server import Deadlines, guarded_protocol, listen, server_url
 from chorister.key_files import read_signing_key
+from chorister.policy import Policy
 from chorister.registry.app import Limits, build_app
-from chorister.registry.config import RegistryConfig
 from chorister.registry.folder import LogFolder
-from chorister.registry.log import Registry
-from chorister.transparency.sources import ABOUT, policy_path
+from chorister.registry.registry import Registry
+from chorister.settings_file import read_settings
+from chorister.transparency.checkpoint import check_key_name
+from chorister.transparency.client import ABOUT, policy_path
 from chorister.transparency.trust import Authority
 
-__all__ = ["open_registry", "serve", "settings"]
+# Later than the application's own deadline, which tells the sender why.
+_DEADLINES: Final = Deadlines(body=Limits().body_seconds + 5.0)
 
-_DEADLINES: Final = Deadlines(body=Limits().body_seconds + 5.0)  # the application says why, before
+# Without control characters, which the operating system may not accept in file names.
+_Text = Annotated[
+    str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1000, strict=True)
+]
+
+
+class RegistryConfig(Model):
+    """The settings in TOML: docs/reference/registry.md. Paths are relative to the file."""
+
+    origin: _Text
+    """The log's name: a URL without its scheme. It never changes."""
+    folder: _Text
+    """Where the log is stored."""
+    key: _Text
+    """The log's Ed25519 private key, PEM (PKCS #8)."""
+    policies: Annotated[tuple[_Text, ...], Field(min_length=1, max_length=1000)]
+    """The policies whose authors may publish and whose aggregators cosign."""
+    interval: Annotated[Int, Field(ge=1, le=3600)] = 60
+    """Seconds between checkpoints."""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a settings file; its paths become absolute."""
+        with read_settings(path) as values:
+            config = cls.model_validate(values)
+            check_key_name(config.origin)
+        base = path.resolve().parent
+        return config.model_copy(
+            update={
+                "folder": str(base / config.folder),
+                "key": str(base / config.key),
+                "policies": tuple(str(base / policy) for policy in config.policies),
+            }
+        )
+
+    def read_policies(self) -> dict[bytes, Policy]:
+        """Return the policies by their documents, which are published as they are."""
+        policies = {}
+        for name in self.policies:
+            try:
+                data = Path(name).read_bytes()
+                policies[data] = Policy.load(data)
+            except OSError as error:
+                raise ServiceError(f"can't read {name}: {error.strerror}") from error
+            except ChoristerError as error:
+                raise ServiceError(f"{name}: {error}") from error
+        return policies
 
 
 @contextlib.contextmanager
 def open_registry(
     config: RegistryConfig, clock: Clock, *, create: bool = False
 ) -> Iterator[tuple[Registry, LogFolder]]:
-    """Open the log that a settings file describes, and publish what it says about itself."""
+    """Open the log of a settings file, and publish its policies."""
     key = read_signing_key(Path(config.key))
     policies = config.read_policies()
     own = key.public_key().public_bytes_raw()
@@ -45,7 +96,7 @@ def open_registry(
             )
     path = Path(config.folder)
     if create and not path.parent.is_dir():
-        raise ServiceError(f"{path.parent} does not exist; make it first")
+        raise ServiceError(f"{path.parent} does not exist: create it first")
     folder = LogFolder.create(path) if create else LogFolder.open(path)
     with contextlib.closing(folder):
         registry = Registry(
@@ -60,9 +111,10 @@ def open_registry(
 
 
 def publish_about(folder: LogFolder, origin: str, policies: Iterable[bytes]) -> None:
-    """Publish the policies and a file that names them: what an auditor begins with.
+    """Publish the policies and a file that names them, with which auditors start.
 
-    Policies that were published before stay, as earlier ones: entries were logged under them.
+    Policies that were published before stay as earlier ones, because entries were logged under
+    them.
     """
     today = set()
     for document in policies:
@@ -97,9 +149,9 @@ def serve(
     create: bool = False,
     ready: Callable[[str, Registry], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT; requests under way are finished first.
+    """Serve until SIGTERM or SIGINT, and finish open requests first.
 
-    `ready` is told the URL, for the system chooses the port if `port` is 0.
+    `ready` gets the URL, because the system chooses the port if `port` is 0.
     """
     with (
         listen(host, port) as listener,
@@ -107,15 +159,14 @@ def serve(
     ):
         app = build_app(registry, folder.public, interval=config.interval)
         ready(server_url("http", host, listener), registry)
-        uvicorn.Server(settings(app)).run(sockets=[listener])
+        uvicorn.Server(uvicorn_config(app)).run(sockets=[listener])
 
 
-def settings(app: Starlette, deadlines: Deadlines = _DEADLINES) -> uvicorn.Config:
-    """How the application is served."""
+def uvicorn_config(app: Starlette, deadlines: Deadlines = _DEADLINES) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=guarded_protocol(deadlines),
-        # No line per request: who asked for what, and when, is nobody's business.
+        # No access log: who requested what, and when, is nobody's business.
         access_log=False,
         log_level="warning",
         server_header=False,

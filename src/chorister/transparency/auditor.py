@@ -1,10 +1,10 @@
-"""What anyone can check, from nothing but the files: the whole log, from its first entry.
+"""What anyone can check with nothing but the files: the whole log, from its first entry.
 
-`audit` stops at the first thing that is wrong and raises the error that names it. It checks the
-signatures of the checkpoint, every tile and body, the root, each entry's signature and whether the
-log's rules and the policies permit it, the current list, and the candidate that waits for
-cosignatures. With checkpoints kept from earlier it also checks that the log still begins with what
-they covered: an auditor who keeps one finds out about a fork or a rewind by itself.
+`audit` raises an error that names the first thing that is wrong. It checks the signatures of the
+checkpoint, every tile and body, the root, each entry's signature and whether the log's rules and
+the policies allow it, the current list, and the candidate that waits for cosignatures. If you pass
+checkpoints that you saved earlier, it also checks that the log still begins with what they covered:
+so an auditor who keeps just one notices a fork or a rewind without anybody's help.
 """
 
 from __future__ import annotations
@@ -12,27 +12,22 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from chorister.clock import Clock
-from chorister.errors import (
-    CheckpointTime,
-    DecodeError,
-    LogForked,
-    LogRewound,
-    LogWithheld,
-    WrongList,
-)
+from chorister.errors import CheckpointTime, DecodeError, LogForked, LogRewound, LogWithheld
 from chorister.policy import Policy
-from chorister.policy.model import MAX_POLICY_BYTES as MAX_POLICY
-from chorister.transparency.checkpoint import Checkpoint, SignedCheckpoint
-from chorister.transparency.cosigner import MAX_SKEW
-from chorister.transparency.listing import MAX_LIST, CurrentList
-from chorister.transparency.note import MAX_NOTE, Cosignature
-from chorister.transparency.reader import accept_list
-from chorister.transparency.sources import (
+from chorister.policy.model import MAX_POLICY_BYTES
+from chorister.transparency.checkpoint import (
+    MAX_NOTE,
+    MAX_SKEW,
+    Checkpoint,
+    Cosignature,
+    SignedCheckpoint,
+)
+from chorister.transparency.client import (
     ABOUT,
     CANDIDATE,
     CHECKPOINT,
@@ -42,18 +37,17 @@ from chorister.transparency.sources import (
     read_entry,
     read_leaves,
 )
-from chorister.transparency.state import Logged, LogState
+from chorister.transparency.reader import accept_list
+from chorister.transparency.state import MAX_LIST, CurrentList, Logged, LogState
 from chorister.transparency.tree import HASH_SIZE, consistency_proof, verify_consistency
 from chorister.transparency.trust import Authority
 
-__all__ = ["MAX_ABOUT", "Audit", "Published", "audit", "read_entries", "read_policies"]
-
-MAX_ABOUT: Final = 65_536
+_MAX_ABOUT_BYTES: Final = 65_536
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Audit:
-    """What was found in a log in which nothing is wrong."""
+    """What a log contains, after everything in it was verified."""
 
     checkpoint: Checkpoint
     cosignatures: tuple[Cosignature, ...]
@@ -61,17 +55,17 @@ class Audit:
     current: CurrentList
     # The checkpoint that waits for cosignatures, if it is not the published one.
     candidate: Checkpoint | None
-    # Cosigners that the candidate waits for.
+    # The cosigners that the candidate waits for.
     waiting_for: tuple[str, ...]
-    # Entries of which no policy speaks: whether their keys may vouch was not judged.
+    # Entries that no given policy covers: nobody checked whether their keys may sign them.
     unjudged: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Published:
-    """The policies that a log says it serves, and those it served before.
+class PublishedPolicies:
+    """The policies that a log says it serves, and those that it served before.
 
-    It is the log that says so: compare with your own.
+    Only the log says so: compare them with your own.
     """
 
     policies: tuple[Policy, ...]
@@ -79,21 +73,20 @@ class Published:
 
     @property
     def authority(self) -> Authority:
-        """Who may do what, by the log's own account."""
         return Authority.of(self.policies, earlier=self.earlier)
 
 
-def read_policies(source: Source) -> Published:
-    """Fetch the policies that a log publishes beside its entries."""
+def read_policies(source: Source) -> PublishedPolicies:
+    """Fetch the policies that a log publishes."""
     try:
-        about = json.loads(source.read(ABOUT, limit=MAX_ABOUT))
+        about = json.loads(source.read(ABOUT, limit=_MAX_ABOUT_BYTES))
         today = [bytes.fromhex(digest) for digest in about["policies"]]
         before = [bytes.fromhex(digest) for digest in about["earlier_policies"]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DecodeError(f"{ABOUT} does not name the log's policies") from error
     if any(len(digest) != HASH_SIZE for digest in (*today, *before)):
         raise DecodeError(f"{ABOUT} names a policy by something that is not a SHA-256")
-    return Published(
+    return PublishedPolicies(
         policies=tuple(_read_policy(source, digest) for digest in today),
         earlier=tuple(_read_policy(source, digest) for digest in before),
     )
@@ -101,14 +94,14 @@ def read_policies(source: Source) -> Published:
 
 def _read_policy(source: Source, digest: bytes) -> Policy:
     path = policy_path(digest)
-    data = source.read(path, limit=MAX_POLICY)
+    data = source.read(path, limit=MAX_POLICY_BYTES)
     if not hmac.compare_digest(hashlib.sha256(data).digest(), digest):
         raise LogWithheld(f"{path} is not the policy with that digest", path=path)
     return Policy.load(data)
 
 
 def read_entries(source: Source, leaves: Sequence[bytes], state: LogState) -> Iterator[Logged]:
-    """Fetch entries and apply the log's rules to them, one after the other."""
+    """Fetch entries and apply the log's rules to each."""
     for leaf in leaves:
         yield state.append(read_entry(source, leaf))
 
@@ -121,11 +114,11 @@ def audit(
     earlier: Sequence[SignedCheckpoint] = (),
     judge_all: bool = True,
 ) -> Audit:
-    """Verify everything from an empty state; raises the error that names the first wrong thing.
+    """Verify everything from scratch.
 
-    With a `clock` the checkpoint must also be fresh; a copy of a log need not be. A log may serve
-    policies that are not yours: without `judge_all`, entries of which your policies do not speak
-    are counted instead of refused; their signatures and the log's rules are checked all the same.
+    With a `clock` the checkpoint must also be recent, which the copy of a log need not be. A log
+    may serve policies other than yours: without `judge_all`, entries that your policies do not
+    cover are counted instead of refused; their signatures and the log's rules are still checked.
     """
     signed = SignedCheckpoint.parse(source.read(CHECKPOINT, limit=MAX_NOTE))
     checkpoint = signed.checkpoint
@@ -134,23 +127,10 @@ def audit(
         _check_fresh(checkpoint, clock.now(), authority.max_age)
     leaves = list(read_leaves(source, 0, checkpoint.size))
     state = LogState()
-    entries = []
-    unjudged = 0
-    for logged in read_entries(source, leaves, state):
-        if judge_all or authority.knows(logged):
-            authority.check_entry(logged)
-        else:
-            unjudged += 1
-        entries.append(logged)
+    entries, unjudged = _judge(read_entries(source, leaves, state), authority, judge_all)
     if not hmac.compare_digest(state.frontier.root, checkpoint.root):
         raise LogForked("the root of the entries is not the checkpoint's")
-    current = state.current(checkpoint.time)
-    if not hmac.compare_digest(current.digest, checkpoint.list_digest):
-        raise WrongList(
-            "the checkpoint's list is not the one that follows from the entries: the log lies, or "
-            "the checkpoint was made by another version of Chorister; then wait for the next"
-        )
-    current.check_limits()
+    current = state.check_list(checkpoint)
     accept_list(source.read(list_path(checkpoint.list_digest), limit=MAX_LIST), checkpoint)
     for kept in earlier:
         _check_extends(kept, signed, leaves, authority)
@@ -158,7 +138,7 @@ def audit(
     return Audit(
         checkpoint=checkpoint,
         cosignatures=cosignatures,
-        entries=tuple(entries),
+        entries=entries,
         current=current,
         candidate=candidate,
         waiting_for=waiting_for,
@@ -166,11 +146,25 @@ def audit(
     )
 
 
+def _judge(
+    entries: Iterable[Logged], authority: Authority, judge_all: bool
+) -> tuple[tuple[Logged, ...], int]:
+    """Check whether each entry's key may sign it; count those that no policy covers."""
+    judged, unjudged = [], 0
+    for logged in entries:
+        if judge_all or authority.covers(logged):
+            authority.check_entry(logged)
+        else:
+            unjudged += 1
+        judged.append(logged)
+    return tuple(judged), unjudged
+
+
 def _check_fresh(checkpoint: Checkpoint, now: int, max_age: int) -> None:
     if checkpoint.time > now + MAX_SKEW or checkpoint.time < now - max_age:
         raise CheckpointTime(
             f"the checkpoint's time is {checkpoint.time - now:+} s from now; "
-            f"devices refuse what is older than {max_age} s",
+            f"devices refuse it if it is older than {max_age} s",
             time=checkpoint.time,
             now=now,
         )
@@ -182,7 +176,7 @@ def _check_extends(
     leaves: Sequence[bytes],
     authority: Authority,
 ) -> None:
-    """The log still begins with what an earlier checkpoint covered."""
+    """Require that the log still begins with what an earlier checkpoint covered."""
     old, checkpoint = kept.checkpoint, signed.checkpoint
     kept.check_log(authority.origin, authority.all_log_keys)
     if old == checkpoint:
@@ -211,26 +205,21 @@ def _check_candidate(
     authority: Authority,
     judge_all: bool,
 ) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """A candidate, where there is one, extends what is published by the same rules."""
+    """Require that a candidate, if there is one, extends the published log by the same rules."""
     try:
         data = source.read(CANDIDATE, limit=MAX_NOTE)
     except LogWithheld:
-        return None, ()  # A copy of a log need not carry one.
+        return None, ()  # The copy of a log need not have one.
     signed = SignedCheckpoint.parse(data)
     candidate = signed.checkpoint
     if candidate == published:
         return None, ()
     signed.check_log(authority.origin, authority.log_keys)
     if candidate.size < published.size or candidate.time <= published.time:
-        raise LogRewound("the candidate is smaller than what is published, or not later")
+        raise LogRewound("the candidate is smaller than the published checkpoint, or not later")
     new = list(read_leaves(source, published.size, candidate.size))
-    for logged in read_entries(source, new, state):
-        if judge_all or authority.knows(logged):
-            authority.check_entry(logged)
+    _judge(read_entries(source, new, state), authority, judge_all)
     if not hmac.compare_digest(state.frontier.root, candidate.root):
-        raise LogForked("the candidate does not extend what is published")
-    current = state.current(candidate.time)
-    if not hmac.compare_digest(current.digest, candidate.list_digest):
-        raise WrongList("the candidate's list is not the one that follows from the entries")
-    current.check_limits()
+        raise LogForked("the candidate does not extend the published log")
+    state.check_list(candidate, "candidate")
     return candidate, authority.missing(signed)

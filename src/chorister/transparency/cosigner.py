@@ -1,58 +1,69 @@
-"""What an aggregator does before it cosigns: one honest cosigner is what keeps the log one log.
+"""What an aggregator checks before it cosigns. One honest cosigner prevents a second log.
 
-`Cosigner.cosign` reads the candidate and everything new behind it, and signs only if
+`Cosigner.cosign` reads the candidate and all new entries, and signs only if
 
-1. the log signed it, under a key of the policy and under the name that this cosigner follows;
-2. its time is within five minutes of our clock and after the last one that we signed, so that of
-   any two that we signed everybody can tell which is the newer one;
-3. it is not smaller than the last one we signed, and its root is that of *our* entries followed by
-   the new ones, each of them fetched: the two logs are one, and nothing is withheld;
-4. every new entry is permitted by the log's rules, its signature included;
-5. every new HPKE config in our name is one that we made, and was not logged before;
-6. the digest of the current list is that of the list which follows from the entries at its time,
-   and the list is within its limits (`listing`), so that no device is made to fetch more.
+1. the log signed it, with a key of the policy, under the name that this cosigner follows;
+2. its time is at most five minutes from our clock, and after the last one that we signed, so that
+   everybody can tell which of two checkpoints is newer;
+3. it is not smaller than the last one that we signed, and its root is that of *our* entries
+   followed by the new ones, all of them fetched: it is the same log, and nothing is withheld;
+4. the log's rules allow every new entry, and its signature verifies;
+5. every new HPKE config in our name is one that we created, and was not logged before;
+6. its current list is the one that follows from the entries at its time, and within the limits
+   (`state`), so that no device has to fetch more.
 
-Then `accept` gets the new recipes (an aggregator enumerates their task ids and stores them), the
-checkpoint and the entries are written durably, and only then is the cosignature handed out. A
-crash on the way repeats steps, so `accept` has to be idempotent; it never loses one.
+Then `accept` gets the new recipes (an aggregator stores their task ids), checkpoint and entries are
+written durably, and only then is the cosignature handed out. After a crash on the way some steps
+are repeated and none is skipped, so `accept` must be idempotent.
+
+**The head** is what a cosigner remembers, in a folder with two files. `head` is the last checkpoint
+with the cosigner's own cosignature, always replaced as a whole. `entries` has the entries that it
+covers, each after its length in four bytes; any more were fetched for a checkpoint that was never
+cosigned, and are cut off. Entries are synced before the head, and the head before the cosignature
+is handed out. A folder without a head is not an empty log but a lost memory: `Head.open` raises
+`HeadLost`, and only the operator can create a new one. A cosigner that silently started over would
+sign the second half of a fork.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Final
+from typing import Final, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from chorister.clock import Clock
 from chorister.errors import (
     CheckpointTime,
+    DecodeError,
     EntryRefused,
     ForeignHPKEConfig,
+    HeadLost,
+    LogError,
     LogForked,
     LogRewound,
-    WrongList,
+    StorageDamaged,
 )
 from chorister.recipe import SignedRecipe
-from chorister.transparency.checkpoint import Checkpoint, SignedCheckpoint
-from chorister.transparency.disk import Disk
+from chorister.transparency.checkpoint import (
+    MAX_NOTE,
+    MAX_SKEW,
+    Checkpoint,
+    Note,
+    SignatureLine,
+    SignedCheckpoint,
+)
+from chorister.transparency.client import CANDIDATE, Source, read_entry, read_leaves
+from chorister.transparency.disk import Disk, locked
 from chorister.transparency.entries import HPKEConfigEntry
-from chorister.transparency.head import Head
-from chorister.transparency.note import MAX_NOTE, Note, SignatureLine
-from chorister.transparency.sources import CANDIDATE, Source, read_entry, read_leaves
 from chorister.transparency.state import Logged, LogState
 
-__all__ = ["MAX_SKEW", "Cosigner", "CosignerIdentity", "adopt_head", "create_head"]
-
-MAX_SKEW: Final = 300
-# What a registry may make a cosigner fetch and keep for one candidate. A log that is further ahead
-# is either an attack or a decision for the operator, who can raise the limits.
-MAX_NEW_ENTRIES: Final = 100_000
-MAX_NEW_BYTES: Final = 256 << 20
+_LENGTH_BYTES: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +73,7 @@ class CosignerIdentity:
     # The aggregator's name: its URL as policies spell it.
     name: str
     key: Ed25519PrivateKey
-    # The log's name, and the keys under which its signature is accepted.
+    # The log's name, and the keys that may sign for it.
     origin: str
     log_keys: tuple[bytes, ...]
 
@@ -70,65 +81,67 @@ class CosignerIdentity:
         return f"CosignerIdentity(name={self.name!r}, origin={self.origin!r})"
 
     def sign(self, checkpoint: Checkpoint, time: int) -> SignatureLine:
-        """A cosignature made at `time`."""
         return checkpoint.cosign(name=self.name, key=self.key, time=time)
 
+    def head(self, signed: SignedCheckpoint, time: int) -> SignedCheckpoint:
+        """Return what to remember: the log's signature, which helps prove a fork, and then ours."""
+        checkpoint = signed.checkpoint
+        log = (old for old in signed.note.signatures if old.name == checkpoint.origin)
+        note = Note(text=checkpoint.text, signatures=(*log, self.sign(checkpoint, time)))
+        return SignedCheckpoint(checkpoint=checkpoint, note=note)
 
+
+@dataclass(kw_only=True, eq=False, slots=True)
 class Cosigner:
-    """Checks candidates and cosigns them, with a memory that outlives the process."""
+    """Checks candidates and cosigns them; its memory outlives the process."""
 
-    def __init__(
-        self,
-        *,
-        identity: CosignerIdentity,
-        head: Head,
-        clock: Clock,
-        own_configs: Callable[[], Collection[bytes]],
-        accept: Callable[[Sequence[SignedRecipe]], None],
-        max_new_entries: int = MAX_NEW_ENTRIES,
-        max_new_bytes: int = MAX_NEW_BYTES,
-    ) -> None:
-        """`own_configs` gives the encoded HPKE configs that this aggregator ever made."""
-        if head.last.checkpoint.origin != identity.origin:
+    identity: CosignerIdentity
+    head: Head
+    clock: Clock
+    # Returns every encoded HPKE config that this aggregator has created.
+    own_configs: Callable[[], Collection[bytes]]
+    accept: Callable[[Sequence[SignedRecipe]], None]
+    # What a registry may make a cosigner fetch and store for one candidate. A log that is further
+    # ahead is either an attack or something for the operator to decide, who can raise the limits.
+    max_new_entries: int = 100_000
+    max_new_bytes: int = 256 << 20
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.last.origin != self.identity.origin:
             raise LogForked(
-                f"the head is of the log {head.last.checkpoint.origin}, not {identity.origin}"
+                f"the head is of the log {self.last.origin}, not {self.identity.origin}"
             )
-        self._identity = identity
-        self._head = head
-        self._clock = clock
-        self._own_configs = own_configs
-        self._accept = accept
-        self._max_new_entries = max_new_entries
-        self._max_new_bytes = max_new_bytes
-        self._lock = Lock()
 
     @property
     def last(self) -> Checkpoint:
-        """What was signed last."""
-        return self._head.last.checkpoint
+        """The checkpoint that was signed last."""
+        return self.head.last.checkpoint
 
     def cosign(self, source: Source) -> SignatureLine:
         """Check the candidate and cosign it; raises a `LogError` that says what is wrong.
 
         Entries are fetched and checked without the lock, which a hostile log could otherwise hold
-        for long; what was signed meanwhile is noticed before anything is signed.
+        for a long time; if another checkpoint was signed meanwhile, the checks are repeated.
         """
         candidate = SignedCheckpoint.parse(source.read(CANDIDATE, limit=MAX_NOTE))
-        candidate.check_log(self._identity.origin, self._identity.log_keys)
+        candidate.check_log(self.identity.origin, self.identity.log_keys)
         while True:
             with self._lock:
-                last, old = self._head.last, self._head.state
+                last, old = self.head.last, self.head.state
             if candidate.checkpoint == last.checkpoint:
                 return last.note.signatures[-1]
-            state, entries = self._checked(candidate, source, last, old)
+            state, entries = self._check(candidate, source, last, old)
             with self._lock:
-                if self._head.last is last:
-                    return self._sign(candidate, state, entries)
+                if self.head.last is last:
+                    signed = self.identity.head(candidate, self.clock.now())
+                    self.head.commit(signed, entries, state)
+                    return signed.note.signatures[-1]
 
-    def _checked(
+    def _check(
         self, candidate: SignedCheckpoint, source: Source, last: SignedCheckpoint, old: LogState
     ) -> tuple[LogState, list[bytes]]:
-        """The state and the entries that the candidate adds to what was signed last."""
+        """Check a candidate; return the new state and the entries that it adds."""
         checkpoint = candidate.checkpoint
         self._check_time(checkpoint, last.checkpoint)
         if checkpoint.size < last.checkpoint.size:
@@ -137,26 +150,12 @@ class Cosigner:
             )
         state, entries, logged = self._extend(candidate, source, last, old)
         self._check_own_configs(logged, old)
-        current = state.current(checkpoint.time)
-        if not hmac.compare_digest(current.digest, checkpoint.list_digest):
-            raise WrongList("the candidate's list is not the one that follows from the entries")
-        current.check_limits()
-        self._accept([item.recipe for item in logged if item.recipe is not None])
+        state.check_list(checkpoint, "candidate")
+        self.accept([item.recipe for item in logged if item.recipe is not None])
         return state, entries
 
-    def _sign(
-        self, candidate: SignedCheckpoint, state: LogState, entries: Sequence[bytes]
-    ) -> SignatureLine:
-        checkpoint = candidate.checkpoint
-        line = self._identity.sign(checkpoint, self._clock.now())
-        # With the log's own signature: if it ever forks, the head is half of the proof.
-        own = (old for old in candidate.note.signatures if old.name == checkpoint.origin)
-        note = Note(text=checkpoint.text, signatures=(*own, line))
-        self._head.commit(SignedCheckpoint(checkpoint=checkpoint, note=note), entries, state)
-        return line
-
     def _check_time(self, checkpoint: Checkpoint, last: Checkpoint) -> None:
-        now = self._clock.now()
+        now = self.clock.now()
         if abs(checkpoint.time - now) > MAX_SKEW:
             raise CheckpointTime(
                 f"the candidate's time is {checkpoint.time - now:+} s off our clock, "
@@ -172,28 +171,28 @@ class Cosigner:
     def _extend(
         self, candidate: SignedCheckpoint, source: Source, last: SignedCheckpoint, old: LogState
     ) -> tuple[LogState, list[bytes], list[Logged]]:
-        """Our entries followed by the new ones, if that is the tree of the checkpoint."""
+        """Fetch the new entries and append them to ours, if that is the checkpoint's tree."""
         checkpoint = candidate.checkpoint
-        if checkpoint.size - old.size > self._max_new_entries:
+        if checkpoint.size - old.size > self.max_new_entries:
             raise EntryRefused(
-                f"{checkpoint.size - old.size} new entries at once, where a cosigner takes "
-                f"{self._max_new_entries}; its operator can raise the limit"
+                f"there are {checkpoint.size - old.size} new entries, but a cosigner takes at most "
+                f"{self.max_new_entries} at once; its operator can raise the limit"
             )
         leaves = list(read_leaves(source, old.size, checkpoint.size))
-        # Before any body is fetched: a fork is found without reading what it holds.
+        # Before any body is fetched: a fork shows without them.
         if not hmac.compare_digest(old.frontier.extend(leaves).root, checkpoint.root):
             raise LogForked(
                 f"the log of {checkpoint.size} entries does not extend the {old.size} seen before",
                 evidence=(last.encode(), candidate.encode()),
             )
-        state, room = old.copy(), self._max_new_bytes
+        state, room = old.copy(), self.max_new_bytes
         entries, logged = [], []
         for leaf in leaves:
             entry = read_entry(source, leaf)
             room -= len(entry)
             if room < 0:
                 raise EntryRefused(
-                    f"over {self._max_new_bytes} bytes of new entries at once; "
+                    f"over {self.max_new_bytes} bytes of new entries at once; "
                     "the cosigner's operator can raise the limit"
                 )
             logged.append(state.append(entry))
@@ -201,32 +200,118 @@ class Cosigner:
         return state, entries, logged
 
     def _check_own_configs(self, logged: Sequence[Logged], old: LogState) -> None:
-        ours = [
-            item.entry
-            for item in logged
-            if isinstance(item.entry, HPKEConfigEntry)
-            and item.entry.aggregator == self._identity.name
-        ]
-        known = set(self._own_configs()) if ours else set()
-        before = {each.config for each in old.hpke_entries(self._identity.name)}
+        name = self.identity.name
+        entries = [item.entry for item in logged if isinstance(item.entry, HPKEConfigEntry)]
+        ours = [entry for entry in entries if entry.aggregator == name]
+        known = set(self.own_configs()) if ours else set()
+        before = {each.config for each in old.hpke_entries(name)}
         for entry in ours:
             if entry.config in before:
                 raise ForeignHPKEConfig(
-                    f"an HPKE config of ours ({entry.aggregator}) was logged a second time, which "
-                    "would bring back a key that devices have left: we sign one entry for each"
+                    f"an HPKE config of ours ({name}) was logged a second time, which would bring "
+                    "back a key that devices no longer use: we sign one entry for each"
                 )
             before.add(entry.config)
             if entry.config not in known:
                 raise ForeignHPKEConfig(
-                    f"an HPKE config was logged in our name ({entry.aggregator}) that we did not "
-                    f"make, signed by key {entry.signer.hex()}: if that key is ours, it is stolen"
+                    f"an HPKE config was logged in our name ({name}) that we did not create, "
+                    f"signed by key {entry.signer.hex()}: if that key is ours, it is stolen"
                 )
+
+
+# --- What a cosigner remembers ------------------------------------------------------------------
+
+
+@dataclass(eq=False, slots=True)
+class Head:
+    """A cosigner's memory on disk, used by one process at a time."""
+
+    _folder: Path
+    _disk: Disk
+    _lock: ExitStack
+    last: SignedCheckpoint
+    state: LogState
+    # Where the entries of `last` end in their file.
+    _end: int
+    _broken: bool = False
+
+    def __repr__(self) -> str:
+        return f"Head({str(self._folder)!r}, size={self.last.checkpoint.size})"
+
+    @classmethod
+    def create(
+        cls,
+        folder: Path,
+        first: SignedCheckpoint,
+        entries: Sequence[bytes] = (),
+        *,
+        disk: Disk | None = None,
+    ) -> Self:
+        """Start a memory with this checkpoint and its entries. Only an operator decides this."""
+        disk = disk or Disk()
+        disk.make_folder(folder)
+        if (folder / "head").exists():
+            raise HeadLost(f"{folder} already holds a head; it is not replaced")
+        # The head comes last: if interrupted before it, the memory still counts as lost.
+        disk.replace(folder / "entries", _framed(entries))
+        disk.replace(folder / "head", first.encode())
+        return cls.open(folder, disk=disk)
+
+    @classmethod
+    def open(cls, folder: Path, *, disk: Disk | None = None) -> Self:
+        """Load what was signed last; check that the entries are those that it covers."""
+        disk = disk or Disk()
+        if not (folder / "head").is_file():
+            raise HeadLost(
+                f"{folder} holds no head: this cosigner does not know what it signed last. "
+                "Create one if it never cosigned this log; otherwise adopt the newest checkpoint "
+                "that has its cosignature."
+            )
+        with ExitStack() as stack:
+            stack.enter_context(locked(folder / "lock"))
+            try:
+                last = SignedCheckpoint.parse((folder / "head").read_bytes())
+            except (DecodeError, OSError) as error:
+                raise StorageDamaged(
+                    f"{folder / 'head'} is damaged ({error}); restore the folder, or have the "
+                    "operator adopt a checkpoint"
+                ) from error
+            state, end = _replay(folder / "entries", last, disk)
+            return cls(folder, disk, stack.pop_all(), last, state, end)
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def entries(self) -> Iterator[bytes]:
+        """Yield the entries that the head covers, in the log's order."""
+        return _frames(self._folder / "entries", self.last.checkpoint.size)
+
+    def commit(self, last: SignedCheckpoint, entries: Sequence[bytes], state: LogState) -> None:
+        """Remember a checkpoint and its new entries. Durable when this returns."""
+        if self._broken:
+            raise StorageDamaged("an earlier write failed; restart the cosigner to recover")
+        framed = _framed(entries)
+        try:
+            if framed:
+                path = self._folder / "entries"
+                # Remove what an interrupted commit left behind: its entries never counted.
+                self._disk.truncate(path, self._end)
+                self._disk.append(path, framed)
+                self._disk.sync(path)
+            self._disk.replace(self._folder / "head", last.encode())
+        except OSError as error:
+            # Nobody knows what is on disk now, so nothing more is signed.
+            self._broken = True
+            raise StorageDamaged(f"{self._folder} can't be written: {error}") from error
+        self._end += len(framed)
+        self.last = last
+        self.state = state
 
 
 def create_head(
     folder: Path, identity: CosignerIdentity, clock: Clock, *, disk: Disk | None = None
 ) -> Head:
-    """Begin to cosign a log that this cosigner never cosigned before: the operator's decision."""
+    """Start to cosign a log that this cosigner never cosigned before: the operator's decision."""
     empty = LogState()
     first = Checkpoint(
         origin=identity.origin,
@@ -235,9 +320,8 @@ def create_head(
         time=0,
         list_digest=empty.current(0).digest,
     )
-    line = identity.sign(first, clock.now())
-    note = Note(text=first.text, signatures=(line,))
-    return Head.create(folder, SignedCheckpoint(checkpoint=first, note=note), disk=disk)
+    unsigned = SignedCheckpoint(checkpoint=first, note=Note(text=first.text, signatures=()))
+    return Head.create(folder, identity.head(unsigned, clock.now()), disk=disk)
 
 
 def adopt_head(
@@ -248,7 +332,7 @@ def adopt_head(
     source: Source,
     disk: Disk | None = None,
 ) -> Head:
-    """Replace a lost memory by a checkpoint that carries our cosignature: the operator's decision.
+    """Replace a lost memory by a checkpoint with our cosignature: the operator's decision.
 
     The operator vouches that nothing newer was cosigned. All entries are fetched and verified.
     """
@@ -261,7 +345,41 @@ def adopt_head(
         state.append(entry)
     if not hmac.compare_digest(state.frontier.root, target.root):
         raise LogForked("the log's entries are not those of the checkpoint to adopt")
-    line = identity.sign(target, cosignature.time)
-    kept = (old for old in checkpoint.note.signatures if old.name == target.origin)
-    note = Note(text=target.text, signatures=(*kept, line))
-    return Head.create(folder, SignedCheckpoint(checkpoint=target, note=note), entries, disk=disk)
+    return Head.create(folder, identity.head(checkpoint, cosignature.time), entries, disk=disk)
+
+
+def _replay(path: Path, last: SignedCheckpoint, disk: Disk) -> tuple[LogState, int]:
+    """Return the state after the head's entries, and where they end; cut off any after them."""
+    state, end = LogState(), 0
+    try:
+        for entry in _frames(path, last.checkpoint.size):
+            state.append(entry)
+            end += _LENGTH_BYTES + len(entry)
+    except (OSError, LogError) as error:
+        raise StorageDamaged(
+            f"{path} is damaged ({error}); restore the folder, or have the operator adopt a "
+            "checkpoint"
+        ) from error
+    if (state.size, state.frontier.root) != (last.checkpoint.size, last.checkpoint.root):
+        raise StorageDamaged(
+            f"{path} holds {state.size} entries that are not the {last.checkpoint.size} of the "
+            "head; restore both files, or have the operator adopt a checkpoint"
+        )
+    disk.truncate(path, end)
+    disk.sync(path)
+    return state, end
+
+
+def _frames(path: Path, count: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for _ in range(count):
+            prefix = file.read(_LENGTH_BYTES)
+            size = int.from_bytes(prefix)
+            entry = file.read(size)
+            if len(prefix) != _LENGTH_BYTES or len(entry) != size:
+                return
+            yield entry
+
+
+def _framed(entries: Sequence[bytes]) -> bytes:
+    return b"".join(len(entry).to_bytes(_LENGTH_BYTES) + entry for entry in entries)

@@ -1,7 +1,7 @@
-"""Writing so that a crash, of the process or of the machine, loses nothing that was relied on.
+"""Durable writes: what was written survives a crash of the process or the machine.
 
 POSIX promises little: a file's bytes survive once the file was synced, a new name once its folder
-was. `Disk` has exactly those steps, so that tests can lose every one of them that was not synced.
+was. `Disk` has exactly these steps, so that tests can lose every step that was not synced.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from pathlib import Path
 
 from chorister.errors import ServiceError
 
-__all__ = ["Disk", "locked"]
-
 
 class Disk:
     """The steps of durable writing."""
@@ -25,7 +23,7 @@ class Disk:
         path.write_bytes(data)
 
     def append(self, path: Path, data: bytes) -> None:
-        """Add to the end of a file; not yet durable."""
+        """Append to a file; not yet durable."""
         with path.open("ab") as file:
             file.write(data)
 
@@ -42,19 +40,19 @@ class Disk:
             os.close(descriptor)
 
     def rename(self, old: Path, new: Path) -> None:
-        """Give a file another name, replacing what had it; not yet durable."""
+        """Rename a file, replacing any file of that name; not yet durable."""
         old.replace(new)
 
     def make_folder(self, path: Path) -> None:
-        """Create a folder where it does not exist, durably either way.
+        """Create a folder unless it exists, durably.
 
-        An existing folder's name is synced too: who made it may have died before doing so.
+        An existing folder is synced, too: whoever created it may have crashed before that.
         """
         path.mkdir(exist_ok=True)
         self.sync(path.parent)
 
     def replace(self, path: Path, data: bytes) -> None:
-        """Put `data` at `path`, durably: whoever looks sees the old file or the new, whole."""
+        """Replace a file durably: readers see the old file or the new one, never a part."""
         temporary = path.with_name(f".{path.name}.new")
         self.write(temporary, data)
         self.sync(temporary)
@@ -64,7 +62,7 @@ class Disk:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a folder for this process alone; the system lets go when the process ends."""
+    """Lock a folder for this process; the system unlocks it when the process ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

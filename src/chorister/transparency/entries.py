@@ -1,23 +1,10 @@
-"""What the log holds: four kinds of entries, each with one exact encoding.
+"""The entries of the log: recipe, end of a recipe, key revocation, HPKE config.
 
-In the presentation language of RFC 8446, section 3 (as RFC 9162 and DAP use it):
-
-    enum { recipe(1), recipe_end(2), key_revocation(3), hpke_config(4), (255) } EntryType;
-    enum { target_reached(1), withdrawn(2), (255) } EndReason;
-
-    struct { opaque author_key[32]; opaque jws<1..2^24-1>; } Recipe;
-    struct { opaque recipe_digest[32]; EndReason reason; Signed; } RecipeEnd;
-    struct { opaque key[32]; Signed; } KeyRevocation;
-    struct { opaque aggregator<1..2^8-1>; uint64 not_before; uint64 not_after;
-             opaque config<1..2^16-1>; Signed; } HPKEConfig;
-    struct { opaque signer[32]; opaque signature[64]; } Signed;
-
-    struct { uint8 version = 1; EntryType type; select (type) { ... } body; } Entry;
-
-`signature` is Ed25519 by `signer` over the label `chorister log entry v1`, a newline, and the
-entry up to the signature. A recipe is signed by its own JWS. Every entry thus carries the key that
-vouches for it, and anyone can verify it without a policy; *whether that key may* is for a policy
-to say (`authority`). The leaf hash of an entry is the address of its body.
+Each has one exact encoding, defined in docs/reference/log.md ("Entries"). A recipe is signed by its
+own JWS; the others end with the signer's key and its Ed25519 signature over a label and everything
+before the signature. So every entry contains the key that signed it, and anyone can verify it
+without a policy; whether that key *may* sign it is for a policy to say (`trust.Authority`). An
+entry's leaf hash is the address of its body.
 """
 
 from __future__ import annotations
@@ -33,21 +20,8 @@ from chorister.canonical import b64url_encode
 from chorister.codec import Reader, vector
 from chorister.errors import DecodeError, InvalidInput
 from chorister.recipe import SignedRecipe
-from chorister.transparency.note import check_ed25519, check_key_name
+from chorister.transparency.checkpoint import check_ed25519, check_key_name
 from chorister.transparency.tree import leaf_hash
-
-__all__ = [
-    "MAX_ENTRY",
-    "MAX_HPKE_CONFIG_ENTRY",
-    "EndReason",
-    "Entry",
-    "HPKEConfigEntry",
-    "KeyRevocation",
-    "RecipeEnd",
-    "RecipeEntry",
-    "open_recipe",
-    "parse_entry",
-]
 
 # The longest recipe of `chorister.recipe`, as a JWS, fits.
 MAX_ENTRY: Final = 11 << 20
@@ -61,7 +35,7 @@ _MAX_TIME: Final = 2**63 - 1
 
 
 class EndReason(IntEnum):
-    """Why a recipe is no longer asked."""
+    """Why a recipe ended."""
 
     TARGET_REACHED = 1
     WITHDRAWN = 2
@@ -69,7 +43,7 @@ class EndReason(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeEntry:
-    """One signed question. Its signature is verified by `open_recipe`."""
+    """One signed question. `open_recipe` verifies the signature."""
 
     TYPE: ClassVar[int] = 1
     # The Ed25519 key under which the JWS verifies.
@@ -83,22 +57,20 @@ class RecipeEntry:
         )
 
     def encode(self) -> bytes:
-        """The entry's bytes."""
         return _prefix(self.TYPE) + self.author_key + vector(self.jws, prefix=3)
 
     @property
     def address(self) -> bytes:
-        """The leaf hash, which is also where the body is found."""
+        """The leaf hash, which is also the body's address."""
         return leaf_hash(self.encode())
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
-        """Read what follows the type."""
         return cls(author_key=reader.opaque(_KEY), jws=reader.vector(prefix=3))
 
 
 def open_recipe(entry: RecipeEntry) -> SignedRecipe:
-    """The question in an entry, its signature verified under the key that the entry names."""
+    """Return the question in an entry; verifies its signature with the entry's own key."""
     return SignedRecipe.open(entry.jws, [b64url_encode(entry.author_key)])
 
 
@@ -116,34 +88,33 @@ class _Statement(ABC):
 
     @abstractmethod
     def _body(self) -> bytes:
-        """What is said, between the prefix and the signer's key."""
+        """Return what is stated, between the prefix and the signer's key."""
 
     def _unsigned(self) -> bytes:
         return _prefix(self.TYPE) + self._body() + self.signer
 
     def encode(self) -> bytes:
-        """The entry's bytes."""
         return self._unsigned() + self.signature
 
     @property
     def address(self) -> bytes:
-        """The leaf hash, which is also where the body is found."""
+        """The leaf hash, which is also the body's address."""
         return leaf_hash(self.encode())
 
     def signed(self, key: Ed25519PrivateKey) -> Self:
-        """This entry, signed; `signer` becomes the key's public half."""
+        """Return this entry, signed; `signer` becomes the public key."""
         unsigned = replace(self, signer=key.public_key().public_bytes_raw())
         return replace(unsigned, signature=key.sign(_LABEL + unsigned._unsigned()))
 
     def check_signature(self) -> None:
-        """Verify the signature under the key that the entry names."""
+        """Verify the signature with the entry's own key."""
         whose = f"{type(self).__name__} by key {self.signer.hex()}"
         check_ed25519(self.signer, self.signature, _LABEL + self._unsigned(), whose)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeEnd(_Statement):
-    """The author's word that a recipe is over, signed with the key that signed the recipe."""
+    """The author's statement that a recipe has ended, signed with the recipe's own key."""
 
     TYPE: ClassVar[int] = 2
     recipe_digest: bytes
@@ -159,10 +130,9 @@ class RecipeEnd(_Statement):
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
-        """Read what follows the type."""
         digest, reason = reader.opaque(32), reader.uint8()
         if reason not in set(EndReason):
-            raise DecodeError(f"{reason} is no reason for the end of a recipe")
+            raise DecodeError(f"{reason} is not a reason for the end of a recipe")
         return cls(
             recipe_digest=digest,
             reason=EndReason(reason),
@@ -173,10 +143,10 @@ class RecipeEnd(_Statement):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyRevocation(_Statement):
-    """An author key is no longer to be believed, for ever.
+    """A statement that an author key is no longer valid, forever.
 
     Signed by the key itself, by another author key of the same analysis, or by the log. None of
-    them can do harm by it: a revocation only ever reduces what may be asked.
+    them can do harm with it: a revocation only ever reduces what may be asked.
     """
 
     TYPE: ClassVar[int] = 3
@@ -192,7 +162,6 @@ class KeyRevocation(_Statement):
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
-        """Read what follows the type."""
         return cls(
             key=reader.opaque(_KEY), signer=reader.opaque(_KEY), signature=reader.opaque(_SIGNATURE)
         )
@@ -228,7 +197,6 @@ class HPKEConfigEntry(_Statement):
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
-        """Read what follows the type."""
         name = reader.vector(prefix=1)
         if not name.isascii():
             raise DecodeError("an aggregator's name is ASCII")
@@ -249,7 +217,7 @@ _TYPES: Final[dict[int, type[Entry]]] = {
 
 
 def parse_entry(data: bytes) -> Entry:
-    """Read one entry; exactly one byte string is accepted for each entry. Verifies no signature."""
+    """Read one entry; exactly one byte string is accepted for each. Verifies no signature."""
     if len(data) > MAX_ENTRY:
         raise DecodeError(f"an entry has at most {MAX_ENTRY} bytes, this one {len(data)}")
     with Reader(data, "log entry") as reader:

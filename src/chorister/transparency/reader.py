@@ -1,28 +1,19 @@
-"""What a device checks before it believes a question: no tree, only signatures and digests.
+"""What a device checks before it trusts a question: no tree, only signatures and digests.
 
-A checkpoint counts if the log and both aggregators signed it, if it is younger than the policy's
-limit and neither older nor smaller than the last one accepted. The list counts if it has the
-checkpoint's digest, a body if it has the address that the list gives. Since an honest aggregator
-cosigns one history only, every device with the same checkpoint sees the same questions and the
-same keys.
+A checkpoint is accepted if the log and both aggregators signed it, if it is younger than the
+policy's limit, and if it is neither older nor smaller than the last one accepted. The list must
+have the checkpoint's digest, and a body the address on the list. As an honest aggregator cosigns
+one history only, every device with the same checkpoint sees the same questions and the same keys.
 
-**What is requested.** A server sees which files are fetched, in which order. If that depended on
-what a device remembers, a registry could choose which of several cosigned checkpoints each device
-sees, and know the device again by what it asks for next. So `read_log` always fetches the
-checkpoint and its list; and then either nothing, if the files that the list and the policy call
-for are exactly those of the last complete reading, or all of them in the list's order. Nothing
-else decides:
+**What is requested** must not depend on what this device remembers or what its clock says, or a
+registry could recognise it (docs/concepts/log.md, "What a poll shows"). So `read_log` always
+fetches the checkpoint and its list; and then nothing, if the files that list and policy require are
+exactly those of the last complete reading, or all of them in the list's order. It forgets the last
+ones before it fetches the first, so that an interrupted reading leaves no trace of them, and checks
+time and size last, when everything is fetched.
 
-- that a checkpoint is older or smaller than one accepted before, or too old by this device's
-  clock, is found out last, when everything is fetched, and what was fetched is kept even so;
-- whatever stops a reading on the way is in the server's own bytes;
-- before the first body is asked for, those of the last reading are forgotten. So a registry that
-  breaks off half-way can ask no second time whether a list is the one it showed before.
-
-What remains is one answer per reading: whether these files are those of the last complete one.
-
-The caller stores the time and the size of what it accepted and hands them back as `not_before` and
-`not_smaller` (a size counts for the log of that name only, 0 for any other), and keeps the bodies
+The caller stores the time and the size of what it accepted and passes them as `not_before` and
+`not_smaller` (a size counts only for the log of that name, 0 for any other), and keeps the bodies
 of a complete reading until the next one.
 """
 
@@ -43,30 +34,26 @@ from chorister.errors import (
     NotAuthorized,
     WrongList,
 )
-from chorister.transparency.checkpoint import Checkpoint, SignedCheckpoint
-from chorister.transparency.cosigner import MAX_SKEW
+from chorister.transparency.checkpoint import MAX_NOTE, MAX_SKEW, Checkpoint, SignedCheckpoint
+from chorister.transparency.client import CHECKPOINT, Source, list_path, read_entry
 from chorister.transparency.entries import (
     MAX_HPKE_CONFIG_ENTRY,
     HPKEConfigEntry,
     RecipeEntry,
     parse_entry,
 )
-from chorister.transparency.listing import MAX_LIST, CurrentList, ListedRecipe, check_quotas
-from chorister.transparency.note import MAX_NOTE
-from chorister.transparency.sources import CHECKPOINT, Source, list_path, read_entry
+from chorister.transparency.state import MAX_LIST, CurrentList, ListedRecipe, check_quotas
 from chorister.transparency.tree import leaf_hash
 from chorister.transparency.trust import CosignerKeys, Trust
-
-__all__ = ["Current", "Reading", "accept_list", "check_cosigned", "read_current", "read_log"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Current:
-    """What is open now, by a checkpoint that was accepted."""
+    """What is current according to an accepted checkpoint."""
 
     checkpoint: Checkpoint
-    # The entries of the policy's authors, in the list's order. Their JWS is still to be verified
-    # against the policy: what the log shows is public, not permitted.
+    # The entries of the policy's authors, in the list's order. They are public, not yet permitted:
+    # their JWS must still be verified against the policy.
     recipes: tuple[RecipeEntry, ...]
     leader_config: HPKEConfigEntry
     helper_config: HPKEConfigEntry
@@ -76,14 +63,14 @@ class Current:
 class Reading:
     """What a log showed."""
 
-    # For each pair, in the order of the call: what is open, or why nothing of it is believed.
+    # For each pair, in the order of the call: what is current, or why it is not trusted.
     outcomes: tuple[Current | LogError | DecodeError, ...]
-    # By address, to be kept until the next reading; None if none were looked for.
+    # By address, to keep until the next reading; None if none were needed.
     bodies: dict[bytes, bytes] | None
 
 
 def read_current(source: Source, *, trust: Trust, clock: Clock) -> Current:
-    """Fetch and check what is open to one pair, remembering nothing."""
+    """Fetch and check what is current for one pair, without remembering anything."""
     reading = read_log(source, [trust], clock=clock, kept=tuple, forget=lambda: None)
     (outcome,) = reading.outcomes
     if isinstance(outcome, Current):
@@ -101,9 +88,9 @@ def read_log(
     kept: Callable[[], Iterable[bytes]],
     forget: Callable[[], None],
 ) -> Reading:
-    """Fetch and check what is open to the pairs of a policy; raises if it can't all be fetched.
+    """Fetch and check what is current for a policy's pairs; raises if a file can't be fetched.
 
-    `kept` gives the bodies of the last complete reading; `forget` removes them from where they are.
+    `kept` returns the bodies of the last complete reading; `forget` deletes them.
     """
     signed = SignedCheckpoint.parse(source.read(CHECKPOINT, limit=MAX_NOTE))
     checkpoint = signed.checkpoint
@@ -116,8 +103,7 @@ def read_log(
     cosigned = [trust for number, trust in enumerate(trusts) if number not in refusals]
     if not cosigned:
         return Reading(outcomes=tuple(refusals.values()), bodies=None)
-    served = source.read(list_path(checkpoint.list_digest), limit=MAX_LIST)
-    listed = accept_list(served, checkpoint)
+    listed = accept_list(source.read(list_path(checkpoint.list_digest), limit=MAX_LIST), checkpoint)
     wanted = _wanted(listed, cosigned)
     bodies = {leaf_hash(body): body for body in kept()}
     if bodies.keys() != wanted.keys():
@@ -139,7 +125,7 @@ def read_log(
 
 
 def check_cosigned(signed: SignedCheckpoint, trust: Trust) -> None:
-    """Require the log's signature and both cosignatures, made when honest cosigners make them."""
+    """Require the log's signature and both cosignatures, at times when honest cosigners sign."""
     for cosignature in trust.check_signatures(signed):
         late = cosignature.time - signed.checkpoint.time
         if abs(late) > 2 * MAX_SKEW:
@@ -150,7 +136,7 @@ def check_cosigned(signed: SignedCheckpoint, trust: Trust) -> None:
 
 
 def accept_list(data: bytes, checkpoint: Checkpoint) -> CurrentList:
-    """Check that this is the checkpoint's list."""
+    """Parse a list and check that it is the checkpoint's."""
     try:
         current = CurrentList.parse(data)
     except DecodeError as error:
@@ -161,7 +147,7 @@ def accept_list(data: bytes, checkpoint: Checkpoint) -> CurrentList:
 
 
 def _wanted(listed: CurrentList, trusts: Sequence[Trust]) -> dict[bytes, int]:
-    """What the list and the policy call for, in the list's order: addresses and largest sizes."""
+    """Return what list and policy require, in the list's order: addresses and maximum sizes."""
     names = {side.name for trust in trusts for side in (trust.leader, trust.helper)}
     ours = [row for row in listed.recipes if any(_may_ask(row, trust) for trust in trusts)]
     check_quotas(ours)
@@ -178,7 +164,7 @@ def _may_ask(row: ListedRecipe, trust: Trust) -> bool:
 def _check_recent(
     checkpoint: Checkpoint, max_age: int, clock: Clock, not_before: int, not_smaller: int
 ) -> None:
-    """Only what this device alone knows: no request may come after it."""
+    """Check what depends on this device alone: no request may come after it."""
     if checkpoint.time < not_before:
         raise LogRewound(
             f"a checkpoint of {not_before} was accepted before this one of {checkpoint.time}"
@@ -189,8 +175,8 @@ def _check_recent(
             f"{checkpoint.size}"
         )
     now = clock.now()
-    # A clock that is slow by less than the limit must not silence a device; the cosigners, who
-    # have good clocks, let nothing through that is further than five minutes in the future.
+    # A clock that is slow by less than the limit must not silence a device; cosigners have good
+    # clocks, and sign nothing that is more than five minutes in the future.
     if abs(now - checkpoint.time) > max_age:
         raise CheckpointTime(
             f"the checkpoint's time is {checkpoint.time - now:+} s from this device's clock; "
@@ -203,7 +189,7 @@ def _check_recent(
 def _open(
     checkpoint: Checkpoint, listed: CurrentList, bodies: dict[bytes, bytes], trust: Trust
 ) -> Current:
-    """What one pair makes of the bodies."""
+    """Read one pair's recipes and configs from the bodies."""
     return Current(
         checkpoint=checkpoint,
         recipes=tuple(
@@ -217,27 +203,25 @@ def _open(
 def _recipe(row: ListedRecipe, body: bytes) -> RecipeEntry:
     entry = parse_entry(body)
     if not isinstance(entry, RecipeEntry):
-        raise WrongList(f"the list calls {row.address.hex()} a recipe, which it is not")
+        raise WrongList(f"the list says that {row.address.hex()} is a recipe, but it is not")
     if entry.author_key != row.author_key or len(body) != row.size:
-        raise WrongList(f"the list names another author or size than {row.address.hex()} has")
+        raise WrongList(f"the list has a wrong author or size for {row.address.hex()}")
     return entry
 
 
 def _config(
     listed: CurrentList, bodies: dict[bytes, bytes], aggregator: CosignerKeys, time: int
 ) -> HPKEConfigEntry:
-    """The aggregator's one current HPKE config, under its own signature."""
+    """Return the aggregator's one current HPKE config; its signature is verified."""
     address = dict(listed.hpke_configs).get(aggregator.name)
     if address is None:
-        raise LogWithheld(
-            f"the current list holds no HPKE config of {aggregator.name}", path="list"
-        )
+        raise LogWithheld(f"the current list has no HPKE config of {aggregator.name}", path="list")
     entry = parse_entry(bodies[address])
     if not isinstance(entry, HPKEConfigEntry) or entry.aggregator != aggregator.name:
-        raise WrongList(f"the list calls {address.hex()} the config of {aggregator.name}")
+        raise WrongList(f"{address.hex()} is not an HPKE config of {aggregator.name}")
     entry.check_signature()
     if entry.signer not in aggregator.keys:
-        raise NotAuthorized(f"the HPKE config of {aggregator.name} is signed by a foreign key")
+        raise NotAuthorized(f"the HPKE config of {aggregator.name} is signed by an unknown key")
     if not entry.not_before <= time < entry.not_after:
-        raise WrongList(f"the list holds an HPKE config of {aggregator.name} that is not valid")
+        raise WrongList(f"the HPKE config of {aggregator.name} on the list is not valid now")
     return entry

@@ -1,38 +1,36 @@
-"""The log's rules as a fold over its entries: what may follow what, and what is open at a time.
+"""The log's rules: which entry may follow, and which recipes and keys are current at a time.
 
-`LogState` is the same for the registry, a cosigner and an auditor. It needs no policy: entries
-carry the keys that vouch for them, so the rules are a pure function of the entries, and the
-current list a pure function of the entries and a time.
-
-**May be appended:** an entry that is not in the log yet, whose signature verifies, and
-
-- a *recipe*, if its digest is new and its author's key is not revoked;
-- the *end* of a recipe that is in the log and has not ended, signed by the recipe's own key;
-- the *revocation* of a key that is not revoked yet;
-- an *HPKE config*.
-
-**Is current at time t:**
-
-- a recipe that has not ended, whose author's key is not revoked, and whose answer period ends
-  after t (it is listed from the moment it is logged, so that a device that looks in rarely knows
-  of it when its answer period begins);
-- of each aggregator the HPKE config that was logged last among those valid at t.
+docs/reference/log.md states the rules, the form of the current list, and its limits, with reasons.
+They are the same for the registry, a cosigner and an auditor, and need no policy: entries contain
+the keys that signed them. So what may be appended follows from the entries alone, and the current
+list from the entries and a time. The list gives each body's author and size, so that a device knows
+which bodies it needs, and how large they are, before it fetches any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final, NamedTuple, Self
 
+from chorister.canonical import key_id
 from chorister.errors import (
     DecodeError,
     DuplicateEntry,
     EntryRefused,
     InternalError,
+    InvalidInput,
     LogSignatureInvalid,
+    QuotaExceeded,
+    WrongList,
 )
 from chorister.recipe import SignedRecipe
+from chorister.transparency.checkpoint import Checkpoint, check_key_name
 from chorister.transparency.entries import (
+    MAX_ENTRY,
     EndReason,
     Entry,
     HPKEConfigEntry,
@@ -42,21 +40,124 @@ from chorister.transparency.entries import (
     open_recipe,
     parse_entry,
 )
-from chorister.transparency.listing import CurrentList, ListedRecipe
 from chorister.transparency.tree import Frontier, leaf_hash
 
-__all__ = ["LogState", "Logged", "LoggedRecipe"]
+MAX_LIST: Final = 1 << 20
+"""Bytes. Every device fetches the list at every poll."""
+MAX_OPEN_RECIPES: Final = 100
+"""Recipes of one author on the list for one analysis."""
+MAX_OPEN_BYTES: Final = MAX_ENTRY
+"""The bytes of their bodies together: as many as one recipe may have."""
+
+_HEADER: Final = "chorister current list v2\n"
+_LINE: Final = re.compile(
+    r"hpke ([!-*,-~]{1,255}) ([0-9a-f]{64})"
+    r"|recipe ([!-*,-~]{1,255}) ([0-9a-f]{64}) ([0-9a-f]{64}) ([1-9][0-9]{0,7})"
+)
+
+
+# --- The current list ---------------------------------------------------------------------------
+
+
+class ListedRecipe(NamedTuple):
+    """A recipe on the list. Whoever fetches the body checks it against this line."""
+
+    analysis: str
+    author_key: bytes
+    address: bytes
+    size: int
+
+    @classmethod
+    def of(cls, analysis: str, entry: RecipeEntry) -> ListedRecipe:
+        data = entry.encode()
+        return cls(analysis, entry.author_key, leaf_hash(data), len(data))
+
+    def encode(self) -> str:
+        return f"recipe {self.analysis} {self.author_key.hex()} {self.address.hex()} {self.size}\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LoggedRecipe:
-    """What the rules remember of a recipe."""
+class CurrentList:
+    """Everything that is current."""
 
-    index: int
-    # How the current list names it, as long as it is open.
-    listed: ListedRecipe
-    # When its answer period ends, POSIX seconds.
-    closes: int
+    # (aggregator, address): at most one each, so that no device can choose.
+    hpke_configs: tuple[tuple[str, bytes], ...]
+    recipes: tuple[ListedRecipe, ...]
+
+    @classmethod
+    def of(
+        cls, *, hpke_configs: Iterable[tuple[str, bytes]], recipes: Iterable[ListedRecipe]
+    ) -> Self:
+        """Return a list in its canonical order."""
+        current = cls(hpke_configs=tuple(sorted(hpke_configs)), recipes=tuple(sorted(recipes)))
+        for name in (*dict(current.hpke_configs), *(each.analysis for each in current.recipes)):
+            check_key_name(name)
+        if len(dict(current.hpke_configs)) != len(current.hpke_configs):
+            raise InvalidInput("an aggregator has at most one current HPKE config")
+        if len({each.address for each in current.recipes}) != len(current.recipes):
+            raise InvalidInput("a recipe is listed once")
+        return current
+
+    def encode(self) -> bytes:
+        lines = [f"hpke {name} {address.hex()}\n" for name, address in self.hpke_configs]
+        lines += [recipe.encode() for recipe in self.recipes]
+        return (_HEADER + "".join(lines)).encode()
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the encoded list; in hex it is also the file's name."""
+        return hashlib.sha256(self.encode()).digest()
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Read a list; exactly one byte string is accepted for each."""
+        if len(data) > MAX_LIST:
+            raise DecodeError(f"a current list has at most {MAX_LIST} bytes")
+        if not data.isascii():
+            raise DecodeError("a current list is ASCII")
+        text = data.decode()
+        if not text.startswith(_HEADER) or not text.endswith("\n"):
+            raise DecodeError(
+                f"a current list begins with {_HEADER.strip()!r} and ends with a newline"
+            )
+        hpke_configs: list[tuple[str, bytes]] = []
+        recipes: list[ListedRecipe] = []
+        for number, line in enumerate(text[len(_HEADER) :].split("\n")[:-1], start=2):
+            match = _LINE.fullmatch(line)
+            if match is None:
+                raise DecodeError(f"line {number} of the current list is malformed")
+            aggregator, config, analysis, key, address, size = match.groups()
+            if aggregator is not None:
+                hpke_configs.append((aggregator, bytes.fromhex(config)))
+            else:
+                key, address = bytes.fromhex(key), bytes.fromhex(address)
+                recipes.append(ListedRecipe(analysis, key, address, int(size)))
+        try:
+            current = cls.of(hpke_configs=hpke_configs, recipes=recipes)
+        except InvalidInput as error:
+            raise DecodeError(f"the current list: {error}") from error
+        if current.encode() != data:
+            raise DecodeError("the lines of the current list are out of order")
+        return current
+
+
+def check_quotas(recipes: Iterable[ListedRecipe], *, max_recipes: int = MAX_OPEN_RECIPES) -> None:
+    """Raise if an author has more open recipes for an analysis than allowed."""
+    held: dict[tuple[str, bytes], tuple[int, int]] = {}
+    for each in recipes:
+        count, size = held.get((each.analysis, each.author_key), (0, 0))
+        held[each.analysis, each.author_key] = count + 1, size + each.size
+    for (analysis, author_key), (count, size) in held.items():
+        if count > max_recipes or size > MAX_OPEN_BYTES:
+            raise QuotaExceeded(
+                f"author key {key_id(author_key)} would have {count} open recipes with "
+                f"{size:,} bytes for {analysis}, but at most {max_recipes} with "
+                f"{MAX_OPEN_BYTES:,} bytes are allowed: end some of them, or wait until they "
+                "close (the next checkpoint then makes room)"
+            )
+
+
+# --- The rules ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +167,18 @@ class Logged:
     index: int
     address: bytes
     entry: Entry
-    # The opened question, if the entry is a recipe.
+    # The opened recipe, if the entry is one.
     recipe: SignedRecipe | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _LoggedRecipe:
+    """What the rules remember of a recipe."""
+
+    index: int
+    listed: ListedRecipe
+    # When its answer period ends, POSIX seconds.
+    closes: int
 
 
 class LogState:
@@ -76,13 +187,12 @@ class LogState:
     def __init__(self) -> None:
         self.frontier = Frontier()
         self._index_of: dict[bytes, int] = {}
-        self._recipes: dict[bytes, LoggedRecipe] = {}
+        self._recipes: dict[bytes, _LoggedRecipe] = {}
         self._ended: dict[bytes, EndReason] = {}
         self._revoked: dict[bytes, int] = {}
         self._hpke: dict[str, list[tuple[HPKEConfigEntry, bytes]]] = {}
 
     def copy(self) -> LogState:
-        """An independent copy, to try entries on."""
         other = LogState()
         other.frontier = self.frontier
         other._index_of = dict(self._index_of)
@@ -94,13 +204,13 @@ class LogState:
 
     @property
     def size(self) -> int:
-        """How many entries there are."""
+        """The number of entries."""
         return self.frontier.size
 
     def check(self, data: bytes) -> Logged:
-        """Verify that these bytes may be the next entry; changes nothing.
+        """Check that these bytes may be the next entry, without adding them.
 
-        Raises `EntryRefused` that says which entry and why.
+        Raises `EntryRefused`, which says which entry and why.
         """
         index, address = self.size, leaf_hash(data)
         if address in self._index_of:
@@ -120,7 +230,7 @@ class LogState:
                     self._check_end(entry)
                 elif isinstance(entry, KeyRevocation) and entry.key in self._revoked:
                     raise DuplicateEntry(
-                        f"entry {index}: this key is revoked already",
+                        f"entry {index}: this key is already revoked",
                         index=self._revoked[entry.key],
                     )
         except (DecodeError, LogSignatureInvalid) as error:
@@ -128,18 +238,18 @@ class LogState:
         return Logged(index=index, address=address, entry=entry, recipe=recipe)
 
     def append(self, data: bytes) -> Logged:
-        """Take these bytes as the next entry, if the rules permit it."""
+        """Check these bytes and add them as the next entry."""
         logged = self.check(data)
         self.apply(logged)
         return logged
 
     def apply(self, logged: Logged) -> None:
-        """Take an entry that `check` just let through."""
+        """Add an entry that `check` has just allowed."""
         if logged.index != self.size:
             raise InternalError(f"entry {logged.index} was checked, but {self.size} is next")
         entry = logged.entry
         if logged.recipe is not None and isinstance(entry, RecipeEntry):
-            self._recipes[logged.recipe.digest] = LoggedRecipe(
+            self._recipes[logged.recipe.digest] = _LoggedRecipe(
                 index=logged.index,
                 listed=ListedRecipe.of(logged.recipe.recipe.analysis, entry),
                 closes=logged.recipe.recipe.window.closes,
@@ -154,29 +264,42 @@ class LogState:
         self.frontier = self.frontier.extend([logged.address])
 
     def current(self, time: int) -> CurrentList:
-        """The list at `time`."""
+        """Return the current list at `time`."""
         return CurrentList.of(
             hpke_configs=self._current_hpke(time),
             recipes=(recipe.listed for recipe in self._open(time)),
         )
 
+    def check_list(self, checkpoint: Checkpoint, what: str = "checkpoint") -> CurrentList:
+        """Require that a checkpoint's list follows from the entries and is within the limits."""
+        current = self.current(checkpoint.time)
+        if not hmac.compare_digest(current.digest, checkpoint.list_digest):
+            raise WrongList(
+                f"the {what}'s list is not the one that follows from the entries: the log lies, "
+                "or it was made by another version of Chorister; then wait for the next"
+            )
+        check_quotas(current.recipes)
+        if len(current.encode()) > MAX_LIST:
+            raise QuotaExceeded(f"the current list has more than {MAX_LIST:,} bytes")
+        return current
+
     def recipes_since(self, size: int) -> Iterator[ListedRecipe]:
-        """The recipes that a log of `size` entries did not have, ended or not."""
+        """Yield the recipes that a log of `size` entries did not have, ended or not."""
         return (each.listed for each in self._recipes.values() if each.index >= size)
 
     def open_recipes(self, time: int) -> frozenset[bytes]:
-        """The addresses of the recipes on the list at `time`."""
+        """Return the addresses of the recipes on the list at `time`."""
         return frozenset(recipe.listed.address for recipe in self._open(time))
 
-    def _open(self, time: int) -> Iterator[LoggedRecipe]:
+    def hpke_entries(self, aggregator: str) -> tuple[HPKEConfigEntry, ...]:
+        """Return all configs that an aggregator ever published, in the log's order."""
+        return tuple(entry for entry, _ in self._hpke.get(aggregator, ()))
+
+    def _open(self, time: int) -> Iterator[_LoggedRecipe]:
         for digest, recipe in self._recipes.items():
             revoked = recipe.listed.author_key in self._revoked
             if digest not in self._ended and not revoked and time < recipe.closes:
                 yield recipe
-
-    def hpke_entries(self, aggregator: str) -> tuple[HPKEConfigEntry, ...]:
-        """All that an aggregator ever published, in the log's order."""
-        return tuple(entry for entry, _ in self._hpke.get(aggregator, ()))
 
     def _current_hpke(self, time: int) -> Iterator[tuple[str, bytes]]:
         for name, entries in self._hpke.items():
@@ -188,7 +311,8 @@ class LogState:
         if recipe.digest in self._recipes:
             before = self._recipes[recipe.digest].index
             raise DuplicateEntry(
-                f"entry {self.size}: this recipe is entry {before} already", index=before
+                f"entry {self.size}: this recipe is already in the log, as entry {before}",
+                index=before,
             )
         if entry.author_key in self._revoked:
             raise EntryRefused(
@@ -201,7 +325,7 @@ class LogState:
         if recipe is None:
             raise EntryRefused(f"entry {self.size} ends a recipe that is not in the log")
         if entry.recipe_digest in self._ended:
-            raise EntryRefused(f"entry {self.size} ends a recipe that has ended before")
+            raise EntryRefused(f"entry {self.size} ends a recipe that has already ended")
         if entry.signer != recipe.listed.author_key:
             raise EntryRefused(
                 f"entry {self.size} ends a recipe with a key other than the one that signed it"

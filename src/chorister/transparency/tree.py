@@ -2,11 +2,11 @@
 
 The log is an ordered list of entries. `leaf_hash` domain-separates an entry (0x00) from an inner
 node (0x01), so no entry can be passed off as a subtree. Everything here works on leaf hashes: an
-entry's leaf hash is also the address of its body, so whoever holds the tiles holds the tree.
+entry's leaf hash is also the address of its body, so whoever has the tiles has the tree.
 
-`Frontier` appends in O(log n) and is what the registry, a cosigner and an auditor recompute roots
-with. Proofs are for those who do not want the whole list: an inclusion proof shows that one entry
-is in the tree, a consistency proof that one tree begins with another.
+`Frontier` appends in O(log n); the registry, cosigners and auditors recompute roots with it. Proofs
+are for those who do not want all entries: an inclusion proof shows that an entry is in the tree, a
+consistency proof that one tree begins with another.
 """
 
 from __future__ import annotations
@@ -17,19 +17,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from chorister.errors import InvalidInput, LogForked, ProofInvalid
-
-__all__ = [
-    "EMPTY_ROOT",
-    "HASH_SIZE",
-    "Frontier",
-    "consistency_proof",
-    "inclusion_proof",
-    "leaf_hash",
-    "node_hash",
-    "root_hash",
-    "verify_consistency",
-    "verify_inclusion",
-]
 
 HASH_SIZE = 32
 EMPTY_ROOT = hashlib.sha256(b"").digest()
@@ -57,10 +44,10 @@ class Frontier:
     peaks: tuple[bytes, ...] = ()
 
     def extend(self, leaves: Iterable[bytes]) -> Frontier:
-        """The frontier after these leaf hashes."""
+        """Return the frontier after these leaf hashes."""
         size, peaks = self.size, list(self.peaks)
         for leaf in leaves:
-            # As many trailing ones as the size has, so many equal subtrees merge (a binary carry).
+            # For each trailing one of the size, two equal subtrees merge (a binary carry).
             node, carry = leaf, size
             while carry & 1:
                 node = node_hash(peaks.pop(), node)

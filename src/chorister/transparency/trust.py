@@ -1,9 +1,8 @@
-"""Whose signatures count: read from policies, which devices, aggregators and auditors all hold.
+"""Whose signatures count, according to policies, which devices, aggregators and auditors all have.
 
-`Trust` is what one device needs: the log's name, its keys, the two cosigners of one pair and the
-authors of its analyses.
-`Authority` is what the registry and an auditor need: over all policies, who may author, revoke and
-publish keys.
+`Trust` is for a device: the log's name and keys, the two cosigners of one pair, and the authors of
+its analyses. `Authority` is for the registry and auditors: over all policies, who may publish
+recipes, revoke keys and publish HPKE configs.
 """
 
 from __future__ import annotations
@@ -15,12 +14,9 @@ from typing import Self
 from chorister.canonical import b64url_decode
 from chorister.errors import InvalidInput, LogSignatureInvalid, NotAuthorized
 from chorister.policy import AggregatorPair, Policy
-from chorister.transparency.checkpoint import SignedCheckpoint
+from chorister.transparency.checkpoint import Cosignature, SignedCheckpoint, check_key_name
 from chorister.transparency.entries import HPKEConfigEntry, KeyRevocation, RecipeEnd, RecipeEntry
-from chorister.transparency.note import Cosignature, check_key_name
 from chorister.transparency.state import Logged
-
-__all__ = ["Authority", "CosignerKeys", "Trust"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +25,7 @@ class CosignerKeys:
 
     # Its URL as the policy spells it.
     name: str
-    # Several for rotation; any one of them will do.
+    # Several for rotation; a signature by any of them counts.
     keys: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
@@ -38,26 +34,26 @@ class CosignerKeys:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trust:
-    """What a device demands of a checkpoint before it believes it."""
+    """What a device requires of a checkpoint."""
 
-    # The log's name. Keys alone do not tell two logs apart that one registry keeps.
+    # The log's name: one registry may use the same keys for two logs.
     origin: str
     log_keys: tuple[bytes, ...]
     leader: CosignerKeys
     helper: CosignerKeys
     # Seconds.
     max_age: int
-    # Of the analyses that this pair serves: analysis -> author keys. Nothing else is fetched.
+    # For the analyses that this pair serves: analysis -> author keys. Nothing else is fetched.
     authors: Mapping[str, frozenset[bytes]]
 
     def __post_init__(self) -> None:
-        # A cosignature does not name its signer: one key for both would be one signature for both.
+        # One key for both would mean one signature for both.
         if self.leader.name == self.helper.name or set(self.leader.keys) & set(self.helper.keys):
             raise InvalidInput("leader and helper need two names and two sets of cosigning keys")
 
     @classmethod
     def of(cls, policy: Policy, pair: AggregatorPair) -> Self:
-        """What a policy says for one of its pairs."""
+        """Read what a policy says about one of its pairs."""
         return cls(
             origin=policy.log.origin,
             log_keys=_decoded(policy.log_keys),
@@ -82,10 +78,10 @@ class Trust:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Authority:
-    """Who may do what in a log, by its policies.
+    """Who may do what in a log, according to its policies.
 
-    Checkpoints answer to the policies of today. An entry may have been logged under a policy of
-    its own day, so those who judge old entries name the earlier policies too.
+    Checkpoints are judged by today's policies. An old entry may have been logged under an earlier
+    one, so whoever judges entries passes earlier policies, too.
     """
 
     # The log's name.
@@ -104,7 +100,7 @@ class Authority:
 
     @classmethod
     def of(cls, policies: Iterable[Policy], *, earlier: Iterable[Policy] = ()) -> Self:
-        """What these policies say together."""
+        """Combine what these policies say."""
         today = tuple(policies)
         ever = (*today, *earlier)
         if not today:
@@ -122,8 +118,8 @@ class Authority:
             all_log_keys=_log_keys(ever),
         )
 
-    def knows(self, logged: Logged) -> bool:
-        """Whether any policy speaks of what an entry is about; others are not ours to judge."""
+    def covers(self, logged: Logged) -> bool:
+        """Whether any policy says something about an entry; others are not ours to judge."""
         entry = logged.entry
         if isinstance(entry, KeyRevocation):
             return any(entry.key in keys for keys in self.authors.values())
@@ -132,7 +128,7 @@ class Authority:
         return logged.recipe is None or logged.recipe.recipe.analysis in self.authors
 
     def check_entry(self, logged: Logged) -> None:
-        """Require that the key which vouches for an entry may do so."""
+        """Require that the key that signed an entry may do so."""
         entry = logged.entry
         if isinstance(entry, RecipeEntry) and logged.recipe is not None:
             analysis = logged.recipe.recipe.analysis
@@ -143,20 +139,20 @@ class Authority:
         elif isinstance(entry, KeyRevocation):
             peers = [keys for keys in self.authors.values() if entry.key in keys]
             if not peers:
-                raise NotAuthorized(f"entry {logged.index}: no policy lists the key to be revoked")
+                raise NotAuthorized(f"entry {logged.index}: no policy lists the revoked key")
             if entry.signer not in self.all_log_keys.union(*peers):
                 raise NotAuthorized(
-                    f"entry {logged.index}: a key is revoked by itself, by another author key of "
-                    "its analysis or by the log"
+                    f"entry {logged.index}: only the key itself, another author key of its "
+                    "analysis or the log can revoke a key"
                 )
         elif isinstance(entry, HPKEConfigEntry):
             if entry.signer not in self.hpke_signers.get(entry.aggregator, frozenset()):
                 raise NotAuthorized(
                     f"entry {logged.index}: no policy lists this key for {entry.aggregator}"
                 )
-        # The end of a recipe is signed by the recipe's own key: the log's rules see to that.
+        # The log's rules make sure that the end of a recipe is signed with the recipe's own key.
         elif not isinstance(entry, RecipeEnd):
-            raise NotAuthorized(f"entry {logged.index}: nobody may log such an entry")
+            raise NotAuthorized(f"entry {logged.index}: nobody may publish such an entry")
 
     def check_signatures(self, signed: SignedCheckpoint) -> tuple[Cosignature, ...]:
         """Require the log's name, its signature and every cosigner's."""
@@ -167,7 +163,7 @@ class Authority:
         )
 
     def missing(self, signed: SignedCheckpoint) -> tuple[str, ...]:
-        """The cosigners whose cosignature a checkpoint still lacks."""
+        """Return the cosigners that have not signed a checkpoint yet."""
         absent = []
         for name, keys in sorted(self.cosigners.items()):
             try:
@@ -182,22 +178,25 @@ def _log_keys(policies: Iterable[Policy]) -> frozenset[bytes]:
 
 
 def _cosigners(policies: Iterable[Policy]) -> dict[str, frozenset[bytes]]:
-    found: dict[str, frozenset[bytes]] = {}
-    for policy in policies:
-        for pair in policy.aggregators:
-            for side in (pair.leader, pair.helper):
-                check_key_name(side.url)
-                keys = frozenset(_decoded(side.cosigning_keys))
-                found[side.url] = found.get(side.url, frozenset()) | keys
-    return found
+    pairs = [pair for policy in policies for pair in policy.aggregators]
+    sides = [side for pair in pairs for side in (pair.leader, pair.helper)]
+    for side in sides:
+        check_key_name(side.url)
+    return _by_name((side.url, side.cosigning_keys) for side in sides)
 
 
 def _authors(policies: Iterable[Policy]) -> dict[str, frozenset[bytes]]:
+    return _by_name(
+        (name, analysis.author_keys)
+        for policy in policies
+        for name, analysis in policy.analyses.items()
+    )
+
+
+def _by_name(named: Iterable[tuple[str, Iterable[str]]]) -> dict[str, frozenset[bytes]]:
     found: dict[str, frozenset[bytes]] = {}
-    for policy in policies:
-        for name, analysis in policy.analyses.items():
-            keys = frozenset(_decoded(analysis.author_keys))
-            found[name] = found.get(name, frozenset()) | keys
+    for name, keys in named:
+        found[name] = found.get(name, frozenset()).union(_decoded(keys))
     return found
 
 

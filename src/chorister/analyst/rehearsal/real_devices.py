@@ -187,8 +187,7 @@ class InProcessServers:
         try:
             from chorister.aggregator.inprocess import InProcessNetwork
             from chorister.registry.app import build_app
-            from chorister.registry.config import RegistryConfig
-            from chorister.registry.server import open_registry
+            from chorister.registry.server import RegistryConfig, open_registry
         except ModuleNotFoundError as error:
             raise InvalidInput(
                 f"real reports need {error.name}, which is not installed: "

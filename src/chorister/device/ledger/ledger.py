@@ -68,7 +68,7 @@ from chorister.errors import (
     QueryRefused,
 )
 from chorister.policy import Policy
-from chorister.transparency.cosigner import MAX_SKEW
+from chorister.transparency.checkpoint import MAX_SKEW
 
 __all__ = ["Ledger"]
 

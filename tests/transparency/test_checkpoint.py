@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chorister.errors import DecodeError, InvalidInput, LogSignatureInvalid
-from chorister.transparency.checkpoint import Checkpoint, SignedCheckpoint
-from chorister.transparency.note import Note, SignatureLine, cosign_text, sign_text
+from chorister.transparency.checkpoint import Checkpoint, Note, SignatureLine, SignedCheckpoint
 
 # From the documentation of golang.org/x/mod/sumdb/note, the origin of the format.
 PUBLISHED_KEY = base64.b64decode("ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW")[1:]
@@ -59,9 +58,8 @@ def test_the_bytes_of_a_checkpoint() -> None:
 
 
 def test_signatures_by_role() -> None:
-    text = a_checkpoint().text
     signed = a_checkpoint().sign(LOG)
-    signed = signed.with_cosigner(cosign_text(text, name="leader", key=LEADER, time=7))
+    signed = signed.with_cosigner(a_checkpoint().cosign(name="leader", key=LEADER, time=7))
     note = SignedCheckpoint.parse(signed.encode()).note
     note.check_signature("registry.example/log", [public(LEADER), public(LOG)])
     assert note.check_cosignature("leader", [public(LEADER)]).time == 7
@@ -73,24 +71,24 @@ def test_signatures_by_role() -> None:
 
 def test_a_log_signature_is_no_cosignature_and_the_other_way_round() -> None:
     """The same key, even the same name: what is signed and the key id both differ by role."""
-    text = a_checkpoint().text
-    as_log = Note(text=text, signatures=(sign_text(text, name="both", key=LOG),))
+    text, both = a_checkpoint().text, a_checkpoint().origin
+    as_log = a_checkpoint().sign(LOG).note
     with pytest.raises(LogSignatureInvalid):
-        as_log.check_cosignature("both", [public(LOG)])
-    cosigned = cosign_text(text, name="both", key=LOG, time=7)
+        as_log.check_cosignature(both, [public(LOG)])
+    cosigned = a_checkpoint().cosign(name=both, key=LOG, time=7)
     as_cosigner = Note(text=text, signatures=(cosigned,))
     with pytest.raises(LogSignatureInvalid):
-        as_cosigner.check_signature("both", [public(LOG)])
+        as_cosigner.check_signature(both, [public(LOG)])
     # Even relabelled with the other role's key id.
-    relabelled = SignatureLine(name="both", blob=as_log.signatures[0].blob[:4] + cosigned.blob[12:])
+    relabelled = SignatureLine(name=both, blob=as_log.signatures[0].blob[:4] + cosigned.blob[12:])
     with pytest.raises(LogSignatureInvalid):
-        Note(text=text, signatures=(relabelled,)).check_signature("both", [public(LOG)])
+        Note(text=text, signatures=(relabelled,)).check_signature(both, [public(LOG)])
 
 
 @pytest.mark.parametrize("at", range(5))
 def test_any_changed_line_breaks_both_signatures(at: int) -> None:
     signed = a_checkpoint().sign(LOG)
-    line = cosign_text(a_checkpoint().text, name="leader", key=LEADER, time=7)
+    line = a_checkpoint().cosign(name="leader", key=LEADER, time=7)
     lines = a_checkpoint().text.split("\n")
     lines[at] = lines[at].replace(lines[at][-2], "0" if lines[at][-2] != "0" else "1")
     note = Note(text="\n".join(lines), signatures=(*signed.note.signatures, line))
@@ -101,7 +99,7 @@ def test_any_changed_line_breaks_both_signatures(at: int) -> None:
 
 
 def test_a_changed_cosigning_time_breaks_the_cosignature() -> None:
-    line = cosign_text(a_checkpoint().text, name="leader", key=LEADER, time=7)
+    line = a_checkpoint().cosign(name="leader", key=LEADER, time=7)
     blob = line.blob[:4] + (8).to_bytes(8) + line.blob[12:]
     note = Note(text=a_checkpoint().text, signatures=(SignatureLine(name="leader", blob=blob),))
     with pytest.raises(LogSignatureInvalid):
@@ -110,7 +108,7 @@ def test_a_changed_cosigning_time_breaks_the_cosignature() -> None:
 
 def test_signatures_of_strangers_are_carried_and_not_believed() -> None:
     signed = a_checkpoint().sign(LOG)
-    stranger = cosign_text(a_checkpoint().text, name="witness", key=HELPER, time=7)
+    stranger = a_checkpoint().cosign(name="witness", key=HELPER, time=7)
     note = SignedCheckpoint.parse(signed.with_cosigner(stranger).encode()).note
     note.check_signature("registry.example/log", [public(LOG)])
     assert [line.name for line in note.signatures] == ["registry.example/log", "witness"]
@@ -156,7 +154,7 @@ def test_impossible_checkpoints_are_refused() -> None:
 
 def test_two_signatures_of_one_key_are_refused() -> None:
     signed = a_checkpoint().sign(LOG).encode()
-    with pytest.raises(DecodeError, match="one signature of each key"):
+    with pytest.raises(DecodeError, match="one signature per key"):
         Note.parse(signed + signed.rsplit(b"\n\n")[1])
 
 

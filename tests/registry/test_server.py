@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chorister.errors import ServiceError
 from chorister.key_files import read_signing_key
-from chorister.registry.config import RegistryConfig
+from chorister.registry.server import RegistryConfig
 
 SETTINGS = """\
 origin = "registry.example/log"

@@ -1,16 +1,16 @@
-"""The registry itself: takes entries from those who may, signs candidates, collects cosignatures.
+"""The registry: accepts entries, signs candidates and collects cosignatures.
 
-An author proves himself by the signature that his entry carries, under a key that a policy lists.
-There is no token beside it: it would be a second secret to lose that protects nothing, for an
-entry says the same whoever delivers it, and delivering it twice changes nothing.
+Authors are authenticated by the signature of their entry, with a key that a policy lists. There is
+no token in addition. It would be one more secret to lose, and protect nothing: an entry means the
+same whoever delivers it, and delivering it twice changes nothing.
 
-**Room on the current list.** Every author whom a policy names has, for each analysis, the same
-share of the list: `MAX_OPEN_RECIPES`, or fewer if the policies name so many authors that the list
-would not hold them all. So nobody can take the place of anybody else, however many recipes they
-publish. What is not published yet counts even if it has ended already.
+**Room on the current list.** Every author whom a policy names has the same share of the list for
+each analysis: `MAX_OPEN_RECIPES`, or fewer if the policies name so many authors that not all would
+fit. So nobody can take anybody else's room, however many recipes they publish. A recipe that is
+not published yet counts, even if it has already ended.
 
-At most one candidate waits at a time, so that the cosigners sign the same one. It is replaced when
-all have signed, or when it has waited so long that a cosigner would find it old.
+At most one candidate waits at a time, so that all cosigners sign the same one. It is replaced when
+all have signed, or when it has waited so long that a cosigner would soon refuse it as too old.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from chorister.errors import (
     ServiceError,
 )
 from chorister.registry.folder import LogFolder
-from chorister.transparency.checkpoint import Checkpoint, SignedCheckpoint
+from chorister.transparency.checkpoint import Checkpoint, SignatureLine, SignedCheckpoint
+from chorister.transparency.client import CANDIDATE, CHECKPOINT, list_path
 from chorister.transparency.entries import (
     MAX_ENTRY,
     HPKEConfigEntry,
@@ -41,23 +42,19 @@ from chorister.transparency.entries import (
     open_recipe,
     parse_entry,
 )
-from chorister.transparency.listing import (
+from chorister.transparency.state import (
     MAX_LIST,
     MAX_OPEN_RECIPES,
     CurrentList,
     ListedRecipe,
+    Logged,
     check_quotas,
 )
-from chorister.transparency.note import SignatureLine
-from chorister.transparency.sources import CANDIDATE, CHECKPOINT
-from chorister.transparency.state import Logged
 from chorister.transparency.tree import HASH_SIZE, leaf_hash
 from chorister.transparency.trust import Authority
 
-__all__ = ["CANDIDATE_LIFETIME", "Receipt", "Registry", "Status", "author_share"]
-
-# Well below the five minutes within which cosigners accept it.
 CANDIDATE_LIFETIME: Final = 120
+"""Seconds, well below `MAX_SKEW`, within which cosigners accept it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,13 +63,13 @@ class Receipt:
 
     index: int
     address: bytes
-    # False if it was there before.
+    # False if it was already there.
     new: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Status:
-    """What an operator asks first: is it published, and if not, who is waited for."""
+class RegistryStatus:
+    """What an operator asks first: is it published, and if not, who has not signed yet?"""
 
     size: int
     published: Checkpoint | None
@@ -81,7 +78,7 @@ class Status:
 
 
 class Registry:
-    """A log that can be written. Methods may be called from several threads."""
+    """A log to write to. Its methods are thread-safe."""
 
     def __init__(
         self,
@@ -97,7 +94,7 @@ class Registry:
         if origin != authority.origin:
             raise ServiceError(f"the policies name the log {authority.origin}, not {origin}")
         if origin in authority.cosigners:
-            raise ServiceError(f"the log's name {origin} is that of a cosigner; choose another")
+            raise ServiceError(f"{origin} is the name of a cosigner: choose another for the log")
         self._folder = folder
         self._origin = origin
         self._key = key
@@ -118,11 +115,11 @@ class Registry:
         return f"Registry({self._origin!r}, size={self._state.size})"
 
     def submit(self, data: bytes) -> Receipt:
-        """Add an entry for whoever its signature names; raises `EntryRefused`, `NotAuthorized`.
+        """Add an entry, which must be signed; raises `EntryRefused` or `NotAuthorized`.
 
         Durable when this returns; published with the next checkpoint.
         """
-        self._screen(data)  # before the lock: what is expensive to refuse keeps nobody waiting
+        self._screen(data)  # before the lock, so that an expensive refusal keeps nobody waiting
         with self._lock:
             try:
                 logged = self._state.check(data)
@@ -138,9 +135,9 @@ class Registry:
             return Receipt(index=logged.index, address=logged.address, new=True)
 
     def issue(self) -> SignedCheckpoint:
-        """The candidate for cosigners to sign: the one that waits, or a new one.
+        """Return the candidate for cosigners to sign: the one that waits, or a new one.
 
-        At most one a second is made; until the next, this is the last one.
+        There is at most one per second.
         """
         with self._lock:
             now = self._clock.now()
@@ -149,19 +146,19 @@ class Registry:
                 return waiting
             last = self._candidate or self._published
             if last is not None and now == last.checkpoint.time:
-                # Of two checkpoints of one second nobody could tell which is the newer one.
+                # Nobody could tell which of two checkpoints of the same second is newer.
                 return last
             if last is not None and now < last.checkpoint.time:
                 raise CheckpointTime(
-                    "the registry's clock is behind the checkpoint that it issued last. Set it "
-                    "right; if it was wrong before, and no cosigner signed what waits, stop the "
-                    "registry, remove public/candidate and start it again",
+                    "the registry's clock is behind its last checkpoint: set the clock. If it was "
+                    "ahead before, and no cosigner has signed the candidate, stop the registry, "
+                    "remove public/candidate and start it again",
                     time=last.checkpoint.time,
                     now=now,
                 )
             current = self._state.current(now)
             self._folder.publish_tiles()
-            self._folder.publish_list(current.digest, current.encode())
+            self._folder.publish(list_path(current.digest), current.encode())
             candidate = Checkpoint(
                 origin=self._origin,
                 size=self._state.size,
@@ -174,7 +171,7 @@ class Registry:
             return candidate
 
     def add_cosignature(self, data: bytes) -> tuple[str, ...]:
-        """Take a cosigner's signature line; publishes with the last one.
+        """Add a cosigner's signature line; the last missing one publishes the checkpoint.
 
         Returns the cosigners that are still missing.
         """
@@ -191,7 +188,7 @@ class Registry:
             signed = self._candidate.with_cosigner(line)
             signed.note.check_cosignature(line.name, keys)
             missing = self._authority.missing(signed)
-            # The candidate first: whatever was accepted outlives a crash, then all see it.
+            # The candidate first: an accepted cosignature must survive a crash.
             self._folder.publish(CANDIDATE, signed.encode())
             self._candidate = signed
             if not missing:
@@ -199,11 +196,10 @@ class Registry:
                 self._published = signed
             return missing
 
-    def status(self) -> Status:
-        """What is published and who is waited for."""
+    def status(self) -> RegistryStatus:
         with self._lock:
             waiting = self._waiting()
-            return Status(
+            return RegistryStatus(
                 size=self._state.size,
                 published=self._published.checkpoint if self._published else None,
                 candidate=waiting.checkpoint if waiting else None,
@@ -211,14 +207,14 @@ class Registry:
             )
 
     def _waiting(self) -> SignedCheckpoint | None:
-        """The candidate, unless it is what is published."""
+        """Return the candidate, unless it is already published."""
         if self._candidate is None:
             return None
         published = self._published.checkpoint if self._published else None
         return None if self._candidate.checkpoint == published else self._candidate
 
     def _screen(self, data: bytes) -> None:
-        """Turn strangers away: by the key that they show, then by the signature under it."""
+        """Refuse strangers, first by their key and then by their signature."""
         try:
             entry = parse_entry(data)
             if not isinstance(entry, RecipeEntry):
@@ -235,44 +231,44 @@ class Registry:
         """Refuse what could never be current."""
         now = self._clock.now()
         if logged.recipe is not None and logged.recipe.recipe.window.closes <= now:
-            raise EntryRefused("the recipe's answer period is over already")
+            raise EntryRefused("the recipe's answer period is already over")
         if isinstance(logged.entry, HPKEConfigEntry) and logged.entry.not_after <= now:
-            raise EntryRefused("the HPKE config has expired already")
+            raise EntryRefused("the HPKE config has already expired")
 
     def _check_room(self, logged: Logged) -> None:
-        """Refuse what would break the current list's limits at the next checkpoint or a later one.
+        """Refuse what would exceed the current list's limits at any later checkpoint.
 
-        Ends and revocations only shorten the list: a full one must not keep them out.
+        Ends and revocations only shorten the list, so they are accepted even if it is full.
         """
         if not isinstance(logged.entry, RecipeEntry | HPKEConfigEntry):
             return
-        # Checkpoints only go forward in time, and a recipe that has closed does not open again: so
-        # no later list holds a recipe that this one does not, whatever becomes of the clock.
+        # Checkpoints only go forward in time, and a closed recipe never opens again: so whatever
+        # the clock does, no later list has a recipe that this one does not have.
         last = self._candidate or self._published
         current = self._state.current(last.checkpoint.time if last else 0)
         recipes = current.recipes
         if logged.recipe is not None and isinstance(logged.entry, RecipeEntry):
             new = ListedRecipe.of(logged.recipe.recipe.analysis, logged.entry)
             recipes = (*recipes, new)
-            # Ended or not, or an author who publishes and ends by turns would fill the log faster
-            # than cosigners take entries.
+            # Ended or not: otherwise an author who publishes and ends recipes in turn would fill
+            # the log faster than cosigners take entries.
             published = self._published.checkpoint.size if self._published else 0
             counted = {*recipes, *self._state.recipes_since(published)}
             own = (each for each in counted if each[:2] == new[:2])
             check_quotas(own, max_recipes=self._share)
-        # Every aggregator has its line, whether it has published a config yet or not.
+        # Keep a line for every aggregator, even if it has not published a config yet.
         configs = dict.fromkeys(self._authority.hpke_signers, bytes(HASH_SIZE))
         configs |= dict(current.hpke_configs)
         longest = CurrentList.of(hpke_configs=configs.items(), recipes=recipes)
         if len(longest.encode()) > MAX_LIST:
             raise QuotaExceeded(
-                "the current list is full: end recipes that are no longer asked, or wait until "
-                "they close"
+                "the current list is full: end recipes that you no longer need, or wait until they "
+                "close"
             )
 
 
 def author_share(authority: Authority) -> int:
-    """How many open recipes each author may have for each analysis, so that all fit on the list."""
+    """Return how many open recipes per author and analysis always fit on the list."""
     configs = ((name, bytes(HASH_SIZE)) for name in authority.hpke_signers)
     fixed = len(CurrentList.of(hpke_configs=configs, recipes=()).encode())
     one_each = sum(

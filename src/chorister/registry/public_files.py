@@ -1,7 +1,8 @@
 """The registry's public files over HTTP.
 
-What is short and never changes is kept in memory, for all devices fetch it. A long file is read
-piece by piece, as its client takes it: clients who ask for it and take nothing fill no memory.
+Short files that never change are cached in memory, because all devices fetch them. Long files are
+read chunk by chunk, as fast as the client reads: clients that request them and read nothing do not
+fill the memory.
 """
 
 from __future__ import annotations
@@ -18,16 +19,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-__all__ = ["PublicFiles"]
-
 T = TypeVar("T")
 
 _IMMUTABLE: Final = "public, max-age=31536000, immutable"
-_KEPT_FILES: Final = 256
-_KEPT_BYTES: Final = 1 << 16
-_KEPT_TAGS: Final = 4096
-_PIECE_BYTES: Final = 1 << 16
-# Short: a cached checkpoint delays a revocation by as much.
+_CACHED_FILES: Final = 256
+_MAX_CACHED_BYTES: Final = 1 << 16
+_CACHED_TAGS: Final = 4096
+_CHUNK_BYTES: Final = 1 << 16
+# Short, because a cached checkpoint delays a revocation.
 _BRIEF: Final = "public, max-age=30"
 _FILES: Final = (
     (re.compile(r"checkpoint"), _BRIEF, "text/plain; charset=utf-8"),
@@ -45,15 +44,15 @@ _FILES: Final = (
 
 
 class PublicFiles:
-    """The files below a folder that belong to the log, and no others."""
+    """The log's files in a folder, and no others."""
 
     def __init__(self, public: Path) -> None:
         self._public = public
-        self._kept: dict[str, bytes] = {}
-        self._tags: dict[str, tuple[str, int]] = {}  # of long files, with their length
+        self._cache: dict[str, bytes] = {}
+        self._tags: dict[str, tuple[str, int]] = {}  # ETag and length of long files
 
     async def answer(self, request: Request, path: str) -> Response | None:
-        """The file at a path; None if it is not one of the log's, or not there."""
+        """Return the file at a path; None if it does not exist, or is not one of the log's."""
         for pattern, caching, kind in _FILES:
             if pattern.fullmatch(path):
                 with contextlib.suppress(OSError):
@@ -61,38 +60,34 @@ class PublicFiles:
         return None
 
     async def _answer(self, request: Request, path: str, caching: str, kind: str) -> Response:
-        data = self._kept.get(path)
+        data = self._cache.get(path)
         if data is None:
-            keep = caching is _IMMUTABLE
-            if keep and await self._is_long(path):
-                return await self._long(request, path, kind)
-            data = await run_in_threadpool((self._public / path).read_bytes)
-            if keep:
-                _keep(self._kept, path, data, _KEPT_FILES)
+            file, immutable = self._public / path, caching is _IMMUTABLE
+            if immutable and (await run_in_threadpool(file.stat)).st_size > _MAX_CACHED_BYTES:
+                return await self._answer_long(request, path, kind)
+            data = await run_in_threadpool(file.read_bytes)
+            if immutable:
+                _cache(self._cache, path, data, _CACHED_FILES)
         tag = _tag(hashlib.sha256(data).hexdigest())
         return _unchanged(request, tag, caching) or Response(
             data, media_type=kind, headers=_file_headers(tag, caching)
         )
 
-    async def _is_long(self, path: str) -> bool:
-        found = await run_in_threadpool((self._public / path).stat)
-        return found.st_size > _KEPT_BYTES
-
-    async def _long(self, request: Request, path: str, kind: str) -> Response:
-        """A file that never changes and is too long to be kept; its digest is computed once."""
+    async def _answer_long(self, request: Request, path: str, kind: str) -> Response:
+        """Answer with a file that never changes and is too long to cache; hash it only once."""
         file = self._public / path
         if path not in self._tags:
-            _keep(self._tags, path, await run_in_threadpool(_digest, file), _KEPT_TAGS)
+            _cache(self._tags, path, await run_in_threadpool(_digest, file), _CACHED_TAGS)
         tag, size = self._tags[path]
-        return _unchanged(request, tag, _IMMUTABLE) or _Pieces(
+        return _unchanged(request, tag, _IMMUTABLE) or _ChunkedFile(
             file, size, media_type=kind, headers=_file_headers(tag, _IMMUTABLE)
         )
 
 
-class _Pieces(Response):
-    """A long file. Each piece is read when the one before has left for its client.
+class _ChunkedFile(Response):
+    """A long file. Each chunk is read when the one before has been sent.
 
-    The file is open only while a piece is read: there may be more clients than files.
+    The file is open only while a chunk is read: there may be more clients than descriptors.
     """
 
     def __init__(
@@ -103,24 +98,23 @@ class _Pieces(Response):
         self._size = size
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Send it."""
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         at = 0
         while scope["method"] != "HEAD" and at < self._size:
-            piece = await run_in_threadpool(_piece, self._file, at)
-            if not piece:  # cut since: the server notices an answer without its end
+            chunk = await run_in_threadpool(_read_chunk, self._file, at)
+            if not chunk:  # truncated meanwhile: the server notices an incomplete answer
                 return
-            at += len(piece)
-            await send({"type": "http.response.body", "body": piece, "more_body": at < self._size})
+            at += len(chunk)
+            await send({"type": "http.response.body", "body": chunk, "more_body": at < self._size})
         if at == 0:
             await send({"type": "http.response.body", "body": b""})
 
 
-def _piece(file: Path, at: int) -> bytes:
+def _read_chunk(file: Path, at: int) -> bytes:
     with file.open("rb") as opened:
         opened.seek(at)
-        return opened.read(_PIECE_BYTES)
+        return opened.read(_CHUNK_BYTES)
 
 
 def _digest(file: Path) -> tuple[str, int]:
@@ -132,10 +126,10 @@ def _tag(digest: str) -> str:
     return f'"{digest}"'
 
 
-def _keep(kept: dict[str, T], path: str, value: T, most: int) -> None:
-    while len(kept) >= most:
-        del kept[next(iter(kept))]
-    kept[path] = value
+def _cache(cached: dict[str, T], path: str, value: T, limit: int) -> None:
+    while len(cached) >= limit:
+        del cached[next(iter(cached))]
+    cached[path] = value
 
 
 def _unchanged(request: Request, tag: str, caching: str) -> Response | None:
