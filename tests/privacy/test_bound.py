@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
 
 import pytest
 
@@ -235,32 +234,42 @@ def test_others_run_while_a_bound_is_computed() -> None:
 
 # --- Arguments that make no sense ----------------------------------------------------------------
 
-GOOD: dict[str, Any] = {"symmetric": False, "local_epsilon": 3.0, "noised": False}
 NONSENSE = [math.nan, math.inf, -math.inf, 0.0, -1.0, 1e300]
 
 
 @pytest.mark.parametrize("bad", NONSENSE)
 @pytest.mark.parametrize("noised", [False, True])
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_numbers_out_of_range_are_refused(bad: float, noised: bool, symmetric: bool) -> None:
-    kind = {"symmetric": symmetric, "noised": noised}
+@pytest.mark.parametrize("mechanism", list(Mechanism))
+def test_numbers_out_of_range_are_refused(bad: float, noised: bool, mechanism: Mechanism) -> None:
     with pytest.raises(InvalidInput, match="delta"):
-        _native.exact_epsilon(10, **kind, local_epsilon=3.0, delta=bad)
+        exact_epsilon(10, mechanism, 3.0, bad, noised=noised)
     with pytest.raises(InvalidInput, match="local_epsilon"):
-        _native.exact_epsilon(10, **kind, local_epsilon=bad, delta=1e-6)
+        exact_epsilon(10, mechanism, bad, 1e-6, noised=noised)
     with pytest.raises(InvalidInput, match="local_epsilon"):
-        _native.renyi_divergence(10, **kind, local_epsilon=bad, order=4)
+        renyi_divergence(10, mechanism, bad, 4, noised=noised)
     if bad not in (0.0, -1.0):
         with pytest.raises(InvalidInput, match="epsilon"):
-            _native.exact_delta(10, **kind, local_epsilon=3.0, epsilon=bad)
+            exact_delta(10, mechanism, 3.0, bad, noised=noised)
+
+
+GOOD = {"q": 0.25, "not_q": 0.75, "h": 0.5, "not_h": 0.5, "gap": 0.25, "replacement": math.log(3)}
+
+
+@pytest.mark.parametrize("bad", [*NONSENSE, 0.3])
+@pytest.mark.parametrize("name", sorted(GOOD))
+def test_chances_that_contradict_each_other_are_refused(bad: float, name: str) -> None:
+    _native.Chances(**GOOD)
+    with pytest.raises(InvalidInput, match="chances"):
+        _native.Chances(**GOOD | {name: bad})
 
 
 @pytest.mark.parametrize("cohort", [0, LARGEST + 1, 2**64 - 1])
 def test_cohorts_out_of_range_are_refused(cohort: int) -> None:
+    chances = _native.Chances(**GOOD)
     with pytest.raises(InvalidInput, match="cohort"):
-        _native.exact_epsilon(cohort, **GOOD, delta=1e-6)
+        _native.exact_epsilon(cohort, chances, noised=False, delta=1e-6)
     with pytest.raises(InvalidInput, match="cohort"):
-        _native.renyi_divergence(cohort, **GOOD, order=4)
+        _native.renyi_divergence(cohort, chances, noised=False, order=4)
     with pytest.raises(InvalidInput, match="hold a value"):
         composition_delta(10, ASYMMETRIC, 3.0, 0.1, held=10, instead=0)
 

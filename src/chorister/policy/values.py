@@ -156,7 +156,7 @@ def _between(low: Decimal, high: Decimal) -> AfterValidator:
 
 Epsilon: TypeAlias = Annotated[Number, _between(Decimal(0), Decimal(100))]
 LocalEpsilon: TypeAlias = Annotated[Number, _between(Decimal(0), Decimal(40))]
-"""A limit on the local epsilon in the replacement model (symmetric: twice its parameter)."""
+"""A limit on the local epsilon in the replacement model."""
 Delta: TypeAlias = Annotated[Number, _between(Decimal(0), Decimal("0.1"))]
 
 

@@ -46,7 +46,6 @@ from chorister.privacy.planning import (
 from chorister.privacy.randomizers import (
     HostileInfluence,
     Interval,
-    LocalModel,
     Mechanism,
     OneHotRandomizer,
 )
@@ -66,7 +65,6 @@ __all__ = [
     "FixedSequence",
     "HostileInfluence",
     "Interval",
-    "LocalModel",
     "Mechanism",
     "Method",
     "OneHotRandomizer",

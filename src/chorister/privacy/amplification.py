@@ -207,8 +207,7 @@ def _witness_holds(setting: Setting, members: int, target: float, wanted: float)
 
 def _guess(setting: Setting, target: float) -> int:
     """A Gaussian's idea of the cohort: a place to start the search, never a bound."""
-    q = 1.0 / (math.exp(setting.parameter) + 1.0)
-    h = 0.5 if setting.mechanism is Mechanism.ASYMMETRIC else 1.0 - q
+    q, h = (each / 2**64 for each in setting.mechanism.thresholds(setting.local_epsilon))
     per_user = (h - q) ** 2 / (q * (1.0 - q))
     return max(1, round(40.0 * per_user / max(target, 1e-9) ** 2))
 

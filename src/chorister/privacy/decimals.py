@@ -7,6 +7,7 @@ a budget :data:`DOWN`. At 80 digits numbers as people write them come out exact 
 
 from __future__ import annotations
 
+import math
 from decimal import (
     MAX_EMAX,
     MIN_EMIN,
@@ -21,7 +22,7 @@ from decimal import (
 )
 from typing import TypeAlias
 
-__all__ = ["DOWN", "NEAREST", "UP", "Number", "as_decimal", "rounded_up"]
+__all__ = ["DOWN", "NEAREST", "UP", "Number", "as_decimal", "float_above", "rounded_up"]
 
 Number: TypeAlias = Decimal | int | str | float
 
@@ -55,3 +56,9 @@ def as_decimal(value: Number) -> Decimal:
 def rounded_up(value: float, unit: Decimal) -> Decimal:
     """The least multiple of `unit` that is not below a float."""
     return Decimal.from_float(value).quantize(unit, context=UP)
+
+
+def float_above(value: Decimal) -> float:
+    """The least float that is not below a decimal."""
+    nearest = float(value)
+    return nearest if Decimal(nearest) >= value else math.nextafter(nearest, math.inf)

@@ -68,8 +68,7 @@ def exact_envelope(
     """The dominating pair of one coordinate of a release, tight around `delta`."""
     knots, excess = _native.exact_envelope(
         cohort,
-        symmetric=mechanism is Mechanism.SYMMETRIC,
-        local_epsilon=local_epsilon,
+        mechanism.chances(local_epsilon),
         noised=noised,
         delta=delta,
     )

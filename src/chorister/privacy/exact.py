@@ -36,8 +36,7 @@ def exact_epsilon(
     """Epsilon of one release at `delta`."""
     lower, upper = _native.exact_epsilon(
         cohort,
-        symmetric=mechanism is Mechanism.SYMMETRIC,
-        local_epsilon=local_epsilon,
+        mechanism.chances(local_epsilon),
         noised=noised,
         delta=delta,
     )
@@ -51,8 +50,7 @@ def exact_delta(
     """Delta of one release at `epsilon`."""
     lower, upper = _native.exact_delta(
         cohort,
-        symmetric=mechanism is Mechanism.SYMMETRIC,
-        local_epsilon=local_epsilon,
+        mechanism.chances(local_epsilon),
         noised=noised,
         epsilon=epsilon,
     )
@@ -65,8 +63,7 @@ def witness_delta(
     """Delta of the witness composition: never above the truth but for rounding."""
     return _native.witness_delta(
         cohort,
-        symmetric=mechanism is Mechanism.SYMMETRIC,
-        local_epsilon=local_epsilon,
+        mechanism.chances(local_epsilon),
         noised=noised,
         epsilon=epsilon,
     )
@@ -84,8 +81,7 @@ def composition_delta(
     """Delta with everybody's data known: `held` others at the device's value, `instead` at d'."""
     return _native.composition_delta(
         cohort,
-        symmetric=mechanism is Mechanism.SYMMETRIC,
-        local_epsilon=local_epsilon,
+        mechanism.chances(local_epsilon),
         held=held,
         instead=instead,
         epsilon=epsilon,

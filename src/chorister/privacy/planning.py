@@ -65,10 +65,6 @@ class Plan:
     remaining: Filter | None  # the budget after all of them
 
 
-def _noise_trials(setting: Setting, cohort: int) -> int:
-    return cohort - 1 if setting.noised else 0
-
-
 def _randomizer(setting: Setting, length: int) -> OneHotRandomizer:
     return OneHotRandomizer(
         mechanism=setting.mechanism, local_epsilon=setting.local_epsilon, length=length
@@ -106,7 +102,7 @@ def _price(question: PlannedQuestion, budget: Filter | None) -> tuple[Cost, Filt
             f"epsilon {question.epsilon} needs a cohort of at least {cohort:,}, not {reports:,}"
         )
     randomizer = _randomizer(setting, question.length)
-    error = float(randomizer.std_error(reports, 0.0, _noise_trials(setting, cohort)))
+    error = float(randomizer.std_error(reports, 0.0, setting.noise_trials(cohort)))
     charge = Charge(
         release=Release(setting=setting, cohort=cohort),
         epsilon=question.epsilon,
@@ -159,7 +155,7 @@ def cost_of_accuracy(
     randomizer = _randomizer(setting, length)
 
     def share(n: int) -> float:
-        return float(randomizer.std_error(n, 0.0, _noise_trials(setting, n))) / n
+        return float(randomizer.std_error(n, 0.0, setting.noise_trials(n))) / n
 
     needed = math.ceil((share(10**6) * 1000.0 / relative_error) ** 2)
     cohort = max(2, min(needed, MAX_COHORT))
@@ -196,7 +192,7 @@ def accuracy_for_cohort(
             crowd=setting.crowd,
             honest_fraction=setting.honest_fraction,
         )
-        trials = _noise_trials(trial, reports)
+        trials = trial.noise_trials(reports)
         return trial, float(_randomizer(trial, length).std_error(reports, 0.0, trials))
 
     low = int(DOWN.divide_int(MIN_LOCAL_EPSILON, _STEP))

@@ -21,35 +21,21 @@ threshold, so the chances are multiples of 2^-64. `q` is rounded up and `h` towa
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import scipy  # which loads its parts when they are first used
 from numpy.typing import ArrayLike, NDArray
 
+from chorister import _native
 from chorister.errors import InvalidInput
-from chorister.privacy.decimals import NEAREST, UP, Number, as_decimal
+from chorister.privacy.decimals import DOWN, NEAREST, UP, Number, as_decimal, float_above
 from chorister.privacy.weights import TotalWeight, least_weight_bound
-
-__all__ = [
-    "MAX_LENGTH",
-    "MAX_LOCAL_EPSILON",
-    "MIN_LOCAL_EPSILON",
-    "HostileInfluence",
-    "Interval",
-    "LocalModel",
-    "Mechanism",
-    "OneHotRandomizer",
-    "as_deletion",
-    "as_local_epsilon",
-    "as_replacement",
-]
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -58,19 +44,102 @@ MAX_LOCAL_EPSILON = Decimal(20)
 MAX_LENGTH = 1_000_000
 _MAX_DIGITS = 30
 
+AGGREGATORS: Final = 2
+"""How many aggregators add noise to a release, each independently of the other."""
+
 
 class Mechanism(StrEnum):
-    """Which private one-hot encoding."""
+    """A private one-hot encoding. :data:`_RULES` has all that tells one from another."""
 
     ASYMMETRIC = "asymmetric"
     SYMMETRIC = "symmetric"
 
+    def replacement_epsilon(self, local_epsilon: Decimal) -> Decimal:
+        """The local guarantee for replacing a value, which policies limit; rounded up."""
+        return _RULES[self].replacement(local_epsilon)
 
-class LocalModel(StrEnum):
-    """What a local guarantee compares: any two values, or any value with a reference law."""
+    def largest_local_epsilon(self, replacement: Decimal) -> Decimal:
+        """The largest eps0 whose replacement value is within a limit; rounded down."""
+        return _RULES[self].parameter(replacement)
 
-    REPLACEMENT = "replacement"
-    DELETION = "deletion"
+    def thresholds(self, local_epsilon: Decimal) -> tuple[int, int]:
+        """The chances q and h of a 1, times 2^64, as they are sampled."""
+        return _thresholds(self, local_epsilon)
+
+    def chances(self, local_epsilon: float) -> _native.Chances:
+        """The chances q and h as the native bound takes them."""
+        return _chances(self, local_epsilon)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rules:
+    """What defines a mechanism. The local guarantee is `ln(h (1-q) / (q (1-h)))`, or above it.
+
+    `own` must commute with the binary symmetric channel of the module's docstring for the sampled
+    law to be a post-processing of the nominal one.
+    """
+
+    own: Callable[[Decimal], Decimal]  # h, given q
+    replacement: Callable[[Decimal], Decimal]  # local guarantee, given eps0: rounded up
+    parameter: Callable[[Decimal], Decimal]  # eps0, given the local guarantee: rounded down
+
+
+_ONE, _TWO = Decimal(1), Decimal(2)
+_RULES: Final = {
+    Mechanism.ASYMMETRIC: _Rules(
+        own=lambda _: Decimal("0.5"),
+        replacement=lambda local_epsilon: local_epsilon,
+        parameter=lambda replacement: replacement,
+    ),
+    # Any value is within eps0 of the law without one, so two values are within 2 eps0.
+    Mechanism.SYMMETRIC: _Rules(
+        own=lambda q: NEAREST.subtract(_ONE, q),
+        replacement=lambda local_epsilon: UP.multiply(local_epsilon, _TWO),
+        parameter=lambda replacement: DOWN.divide(replacement, _TWO),
+    ),
+}
+
+
+def _other(local_epsilon: Decimal) -> Decimal:
+    """The chance q of a 1 at a coordinate that is not the device's own, to 80 digits."""
+    # exp of a Decimal is correctly rounded, so 80 digits give the same threshold on every machine.
+    return NEAREST.divide(_ONE, NEAREST.add(NEAREST.exp(local_epsilon), _ONE))
+
+
+@lru_cache(maxsize=256)
+def _thresholds(mechanism: Mechanism, local_epsilon: Decimal) -> tuple[int, int]:
+    """q rounded up, h towards q."""
+    unit = Decimal(2**64)
+    q_threshold = NEAREST.multiply(_other(local_epsilon), unit).to_integral_value(context=UP)
+    h = _RULES[mechanism].own(NEAREST.divide(q_threshold, unit))
+    h_threshold = NEAREST.multiply(h, unit).to_integral_value(context=DOWN)
+    return int(q_threshold), int(h_threshold)
+
+
+@lru_cache(maxsize=256)
+def _chances(mechanism: Mechanism, local_epsilon: float) -> _native.Chances:
+    # Each is rounded once: one minus a float near one would lose its digits.
+    if not float(MIN_LOCAL_EPSILON) <= local_epsilon <= float(MAX_LOCAL_EPSILON):
+        raise InvalidInput(
+            f"local_epsilon must lie between {MIN_LOCAL_EPSILON} and {MAX_LOCAL_EPSILON}, "
+            f"not {local_epsilon}"
+        )
+    exact = Decimal.from_float(local_epsilon)
+    q = _other(exact)
+    h = _RULES[mechanism].own(q)
+    return _native.Chances(
+        q=float(q),
+        not_q=float(NEAREST.subtract(_ONE, q)),
+        h=float(h),
+        not_h=float(NEAREST.subtract(_ONE, h)),
+        gap=float(NEAREST.subtract(h, q)),
+        replacement=float_above(mechanism.replacement_epsilon(exact)),
+    )
+
+
+def bits_per_bin(n: int, noise_trials: int) -> int:
+    """How many bits a released sum adds up in each bin: one per report, and all the noise."""
+    return n + AGGREGATORS * noise_trials
 
 
 class Interval(NamedTuple):
@@ -104,34 +173,6 @@ def as_local_epsilon(value: Number) -> Decimal:
     if len(exact.as_tuple().digits) > _MAX_DIGITS:
         raise InvalidInput(f"local_epsilon must have at most {_MAX_DIGITS} significant digits")
     return exact
-
-
-def as_replacement(epsilon: Decimal, model: LocalModel) -> Decimal:
-    """The replacement guarantee that follows from any eps0-DP guarantee in `model`.
-
-    Two values are each within epsilon of the reference law, hence within 2 epsilon of each other
-    (paper, appendix C). For a particular randomizer the truth may lie lower.
-    """
-    return UP.multiply(epsilon, Decimal(2)) if model is LocalModel.DELETION else epsilon
-
-
-def as_deletion(epsilon: Decimal, model: LocalModel) -> Decimal:
-    """The deletion guarantee that follows from any eps0-DP guarantee in `model`.
-
-    Any one value's law serves as the reference (paper, appendix C), so nothing is added.
-    """
-    del model
-    return epsilon
-
-
-@lru_cache(maxsize=256)
-def _thresholds(mechanism: Mechanism, local_epsilon: Decimal) -> tuple[int, int]:
-    """Chances of a 1 at other and own coordinates, times 2^64: q up, h towards q."""
-    # exp of a Decimal is correctly rounded, so 80 digits give the same threshold on every machine.
-    scaled = NEAREST.divide(Decimal(2**64), NEAREST.add(NEAREST.exp(local_epsilon), Decimal(1)))
-    q_threshold = int(scaled.to_integral_value(context=UP))
-    h_threshold = 2**63 if mechanism is Mechanism.ASYMMETRIC else 2**64 - q_threshold
-    return q_threshold, h_threshold
 
 
 def _check_cohort(n: int, noise_trials: int) -> None:
@@ -170,12 +211,12 @@ class OneHotRandomizer:
     @property
     def q_threshold(self) -> int:
         """2^64 times the chance of a 1 at another coordinate, rounded up."""
-        return _thresholds(self.mechanism, self.local_epsilon)[0]
+        return self.mechanism.thresholds(self.local_epsilon)[0]
 
     @property
     def h_threshold(self) -> int:
         """2^64 times the chance of a 1 at the own coordinate, rounded towards q."""
-        return _thresholds(self.mechanism, self.local_epsilon)[1]
+        return self.mechanism.thresholds(self.local_epsilon)[1]
 
     @property
     def q(self) -> float:
@@ -190,15 +231,7 @@ class OneHotRandomizer:
     @property
     def replacement_epsilon(self) -> Decimal:
         """Local guarantee in the replacement model: what a policy's local limits compare."""
-        model = (
-            LocalModel.DELETION if self.mechanism is Mechanism.SYMMETRIC else LocalModel.REPLACEMENT
-        )
-        return as_replacement(self.local_epsilon, model)
-
-    @property
-    def deletion_epsilon(self) -> Decimal:
-        """Local guarantee in the deletion model: eps0 for both mechanisms."""
-        return as_deletion(self.local_epsilon, LocalModel.REPLACEMENT)
+        return self.mechanism.replacement_epsilon(self.local_epsilon)
 
     @property
     def max_weight(self) -> int:
@@ -214,8 +247,6 @@ class OneHotRandomizer:
         the same law whatever the index, so conditioning on it leaves every likelihood ratio, and
         with it the replacement guarantee, untouched.
         """
-        from chorister import _native  # the accountant alone needs no native module
-
         self._check_index(index)
         return _native.randomize_one_hot(
             np.array([index], dtype=np.uint64),
@@ -229,8 +260,6 @@ class OneHotRandomizer:
         self, indices: Sequence[int] | NDArray[np.int64], *, bounded: bool = True, threads: int = 0
     ) -> NDArray[np.uint8]:
         """Draw one report for each of many devices: an array of shape (devices, length)."""
-        from chorister import _native
-
         held = np.asarray(indices, dtype=np.int64)
         if held.ndim != 1:
             raise InvalidInput("indices must be one-dimensional")
@@ -261,7 +290,7 @@ class OneHotRandomizer:
         """
         _check_cohort(n, noise_trials)
         sums = np.asarray(counts, dtype=np.float64)
-        return (sums - (n + 2 * noise_trials) * self.q) / (self.h - self.q)
+        return (sums - bits_per_bin(n, noise_trials) * self.q) / (self.h - self.q)
 
     def variance(self, n: int, frequency: ArrayLike = 0.0, noise_trials: int = 0) -> Floats:
         """Variance of an estimate of a bin whose true count is `frequency`.
@@ -271,7 +300,7 @@ class OneHotRandomizer:
         """
         _check_cohort(n, noise_trials)
         held = np.clip(np.asarray(frequency, dtype=np.float64), 0.0, float(n))
-        return self._base_variance(n, noise_trials) + self._variance_slope * held
+        return self._base_variance(n, noise_trials) + self.variance_slope * held
 
     def std_error(self, n: int, frequency: ArrayLike = 0.0, noise_trials: int = 0) -> Floats:
         """Standard error of an estimate of a bin whose true count is `frequency`."""
@@ -291,8 +320,8 @@ class OneHotRandomizer:
         _check_cohort(n, noise_trials)
         seen = np.asarray(estimates, dtype=np.float64)
         z = float(scipy.special.ndtri(0.5 + confidence / 2.0))
-        shift = z * z * self._variance_slope / 2.0
-        spread = z * z * (self._base_variance(n, noise_trials) + self._variance_slope * seen)
+        shift = z * z * self.variance_slope / 2.0
+        spread = z * z * (self._base_variance(n, noise_trials) + self.variance_slope * seen)
         half = np.sqrt(np.maximum(shift * shift + spread, 0.0))
         return Interval(low=seen + shift - half, high=seen + shift + half)
 
@@ -302,7 +331,7 @@ class OneHotRandomizer:
         return TotalWeight(
             reports=n,
             other_bits=n * (self.length - 1),
-            noise_bits=2 * noise_trials * self.length,
+            noise_bits=AGGREGATORS * noise_trials * self.length,
             q=self.q,
             h=self.h,
             report_limit=self.max_weight if bounded else self.length,
@@ -327,12 +356,11 @@ class OneHotRandomizer:
 
     def _base_variance(self, n: int, noise_trials: int) -> float:
         scale = (self.h - self.q) ** 2
-        return (n + 2 * noise_trials) * self.q * (1.0 - self.q) / scale
+        return bits_per_bin(n, noise_trials) * self.q * (1.0 - self.q) / scale
 
     @property
-    def _variance_slope(self) -> float:
+    def variance_slope(self) -> float:
         """Variance that one holder adds to its bin: 1 for asymmetric, 0 for symmetric."""
-        if self.mechanism is Mechanism.SYMMETRIC:
-            return 0.0
-        own = self.h * (1.0 - self.h) - self.q * (1.0 - self.q)
-        return own / math.pow(self.h - self.q, 2)
+        # From the integers, so that both are exact.
+        one, q, h = 2**64, self.q_threshold, self.h_threshold
+        return (h * (one - h) - q * (one - q)) / (h - q) ** 2

@@ -65,8 +65,7 @@ def _divergence(
     check_order(order)
     return _native.renyi_divergence(
         cohort,
-        symmetric=mechanism is Mechanism.SYMMETRIC,
-        local_epsilon=local_epsilon,
+        mechanism.chances(local_epsilon),
         noised=noised,
         order=order,
         witness=witness,

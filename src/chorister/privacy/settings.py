@@ -14,19 +14,9 @@ from fractions import Fraction
 from typing import TypeVar
 
 from chorister.errors import InvalidInput
-from chorister.privacy.decimals import Number, as_decimal
+from chorister.privacy.decimals import Number, as_decimal, float_above
 from chorister.privacy.randomizers import Mechanism, as_local_epsilon
 from chorister.privacy.renyi import RenyiRelease
-
-__all__ = [
-    "MAX_COHORT",
-    "Crowd",
-    "Setting",
-    "as_choice",
-    "as_delta",
-    "as_epsilon",
-    "honest_members",
-]
 
 MAX_COHORT = 10**9
 _MAX_EPSILON = 50.0
@@ -75,13 +65,16 @@ class Setting:
     @property
     def parameter(self) -> float:
         """eps0 as a float, rounded up: a larger eps0 never has a smaller epsilon."""
-        nearest = float(self.local_epsilon)
-        return nearest if Decimal(nearest) >= self.local_epsilon else math.nextafter(nearest, 99.0)
+        return float_above(self.local_epsilon)
 
     @property
     def replacement(self) -> float:
         """The local guarantee in the replacement model, which bounds epsilon for every cohort."""
-        return self.parameter * (2.0 if self.mechanism is Mechanism.SYMMETRIC else 1.0)
+        return float_above(self.mechanism.replacement_epsilon(Decimal(self.parameter)))
+
+    def noise_trials(self, cohort: int) -> int:
+        """M, where each aggregator adds Bin(M, q) to every bin; 0 where none adds noise."""
+        return noise_trials(self.crowd, cohort)
 
     def members(self, cohort: int) -> int:
         """How many of a cohort hide the device, itself included."""
@@ -96,6 +89,15 @@ class Setting:
             noised=self.noised,
             count=count,
         )
+
+
+def noise_trials(crowd: Crowd | str, min_cohort: int) -> int:
+    """How many trials of chance q each aggregator adds to every bin: as many as others hide it.
+
+    The native bound relies on this number: with one honest aggregator a device is hidden among
+    `min_cohort - 1` coordinates that nobody holds, whoever the other clients are.
+    """
+    return min_cohort - 1 if crowd == Crowd.NOISED else 0
 
 
 def as_choice(kind: type[_Choice], value: str, name: str) -> _Choice:

@@ -447,7 +447,7 @@ mod _native {
 
     #[pymodule_export]
     use super::bound::{
-        composition_delta, exact_delta, exact_envelope, exact_epsilon, renyi_divergence,
+        PyChances, composition_delta, exact_delta, exact_envelope, exact_epsilon, renyi_divergence,
         witness_delta,
     };
     #[pymodule_export]

@@ -63,11 +63,11 @@ impl Crowd {
             for k in 0..=others {
                 pairs.push(Pair::new(others - k, k, chances, cut)?);
             }
-            knots_of(pairs.iter().flat_map(logs).collect(), chances.symmetric)
+            knots_of(pairs.iter().flat_map(logs).collect(), chances.symmetric())
         } else {
-            knots_of(thinned(&logs(&worst), others), chances.symmetric)
+            knots_of(thinned(&logs(&worst), others), chances.symmetric())
         };
-        let base = merged(worst.excesses(&knots), &knots, chances.symmetric);
+        let base = merged(worst.excesses(&knots), &knots, chances.symmetric());
         Ok(Self { chances, others, cut, knots, base, window: worst.counts() })
     }
 
@@ -94,7 +94,7 @@ impl Crowd {
     pub fn tuning(&self, around: &Envelope, epsilon: f64, delta: f64) -> Tuning {
         let weight = around.sensitivity(epsilon, &self.knots);
         // By how much all blocks together may raise delta, relatively.
-        let wanted = if self.chances.symmetric { 2e-3 } else { 2e-4 };
+        let wanted = if self.chances.symmetric() { 2e-3 } else { 2e-4 };
         // Where holders and references are nearly alike every k costs the same: a block of a share s of all users
         // raises epsilon by s/2, and delta (as the sweep sees it) by about s ln(1/delta)/4. There can be no more
         // blocks than are affordable.
@@ -102,7 +102,7 @@ impl Crowd {
         let alike = (wanted / (local * local)).min(1e-2);
         let slope = 4.0 - delta.ln();
         let least = 0.5 * slope * (self.window + KNOTS) as f64 / MAX_SWEEP as f64;
-        let uniform = self.chances.symmetric || local < 1.0;
+        let uniform = self.chances.symmetric() || local < 1.0;
         let share = if uniform { alike.max(least) } else { alike };
         let budget = share * delta.max(around.delta(epsilon));
         let width = (self.others as f64 * share / (4.0 * slope)).max(1.0);
@@ -126,7 +126,7 @@ impl Crowd {
         };
         // Symmetric one-hot is its own mirror: `Z_{N-k} = N - Z_k` turns pair N-k into the reversal of pair k, so half
         // of the range suffices once every curve is merged with its own reversal.
-        let end = if self.chances.symmetric { self.others / 2 } else { self.others };
+        let end = if self.chances.symmetric() { self.others / 2 } else { self.others };
         while sweep.covered <= end {
             sweep.advance(end)?;
         }
@@ -173,7 +173,7 @@ impl Sweep<'_> {
             let last = end.min(first.saturating_add(width - 1));
             let pair = block(*others, *chances, *cut, first, last)?;
             self.work += pair.counts() + knots.len();
-            let excess = merged(pair.excesses(knots), knots, chances.symmetric);
+            let excess = merged(pair.excesses(knots), knots, chances.symmetric());
             let rise: f64 = self
                 .tuning
                 .weight
@@ -214,7 +214,7 @@ fn block(others: u64, chances: Chances, cut: f64, first: u64, last: u64) -> Resu
     if first > last || last > others {
         return Err(internal("a block outside the crowd"));
     }
-    if chances.symmetric {
+    if chances.symmetric() {
         Pair::new(first, others - last, chances, cut)
     } else {
         Pair::new(others - last, first, chances, cut)
