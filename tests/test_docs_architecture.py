@@ -19,6 +19,34 @@ def test_every_module_that_is_named_exists() -> None:
     assert outside == []
 
 
+def where_to_change() -> dict[str, tuple[list[str], int, list[str]]]:
+    """The rows of "Where do I change ...?": source files, their limit, documents and tests."""
+    table = PAGE.split("## Where do I change ...?")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (an? .*?) \| (.*?) \| (\d+).*? \| (.*?) \|$", table, re.MULTILINE)
+    path = r"`((?:[a-z0-9_-]+/)*[a-z0-9_-]+\.(?:pyi?|md|json))`"
+    return {
+        name: (re.findall(path, edit), int(limit), re.findall(path, others))
+        for name, edit, limit, others in rows
+    }
+
+
+def test_typical_changes_touch_few_files_which_exist() -> None:
+    rows = where_to_change()
+    assert len(rows) >= 8
+    for name, (sources, limit, others) in rows.items():
+        assert 1 <= len(sources) <= limit, name
+        assert len(set(sources)) == len(sources), name
+        missing = [each for each in sources if not (SOURCE / each).is_file()]
+        missing += [each for each in others if not (REPOSITORY / each).is_file()]
+        assert missing == [], name
+    limits = {name: limit for name, (_, limit, _) in rows.items()}
+    assert limits["a randomizer"] <= 7
+    assert limits["a key of the policy"] <= 5
+    assert limits["an algorithm for analysts"] <= 5
+    sources, limit, others = rows["a randomizer"]
+    assert len(sources) + len(others) <= limit
+
+
 def test_every_package_has_a_row() -> None:
     table = PAGE.split("## Packages")[1].split("\n## ")[0]
     rows = {

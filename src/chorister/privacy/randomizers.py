@@ -49,7 +49,7 @@ AGGREGATORS: Final = 2
 
 
 class Mechanism(StrEnum):
-    """A private one-hot encoding. :data:`_RULES` has all that tells one from another."""
+    """Which private one-hot encoding."""  # _RULES has all that tells one from another
 
     ASYMMETRIC = "asymmetric"
     SYMMETRIC = "symmetric"
