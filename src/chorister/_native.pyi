@@ -136,7 +136,7 @@ class TaskBinding:
 
 @final
 class LeaderJob:
-    """A leader's job that waits for the helper. Kept in memory: after a crash it is begun anew."""
+    """A leader's job that waits for the helper. Kept in memory: after a crash it starts again."""
 
     @property
     def verify_inits(self) -> bytes: ...

@@ -122,17 +122,29 @@ fn renyi_divergences_match_direct_sums() -> Outcome {
 #[test]
 fn nonsense_is_refused_and_nothing_panics() {
     for bad in [f64::NAN, f64::INFINITY, -1.0, 0.0, 1e300] {
-        assert!(matches!(Setting::new(10, chances(false, bad), false), Err(Error::InvalidInput(_))));
+        assert!(matches!(
+            Setting::new(10, chances(false, bad), false),
+            Err(Error::InvalidInput(_))
+        ));
         for noised in [false, true] {
             let setting = Setting::new(10, chances(true, 3.0), noised).ok();
             let found = setting.map(|setting| setting.epsilon(bad));
             assert!(matches!(found, Some(Err(Error::InvalidInput(_)))), "{bad}");
         }
-        assert!(matches!(renyi::divergence(10, chances(true, bad), 4, true), Err(Error::InvalidInput(_))));
+        assert!(matches!(
+            renyi::divergence(10, chances(true, bad), 4, true),
+            Err(Error::InvalidInput(_))
+        ));
     }
     assert!(matches!(Setting::new(0, chances(false, 3.0), false), Err(Error::InvalidInput(_))));
-    assert!(matches!(Setting::new(MAX_COHORT + 1, chances(false, 3.0), false), Err(Error::InvalidInput(_))));
-    assert!(matches!(renyi::divergence(10, chances(true, 3.0), 1, true), Err(Error::InvalidInput(_))));
+    assert!(matches!(
+        Setting::new(MAX_COHORT + 1, chances(false, 3.0), false),
+        Err(Error::InvalidInput(_))
+    ));
+    assert!(matches!(
+        renyi::divergence(10, chances(true, 3.0), 1, true),
+        Err(Error::InvalidInput(_))
+    ));
 }
 
 /// At some ten nanoseconds an entry: a second.

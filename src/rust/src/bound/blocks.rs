@@ -20,15 +20,15 @@ use super::pair::Pair;
 use super::{Chances, U, internal};
 use crate::error::Error;
 
-/// Crowds of up to so many others are examined k by k.
+/// Crowds of up to this many others are examined k by k.
 const INDIVIDUAL: u64 = 160;
-/// Crowds of up to so many others have a knot at every ratio of every k.
+/// Crowds of up to this many others have a knot at every ratio of every k.
 const EVERY_RATIO: u64 = 32;
 /// Entries of all laws of a sweep, after which its blocks have their least width.
 pub const MAX_SWEEP: usize = 24_000_000;
 /// Blocks that cover any crowd once that is spent.
 pub const MORE_BLOCKS: usize = 113;
-/// About 120 a standard deviation of the loss: chords cost `5e-6` of epsilon.
+/// About 120 per standard deviation of the loss: chords cost `5e-6` of epsilon.
 pub const KNOTS: usize = 2000;
 /// Between the window's last ratio and the largest possible one.
 const TAIL_KNOTS: usize = 48;
@@ -85,7 +85,7 @@ impl Crowd {
         self.others <= INDIVIDUAL
     }
 
-    /// The envelope of the worst block alone: a first idea of the answer, no bound.
+    /// The envelope of the worst block alone: a first estimate of the answer, not a bound.
     pub fn first_idea(&self) -> Result<Envelope, Error> {
         Envelope::new(&self.knots, &self.base)
     }
@@ -154,7 +154,7 @@ struct Sweep<'a> {
     width: f64,
     growth: f64,
     budget: f64,
-    /// So many blocks are as wide as the last.
+    /// How many of the next blocks stay as wide as the last.
     rest: u32,
     work: usize,
 }
@@ -199,8 +199,8 @@ impl Sweep<'_> {
                 *old = old.max(new);
             }
             self.covered = last + 1;
-            // What used much of its share shall not be followed by wider ones that each use as much, and what was
-            // refused a moment ago not be tried again at once.
+            // A block that used much of its share must not be followed by wider ones that use as much, and a width that
+            // was just refused must not be tried again at once.
             let growth = if rise < allowed / 2.0 && self.rest == 0 { self.growth } else { 1.0 };
             self.width = self.width.max(least as f64) * growth;
             self.rest = self.rest.saturating_sub(1);

@@ -21,9 +21,9 @@
 //!
 //! # Work
 //!
-//! Nobody can make this code work for long: no law has more than `counts::MAX_COUNTS` entries (beyond that users
+//! Nobody can make this code run for long: no law has more than `counts::MAX_COUNTS` entries (beyond that users
 //! are dropped, which only raises the bound), and the laws of one call together have no more than `MAX_WORK`. An
-//! entry takes some ten nanoseconds.
+//! entry takes about ten nanoseconds.
 
 pub mod blocks;
 pub mod counts;

@@ -31,7 +31,7 @@ const MAX_COUNTS: u64 = 1 << 18;
 const MAX_SWEEP: u64 = 8_000_000;
 /// Blocks may exceed the largest single composition by this fraction, or by more where laws are long.
 const RISE: f64 = 5e-4;
-/// Up to so many others every k is a block of its own.
+/// Up to this many others, every k is a block of its own.
 const INDIVIDUAL: u64 = 64;
 const LN_UNIT: f64 = 200.0 * std::f64::consts::LN_2;
 

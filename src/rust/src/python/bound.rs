@@ -14,14 +14,7 @@ pub(super) struct PyChances(Chances);
 impl PyChances {
     #[new]
     #[pyo3(signature = (*, q, not_q, h, not_h, gap, replacement))]
-    fn new(
-        q: f64,
-        not_q: f64,
-        h: f64,
-        not_h: f64,
-        gap: f64,
-        replacement: f64,
-    ) -> PyResult<Self> {
+    fn new(q: f64, not_q: f64, h: f64, not_h: f64, gap: f64, replacement: f64) -> PyResult<Self> {
         Ok(Self(Chances { q, not_q, h, not_h, gap, replacement }.checked()?))
     }
 }
@@ -35,8 +28,7 @@ pub(super) fn exact_epsilon(
     noised: bool,
     delta: f64,
 ) -> PyResult<(f64, f64)> {
-    let found =
-        unlocked(py, || Setting::new(cohort, chances.0, noised)?.epsilon(delta))?;
+    let found = unlocked(py, || Setting::new(cohort, chances.0, noised)?.epsilon(delta))?;
     Ok((found.lower, found.upper))
 }
 
@@ -49,8 +41,7 @@ pub(super) fn exact_delta(
     noised: bool,
     epsilon: f64,
 ) -> PyResult<(f64, f64)> {
-    let found =
-        unlocked(py, || Setting::new(cohort, chances.0, noised)?.delta(epsilon))?;
+    let found = unlocked(py, || Setting::new(cohort, chances.0, noised)?.delta(epsilon))?;
     Ok((found.lower, found.upper))
 }
 
@@ -77,8 +68,7 @@ pub(super) fn composition_delta(
     epsilon: f64,
 ) -> PyResult<f64> {
     unlocked(py, || {
-        Setting::new(cohort, chances.0, false)?
-            .composition_delta(held, instead, epsilon)
+        Setting::new(cohort, chances.0, false)?.composition_delta(held, instead, epsilon)
     })
 }
 
@@ -91,8 +81,7 @@ pub(super) fn exact_envelope<'py>(
     noised: bool,
     delta: f64,
 ) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
-    let envelope =
-        unlocked(py, || Setting::new(cohort, chances.0, noised)?.envelope(delta))?;
+    let envelope = unlocked(py, || Setting::new(cohort, chances.0, noised)?.envelope(delta))?;
     let bytes = |numbers: &[f64]| {
         PyBytes::new(py, &numbers.iter().copied().flat_map(f64::to_ne_bytes).collect::<Vec<u8>>())
     };
