@@ -16,6 +16,7 @@ from scipy import stats
 from chorister._native import sample_binomials
 from chorister.errors import InvalidInput
 from chorister.privacy import Mechanism, OneHotRandomizer
+from tests.privacy.former import own
 
 LOCAL_EPSILONS = ["0.01", "0.1", "1", "2.5", "3", "5", "8", "12", "20"]
 
@@ -79,7 +80,7 @@ def test_thresholds_round_towards_more_noise(local: Decimal, mechanism: Mechanis
     nominal = 1 / (power_of_e(local) + 1)  # a little above the nominal q
     assert -Fraction(1, 2**60) < q - nominal < Fraction(1, 2**63)
     assert q < h
-    assert h == (Fraction(1, 2) if mechanism is Mechanism.ASYMMETRIC else 1 - q)
+    assert h == own(mechanism, q)
 
 
 @pytest.mark.parametrize("mechanism", list(Mechanism))

@@ -14,9 +14,9 @@ from fractions import Fraction
 from chorister.errors import InvalidInput
 from chorister.policy.model import Analysis, Budget, Crowd, FieldBudget, Policy, ReportKind
 from chorister.privacy import amplification
+from chorister.privacy.certified import Setting
 from chorister.privacy.decimals import UP
 from chorister.privacy.randomizers import Mechanism
-from chorister.privacy.settings import Setting
 from chorister.privacy.weights import delta_before_bound
 
 

@@ -17,8 +17,8 @@ from chorister.errors import InvalidInput
 from chorister.policy.bounds import Claim
 from chorister.policy.model import Analysis, Budget, FieldBudget, Policy, Renyi
 from chorister.policy.values import duration_text, number_text
+from chorister.privacy.certified import renyi_to_epsilon
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON, MIN_LOCAL_EPSILON, Mechanism
-from chorister.privacy.renyi import renyi_to_epsilon
 from chorister.privacy.weights import BOUND_DELTA
 
 

@@ -1,6 +1,6 @@
 """Private one-hot encoding: what a device sends, and how an analyst reads the sum of it.
 
-A device that holds element `d` of a domain of `length` elements sends one bit a coordinate:
+A device that holds element `d` of a domain of `length` elements sends one bit per coordinate:
 1 with chance `h` at its own coordinate and 1 with chance `q = 1/(e^eps0 + 1)` elsewhere.
 
 - *asymmetric* (`h = 1/2`; paper, appendix A): eps0-DP in the replacement model;
@@ -11,7 +11,7 @@ A device that holds element `d` of a domain of `length` elements sends one bit a
 threshold, so the chances are multiples of 2^-64. `q` is rounded up and `h` towards `q`:
 
 1. *locally*, the largest likelihood ratio over all reports is `h(1-q) / (q(1-h))`, which falls
-   when q rises and when h falls towards q: the sampled law is never above eps0;
+   when q rises and when h falls towards q: the sampled law never exceeds the stated guarantee;
 2. *in the sum*, write the sampled chances as `q' = q + a(1 - 2q)`, `h' = h - a(2h - 1)`: every bit
    is the nominal bit sent through a binary symmetric channel of error `a >= 0` (for h = 1/2 that
    leaves h untouched). The sum of n such bits is `Bin(S, 1-a) + Bin(n-S, a)` given the nominal
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from functools import lru_cache
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 import scipy  # which loads its parts when they are first used
@@ -34,10 +34,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from chorister import _native
 from chorister.errors import InvalidInput
-from chorister.privacy.decimals import DOWN, NEAREST, UP, Number, as_decimal, float_above
-from chorister.privacy.weights import TotalWeight, least_weight_bound
-
-Floats: TypeAlias = NDArray[np.float64]
+from chorister.privacy.decimals import (
+    DOWN,
+    NEAREST,
+    UP,
+    Number,
+    as_choice,
+    as_decimal,
+    float_above,
+)
+from chorister.privacy.weights import Floats, TotalWeight, least_weight_bound
 
 MIN_LOCAL_EPSILON = Decimal("0.001")
 MAX_LOCAL_EPSILON = Decimal(20)
@@ -49,7 +55,9 @@ AGGREGATORS: Final = 2
 
 
 class Mechanism(StrEnum):
-    """Which private one-hot encoding."""  # _RULES has all that tells one from another
+    """Which private one-hot encoding."""
+
+    # `_RULES` has everything that distinguishes one from another.
 
     ASYMMETRIC = "asymmetric"
     SYMMETRIC = "symmetric"
@@ -73,15 +81,16 @@ class Mechanism(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rules:
-    """What defines a mechanism. The local guarantee is `ln(h (1-q) / (q (1-h)))`, or above it.
+    """What defines a mechanism.
 
-    `own` must commute with the binary symmetric channel of the module's docstring for the sampled
-    law to be a post-processing of the nominal one.
+    The local guarantee is at least `ln(h (1-q) / (q (1-h)))`, and has at most 30 decimal places.
+    For the sampled law to be a post-processing of the nominal one, `own` must commute with the
+    channel above: `own(q + a(1 - 2q)) = h - a(2h - 1)` for `h = own(q)`, or less.
     """
 
     own: Callable[[Decimal], Decimal]  # h, given q
-    replacement: Callable[[Decimal], Decimal]  # local guarantee, given eps0: rounded up
-    parameter: Callable[[Decimal], Decimal]  # eps0, given the local guarantee: rounded down
+    replacement: Callable[[Decimal], Decimal]  # the local guarantee, given eps0; rounded up
+    parameter: Callable[[Decimal], Decimal]  # eps0, given the local guarantee; rounded down
 
 
 _ONE, _TWO = Decimal(1), Decimal(2)
@@ -120,10 +129,7 @@ def _thresholds(mechanism: Mechanism, local_epsilon: Decimal) -> tuple[int, int]
 def _chances(mechanism: Mechanism, local_epsilon: float) -> _native.Chances:
     # Each is rounded once: one minus a float near one would lose its digits.
     if not float(MIN_LOCAL_EPSILON) <= local_epsilon <= float(MAX_LOCAL_EPSILON):
-        raise InvalidInput(
-            f"local_epsilon must lie between {MIN_LOCAL_EPSILON} and {MAX_LOCAL_EPSILON}, "
-            f"not {local_epsilon}"
-        )
+        raise _out_of_range(local_epsilon)
     exact = Decimal.from_float(local_epsilon)
     q = _other(exact)
     h = _RULES[mechanism].own(q)
@@ -143,7 +149,7 @@ def bits_per_bin(n: int, noise_trials: int) -> int:
 
 
 class Interval(NamedTuple):
-    """The two ends of a confidence interval, one entry a bin."""
+    """The two ends of a confidence interval, one entry per bin."""
 
     low: Floats
     high: Floats
@@ -152,9 +158,9 @@ class Interval(NamedTuple):
 class HostileInfluence(NamedTuple):
     """How far one hostile report can move estimates, in devices."""
 
-    bins: int  # so many at most rise
-    up: float  # by so much each
-    down: float  # by so much all others fall
+    bins: int  # at most this many rise
+    up: float  # each by this much
+    down: float  # all others fall by this much
 
 
 def as_local_epsilon(value: Number) -> Decimal:
@@ -166,13 +172,16 @@ def as_local_epsilon(value: Number) -> Decimal:
     except (InvalidOperation, TypeError, ValueError):
         raise InvalidInput(f"local_epsilon {value!r} is not a decimal number") from None
     if not exact.is_finite() or not MIN_LOCAL_EPSILON <= exact <= MAX_LOCAL_EPSILON:
-        raise InvalidInput(
-            f"local_epsilon must lie between {MIN_LOCAL_EPSILON} and {MAX_LOCAL_EPSILON}, "
-            f"not {value}"
-        )
+        raise _out_of_range(value)
     if len(exact.as_tuple().digits) > _MAX_DIGITS:
         raise InvalidInput(f"local_epsilon must have at most {_MAX_DIGITS} significant digits")
     return exact
+
+
+def _out_of_range(value: Number) -> InvalidInput:
+    return InvalidInput(
+        f"local_epsilon must lie between {MIN_LOCAL_EPSILON} and {MAX_LOCAL_EPSILON}, not {value}"
+    )
 
 
 def _check_cohort(n: int, noise_trials: int) -> None:
@@ -186,8 +195,8 @@ def _check_cohort(n: int, noise_trials: int) -> None:
 class OneHotRandomizer:
     """One private one-hot encoding over a domain of `length` coordinates, OOV included.
 
-    `n` below is the number of reports in a sum and `noise_trials` is M = min_cohort - 1 where
-    *both* aggregators added an independent Bin(M, q) to every bin, and 0 where none did.
+    `n` below is the number of reports in a sum, and `noise_trials` is M where *each* aggregator
+    added an independent Bin(M, q) to every bin, 0 where none did.
     """
 
     mechanism: Mechanism  # asymmetric or symmetric
@@ -195,11 +204,7 @@ class OneHotRandomizer:
     length: int  # |D|, the number of coordinates
 
     def __init__(self, *, mechanism: Mechanism | str, local_epsilon: Number, length: int) -> None:
-        try:
-            chosen = Mechanism(mechanism)
-        except ValueError:
-            names = ", ".join(Mechanism)
-            raise InvalidInput(f"mechanism must be one of {names}, not {mechanism!r}") from None
+        chosen = as_choice(Mechanism, mechanism, "mechanism")
         if isinstance(length, bool) or not 2 <= length <= MAX_LENGTH:
             raise InvalidInput(f"length must lie between 2 and {MAX_LENGTH:,}, not {length}")
         object.__setattr__(self, "mechanism", chosen)
@@ -241,7 +246,7 @@ class OneHotRandomizer:
     # --- The device ----------------------------------------------------------------------------
 
     def randomize(self, index: int, *, bounded: bool = True) -> bytes:
-        """Draw a report for coordinate `index`: one byte, 0 or 1, a coordinate.
+        """Draw a report for coordinate `index`: one byte per coordinate, 0 or 1.
 
         Bounded reports are redrawn whole while their weight exceeds `max_weight`. The weight has
         the same law whatever the index, so conditioning on it leaves every likelihood ratio, and
@@ -339,14 +344,14 @@ class OneHotRandomizer:
 
     @property
     def step(self) -> float:
-        """What one bit more in a sum adds to an estimate."""
+        """What one more bit in a sum adds to an estimate."""
         return 1.0 / (self.h - self.q)
 
     def hostile_influence(self, *, bounded: bool = True) -> HostileInfluence:
-        """What one hostile report can do to the estimates, against its not being there.
+        """How far one hostile report can move the estimates, compared with its absence.
 
-        A report adds `(bit - q) / (h - q)` to every bin: it counts among the n whose mean is taken
-        out, so bins that it leaves at 0 fall, all of them for a report without any 1.
+        A report adds `(bit - q) / (h - q)` to every bin: it counts among the n whose mean is
+        subtracted, so bins that it leaves at 0 fall; if it has no 1 at all, every bin falls.
         """
         return HostileInfluence(
             bins=self.max_weight if bounded else self.length,

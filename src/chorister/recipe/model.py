@@ -49,13 +49,13 @@ from chorister.policy.values import (
     Query,
     SQLName,
 )
+from chorister.privacy.certified import MAX_COHORT, noise_trials
 from chorister.privacy.randomizers import (
     MAX_LENGTH,
     Mechanism,
     OneHotRandomizer,
     as_local_epsilon,
 )
-from chorister.privacy.settings import MAX_COHORT, noise_trials
 from chorister.privacy.weights import BOUND_DELTA
 
 VERSION: Final = 1

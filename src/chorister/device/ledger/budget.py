@@ -26,7 +26,7 @@ from chorister.policy import Composition, FieldBudget, Renyi
 from chorister.policy.model import Budget
 from chorister.policy.values import FieldRef, Identifier
 from chorister.privacy import filters
-from chorister.privacy.settings import Setting
+from chorister.privacy.certified import Setting
 from chorister.recipe import Privacy, Recipe
 
 __all__ = ["Charge", "Limit", "Standing"]
