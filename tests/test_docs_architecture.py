@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -45,6 +46,26 @@ def test_typical_changes_touch_few_files_which_exist() -> None:
     assert limits["an algorithm for analysts"] <= 5
     sources, limit, others = rows["a randomizer"]
     assert len(sources) + len(others) <= limit
+
+
+def code_of(path: Path) -> str:
+    """A module without its comments and docstrings."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value = ast.Constant(value=None)
+    return ast.unparse(tree)
+
+
+def test_facts_of_the_privacy_model_are_written_once() -> None:
+    """Trials of noise, replacement values and probabilities come from `privacy`."""
+    repeated = re.compile(
+        r"cohort - 1\b|Mechanism\.SYMMETRIC|is (not )?Mechanism\.|\* \S*noise_trials"
+    )
+    outside = [path for path in SOURCE.rglob("*.py") if path.parent.name != "privacy"]
+    assert len(outside) > 100
+    assert [path for path in outside if repeated.search(code_of(path))] == []
+    assert repeated.search(code_of(SOURCE / "privacy" / "certified.py"))
 
 
 def test_every_package_has_a_row() -> None:
