@@ -103,7 +103,7 @@ class Claim:
     def certified_epsilon(self, min_cohort: int) -> float:
         """Return the certified upper bound on epsilon at this delta, to compare with `epsilon`."""
         setting = self.setting
-        delta = self._delta(1 if setting.noised else setting.members(min_cohort))
+        delta = self._delta(setting.bounded_reports(min_cohort))
         return amplification.epsilon(setting, cohort=min_cohort, delta=delta).upper
 
     def holds(self, min_cohort: int) -> bool:

@@ -9,7 +9,6 @@ their own disk go through :mod:`chorister.privacy.cache`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -91,33 +90,10 @@ def delta(
     if chosen is Method.CLONES:
         upper = published.clones_certified_delta(members, setting.replacement, wanted)
     elif chosen is Method.CLOSED_FORM:
-        upper = _closed_form_delta(members, setting.replacement, wanted)
+        upper = published.closed_form_delta(members, setting.replacement, wanted)
     else:
         upper, _ = renyi_delta([setting.renyi(members)], wanted)
     return Bound(upper=upper, lower=None, method=chosen)
-
-
-def _closed_form_delta(members: int, replacement: float, wanted: float) -> float:
-    """Least delta for which the theorem applies and gives at most `wanted`."""
-
-    def holds(log_delta: float) -> bool:
-        trial = math.exp(log_delta)
-        if members < published.smallest_valid_cohort(replacement, trial):
-            return False
-        return published.closed_form_epsilon(members, replacement, trial) <= wanted
-
-    if not holds(math.log(0.999)):
-        raise InvalidInput(
-            f"the closed form proves epsilon {wanted:g} for no delta at a cohort of {members:,}; "
-            "the methods exact, clones and renyi have no such limit"
-        )
-    low, high = -700.0, math.log(0.999)
-    while high - low > 1e-12 * abs(low):
-        middle = (low + high) / 2.0
-        low, high = (low, middle) if holds(middle) else (middle, high)
-        if high - low < 1e-9:
-            break
-    return math.exp(high)
 
 
 def min_cohort(

@@ -104,6 +104,10 @@ class Setting:
         """How many of a cohort hide the device, itself included."""
         return honest_members(cohort, self.honest_fraction)
 
+    def bounded_reports(self, cohort: int) -> int:
+        """How many reports' weight bounds the guarantee rests on: only the device's, with noise."""
+        return 1 if self.noised else self.members(cohort)
+
     def renyi(self, members: int, count: int = 1) -> RenyiRelease:
         """A release over so many members, for the Renyi accountant."""
         return RenyiRelease(

@@ -109,7 +109,7 @@ def compose(sequence: FixedSequence, delta: Number, *, bounded: int = 0) -> Comp
     except InvalidInput as refusal:  # its grid; whatever else is wrong was found above
         refusals.append((CompositionName.EXACT, str(refusal)))
     if bounded:
-        honest = max(_bounded_reports(release) for release, _ in sequence.distinct())
+        honest = max(each.setting.bounded_reports(each.cohort) for each in sequence.releases)
         pure = _pure(sequence)
         renyi = renyi if covers_bound(renyi, honest) else pure
         exact = exact if math.isinf(exact) or covers_bound(exact, honest) else pure
@@ -133,14 +133,9 @@ def _before_bounds(sequence: FixedSequence, delta: Number, bounded: int) -> Deci
     return DOWN.subtract(whole, aside)
 
 
-def _bounded_reports(release: Release) -> int:
-    """How many bounded reports a release's guarantee rests on."""
-    return 1 if release.setting.noised else release.setting.members(release.cohort)
-
-
 def _each(release: Release, delta: float, *, bounded: bool) -> float:
     value = epsilon(release.setting, cohort=release.cohort, delta=delta).upper
-    if bounded and not covers_bound(value, _bounded_reports(release)):
+    if bounded and not covers_bound(value, release.setting.bounded_reports(release.cohort)):
         return release.setting.replacement
     return value
 

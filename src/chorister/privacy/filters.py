@@ -202,7 +202,7 @@ class RenyiFilter(Filter):
             UP.add(total, _divergence(release.setting, members, order))
             for order, total in zip(self.orders, sums, strict=True)
         )
-        honest = 1 if release.setting.noised else members
+        honest = release.setting.bounded_reports(release.cohort)
         return replace(
             self,
             totals=totals,

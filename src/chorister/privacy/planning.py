@@ -94,7 +94,7 @@ def _price(question: PlannedQuestion, budget: Filter | None) -> tuple[Cost, Filt
     cohort = min_cohort(setting, epsilon=question.epsilon, delta=delta)
     reports = cohort if question.reports is None else question.reports
     if question.bounded:  # raises if this many reports would cost more than is set aside
-        delta_before_bound(question.delta, question.epsilon, 1 if setting.noised else reports)
+        delta_before_bound(question.delta, question.epsilon, setting.bounded_reports(reports))
     if reports < cohort:
         raise InvalidInput(
             f"epsilon {question.epsilon} needs a cohort of at least {cohort:,}, not {reports:,}"
@@ -223,7 +223,7 @@ def _stated(setting: Setting, cohort: int, delta: Number, error: float, *, bound
     # Rounded up to what people write: the certified bound holds for anything above it.
     stated = rounded_up(found, Decimal("1e-6"))
     if bounded:  # raises where this many reports would cost more than is set aside
-        delta_before_bound(whole, stated, 1 if setting.noised else setting.members(cohort))
+        delta_before_bound(whole, stated, setting.bounded_reports(cohort))
     charge = Charge(release=Release(setting=setting, cohort=cohort), epsilon=stated, delta=whole)
     return Cost(
         charge=charge,

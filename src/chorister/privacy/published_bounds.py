@@ -22,7 +22,7 @@ C ~ Bin(n-1, p) clones and a = E/(E+1), the release is a post-processing of C an
   R1 be the laws of the two reports and `Q0 = (E R0 - R1)/(E-1)`, `Q1 = (E R1 - R0)/(E-1)`; then
   `R0 = (E Q0 + Q1)/(E+1)`, and every other user's law satisfies `R >= (R0+R1)/(E+1)` pointwise:
   asymmetric by q(1-q) >= q/2, q^2 = q^2 and (1-q)^2 >= q(1-q); symmetric, with E^2 for E, by E^2
-  + 1 >= 2E.
+  + 1 >= 2E. A new mechanism needs its own proof of this line.
 """
 
 from __future__ import annotations
@@ -60,6 +60,27 @@ def closed_form_epsilon(cohort: int, replacement_epsilon: float, delta: float) -
     grown = math.exp(replacement_epsilon)
     spread = 4.0 * math.sqrt(2.0 * math.log(4.0 / delta)) / math.sqrt((grown + 1.0) * cohort)
     return math.log1p((grown - 1.0) * (spread + 4.0 / cohort))
+
+
+def closed_form_delta(cohort: int, replacement_epsilon: float, epsilon: float) -> float:
+    """Least delta for which the theorem applies and gives at most `epsilon`."""
+
+    def holds(log_delta: float) -> bool:
+        trial = math.exp(log_delta)
+        if cohort < smallest_valid_cohort(replacement_epsilon, trial):
+            return False
+        return closed_form_epsilon(cohort, replacement_epsilon, trial) <= epsilon
+
+    if not holds(math.log(0.999)):
+        raise InvalidInput(
+            f"the closed form proves epsilon {epsilon:g} for no delta at a cohort of {cohort:,}; "
+            "the methods exact, clones and renyi have no such limit"
+        )
+    low, high = -700.0, math.log(0.999)
+    while high - low > 1e-9:
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return math.exp(high)
 
 
 # --- Clones --------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from chorister.policy import Composition, FieldBudget, Renyi
 from chorister.policy.model import Budget
 from chorister.policy.values import FieldRef, Identifier
 from chorister.privacy import filters
-from chorister.privacy.certified import Setting
 from chorister.recipe import Privacy, Recipe
 
 __all__ = ["Charge", "Limit", "Standing"]
@@ -67,13 +66,7 @@ class Charge(Model):
     def filtered(self) -> filters.Charge:
         """This charge as a filter takes it."""
         privacy = self.privacy
-        setting = Setting(
-            local_epsilon=privacy.local_epsilon,
-            mechanism=privacy.mechanism,
-            crowd=privacy.crowd,
-            honest_fraction=privacy.honest_fraction or 1,
-        )
-        release = filters.Release(setting=setting, cohort=privacy.min_cohort)
+        release = filters.Release(setting=privacy.claim.setting, cohort=privacy.min_cohort)
         return filters.Charge(release=release, epsilon=privacy.epsilon, delta=privacy.delta)
 
     @model_validator(mode="after")
