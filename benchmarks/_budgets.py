@@ -25,7 +25,9 @@ from chorister.privacy import (
     epsilon,
     local_epsilon,
 )
+from chorister.privacy.certified import noise_trials
 from chorister.privacy.composition import compose_exact
+from chorister.privacy.randomizers import bits_per_bin
 
 DELTA = 1e-6
 Ints: TypeAlias = NDArray[np.int64]
@@ -43,11 +45,11 @@ class Round:
     @property
     def noise_trials(self) -> int:
         """M of each aggregator: here the whole cohort is the minimum cohort."""
-        return self.reports - 1 if self.crowd == "noised" else 0
+        return noise_trials(self.crowd, self.reports)
 
     @property
     def trials(self) -> int:
-        return self.reports + 2 * self.noise_trials
+        return bits_per_bin(self.reports, self.noise_trials)
 
     @property
     def randomizer(self) -> OneHotRandomizer:

@@ -24,7 +24,7 @@ from rich.table import Table
 from scipy import stats
 
 from chorister.privacy import Method, Setting, min_cohort
-from chorister.privacy.exact import Exact, exact_epsilon
+from chorister.privacy.certified import Exact, exact_epsilon
 from chorister.privacy.randomizers import Mechanism
 
 DELTA = 1e-6

@@ -136,7 +136,7 @@ class TaskBinding:
 
 @final
 class LeaderJob:
-    """A leader's job that waits for the helper. Kept in memory: after a crash it is begun anew."""
+    """A leader's job that waits for the helper. Kept in memory: after a crash it starts again."""
 
     @property
     def verify_inits(self) -> bytes: ...
@@ -216,8 +216,17 @@ def sample_binomials(count: int, trials: int, *, threshold: int, threads: int = 
     From ChaCha20 with a key of the operating system's generator.
     """
 
+@final
+class Chances:
+    """The chances of a 1 and a 0 at a device's own and other coordinates: a mechanism's law."""
+
+    def __init__(
+        self, *, q: float, not_q: float, h: float, not_h: float, gap: float, replacement: float
+    ) -> None:
+        """Raises InvalidInput where they contradict each other."""
+
 def exact_epsilon(
-    cohort: int, *, symmetric: bool, local_epsilon: float, noised: bool, delta: float
+    cohort: int, chances: Chances, *, noised: bool, delta: float
 ) -> tuple[float, float]:
     """Epsilon of one release at `delta`: a witness's lower bound, and the certified upper bound.
 
@@ -225,20 +234,17 @@ def exact_epsilon(
     """
 
 def exact_delta(
-    cohort: int, *, symmetric: bool, local_epsilon: float, noised: bool, epsilon: float
+    cohort: int, chances: Chances, *, noised: bool, epsilon: float
 ) -> tuple[float, float]:
     """Delta of one release at `epsilon`: a witness's lower bound, and the certified upper bound."""
 
-def witness_delta(
-    cohort: int, *, symmetric: bool, local_epsilon: float, noised: bool, epsilon: float
-) -> float:
+def witness_delta(cohort: int, chances: Chances, *, noised: bool, epsilon: float) -> float:
     """Delta of the witness's composition: no bound, but for rounding a value that occurs."""
 
 def composition_delta(
     cohort: int,
+    chances: Chances,
     *,
-    symmetric: bool,
-    local_epsilon: float,
     held: int,
     instead: int,
     epsilon: float,
@@ -246,7 +252,7 @@ def composition_delta(
     """Delta of one composition: so many others hold the device's value, and the other one."""
 
 def exact_envelope(
-    cohort: int, *, symmetric: bool, local_epsilon: float, noised: bool, delta: float
+    cohort: int, chances: Chances, *, noised: bool, delta: float
 ) -> tuple[bytes, bytes]:
     """A curve above every divergence of one coordinate: knots g - 1 and the excess over (1-g)+.
 
@@ -255,9 +261,8 @@ def exact_envelope(
 
 def renyi_divergence(
     cohort: int,
+    chances: Chances,
     *,
-    symmetric: bool,
-    local_epsilon: float,
     noised: bool,
     order: int,
     witness: bool = False,

@@ -8,21 +8,41 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chorister import _native
 from chorister.privacy import Mechanism
-from chorister.privacy.binomials import binomial
+from chorister.privacy.weights import binomial
 
 Floats: TypeAlias = NDArray[np.float64]
+
+
+def own(mechanism: Mechanism, q: Any) -> Any:
+    """A mechanism's h, stated a second time for comparisons, in whatever numbers q is."""
+    return {Mechanism.ASYMMETRIC: q / q / 2, Mechanism.SYMMETRIC: 1 - q}[mechanism]
 
 
 def probabilities(mechanism: Mechanism, local_epsilon: float) -> tuple[float, float]:
     """The nominal q and h of a mechanism."""
     q = 1.0 / (math.exp(local_epsilon) + 1.0)
-    return q, (0.5 if mechanism is Mechanism.ASYMMETRIC else 1.0 - q)
+    return q, own(mechanism, q)
+
+
+def native_composition_delta(
+    cohort: int,
+    mechanism: Mechanism,
+    local_epsilon: float,
+    epsilon: float,
+    *,
+    held: int,
+    instead: int,
+) -> float:
+    """Delta with everybody's data known: `held` others at the device's value, `instead` at d'."""
+    chances = mechanism.chances(local_epsilon)
+    return _native.composition_delta(cohort, chances, held=held, instead=instead, epsilon=epsilon)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

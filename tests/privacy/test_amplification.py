@@ -20,13 +20,13 @@ from chorister.privacy import (
     local_epsilon,
     min_cohort,
 )
-from chorister.privacy.clones import (
+from chorister.privacy.certified import honest_members
+from chorister.privacy.published_bounds import (
     CloneBound,
     clones_delta,
     clones_epsilon,
     conditional_divergence,
 )
-from chorister.privacy.settings import honest_members
 
 COHORTS = [  # mechanism, eps0, eps, the witness's cohort, certified at most, clones
     ("asymmetric", 3, "0.5", 586, 586, 2350),

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from pathlib import Path
 
 import pytest
 
 from chorister import _native
 from chorister.errors import InternalError, InvalidInput
 from chorister.policy.bounds import Claim
-from chorister.privacy import Crowd, Mechanism, Setting, epsilon, min_cohort
-from chorister.privacy.exact import composition_delta, exact_delta, exact_epsilon
-from chorister.privacy.renyi import renyi_divergence
+from chorister.privacy import Crowd, Mechanism, Setting, certified, epsilon, min_cohort
+from chorister.privacy.certified import exact_delta, exact_epsilon, renyi_divergence
+from tests.privacy.former import native_composition_delta, own
 
 ASYMMETRIC, SYMMETRIC = Mechanism.ASYMMETRIC, Mechanism.SYMMETRIC
 LARGEST = 10**9
@@ -137,14 +136,14 @@ def test_certified_is_never_below_any_composition_of_random_crowds() -> None:
         for _ in range(12):
             held = rng.choice([0, n - 1, rng.randint(0, n - 1)])
             instead = rng.choice([0, n - 1 - held, rng.randint(0, n - 1 - held)])
-            truth = composition_delta(n, mechanism, local, upper, held=held, instead=instead)
+            truth = native_composition_delta(n, mechanism, local, upper, held=held, instead=instead)
             assert truth <= delta * (1 + 1e-9), (mechanism, local, n, delta, held, instead)
 
 
 def truth_in_rationals(n: int, grown: int, mechanism: Mechanism, ratio: Fraction) -> float:
     """The supremum of delta over (k, k'), E = grown, in exact rationals."""
     q = Fraction(1, grown + 1)
-    h = Fraction(1, 2) if mechanism is ASYMMETRIC else 1 - q
+    h = own(mechanism, q)
 
     def law(chances: list[Fraction]) -> list[Fraction]:
         mass = [Fraction(1)]
@@ -186,7 +185,7 @@ def test_certified_epsilon_covers_exact_rationals(mechanism: Mechanism, grown: i
     local = math.log(grown)
     for delta in (1e-2, 1e-5, 1e-9):
         upper = exact_epsilon(n, mechanism, local, delta, noised=False).upper
-        if upper >= local * (2 if mechanism is SYMMETRIC else 1):
+        if upper >= float(mechanism.replacement_epsilon(Decimal(local))):
             continue
         ratio = Fraction(math.exp(upper))
         assert truth_in_rationals(n, grown, mechanism, ratio) <= delta * (1 + 1e-12)
@@ -235,34 +234,44 @@ def test_others_run_while_a_bound_is_computed() -> None:
 
 # --- Arguments that make no sense ----------------------------------------------------------------
 
-GOOD: dict[str, Any] = {"symmetric": False, "local_epsilon": 3.0, "noised": False}
 NONSENSE = [math.nan, math.inf, -math.inf, 0.0, -1.0, 1e300]
 
 
 @pytest.mark.parametrize("bad", NONSENSE)
 @pytest.mark.parametrize("noised", [False, True])
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_numbers_out_of_range_are_refused(bad: float, noised: bool, symmetric: bool) -> None:
-    kind = {"symmetric": symmetric, "noised": noised}
+@pytest.mark.parametrize("mechanism", list(Mechanism))
+def test_numbers_out_of_range_are_refused(bad: float, noised: bool, mechanism: Mechanism) -> None:
     with pytest.raises(InvalidInput, match="delta"):
-        _native.exact_epsilon(10, **kind, local_epsilon=3.0, delta=bad)
+        exact_epsilon(10, mechanism, 3.0, bad, noised=noised)
     with pytest.raises(InvalidInput, match="local_epsilon"):
-        _native.exact_epsilon(10, **kind, local_epsilon=bad, delta=1e-6)
+        exact_epsilon(10, mechanism, bad, 1e-6, noised=noised)
     with pytest.raises(InvalidInput, match="local_epsilon"):
-        _native.renyi_divergence(10, **kind, local_epsilon=bad, order=4)
+        renyi_divergence(10, mechanism, bad, 4, noised=noised)
     if bad not in (0.0, -1.0):
         with pytest.raises(InvalidInput, match="epsilon"):
-            _native.exact_delta(10, **kind, local_epsilon=3.0, epsilon=bad)
+            exact_delta(10, mechanism, 3.0, bad, noised=noised)
+
+
+GOOD = {"q": 0.25, "not_q": 0.75, "h": 0.5, "not_h": 0.5, "gap": 0.25, "replacement": math.log(3)}
+
+
+@pytest.mark.parametrize("bad", [*NONSENSE, 0.3])
+@pytest.mark.parametrize("name", sorted(GOOD))
+def test_chances_that_contradict_each_other_are_refused(bad: float, name: str) -> None:
+    _native.Chances(**GOOD)
+    with pytest.raises(InvalidInput, match="chances"):
+        _native.Chances(**GOOD | {name: bad})
 
 
 @pytest.mark.parametrize("cohort", [0, LARGEST + 1, 2**64 - 1])
 def test_cohorts_out_of_range_are_refused(cohort: int) -> None:
+    chances = _native.Chances(**GOOD)
     with pytest.raises(InvalidInput, match="cohort"):
-        _native.exact_epsilon(cohort, **GOOD, delta=1e-6)
+        _native.exact_epsilon(cohort, chances, noised=False, delta=1e-6)
     with pytest.raises(InvalidInput, match="cohort"):
-        _native.renyi_divergence(cohort, **GOOD, order=4)
+        _native.renyi_divergence(cohort, chances, noised=False, order=4)
     with pytest.raises(InvalidInput, match="hold a value"):
-        composition_delta(10, ASYMMETRIC, 3.0, 0.1, held=10, instead=0)
+        native_composition_delta(10, ASYMMETRIC, 3.0, 0.1, held=10, instead=0)
 
 
 def test_random_arguments_never_end_in_an_internal_error() -> None:
@@ -283,13 +292,9 @@ def test_random_arguments_never_end_in_an_internal_error() -> None:
 
 
 def test_nothing_but_the_native_module_computes_what_a_device_enforces() -> None:
-    """`exact` and `renyi` themselves need neither numpy nor scipy."""
-    for name in ("exact", "renyi"):
-        script = (
-            "import sys, ast, pathlib, chorister.privacy as p;"
-            f"t = ast.parse((pathlib.Path(p.__file__).parent / '{name}.py').read_text());"
-            "names = {a.name for n in ast.walk(t) if isinstance(n, ast.Import) for a in n.names};"
-            "names |= {n.module for n in ast.walk(t) if isinstance(n, ast.ImportFrom)};"
-            "sys.exit(bool(names & {'numpy', 'scipy'}))"
-        )
-        subprocess.run([sys.executable, "-c", script], check=True)
+    """`certified` itself needs neither numpy nor scipy."""
+    tree = ast.parse(Path(certified.__file__).read_text())
+    names = {each.name for n in ast.walk(tree) if isinstance(n, ast.Import) for each in n.names}
+    names |= {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert names & {"chorister", "math"}
+    assert not {name.partition(".")[0] for name in names} & {"numpy", "scipy"}

@@ -30,11 +30,10 @@ from chorister.privacy import (
     min_cohort,
     require_filter,
 )
+from chorister.privacy.certified import renyi_divergence, renyi_to_epsilon
 from chorister.privacy.composition import CompositionName, compose_exact
-from chorister.privacy.envelopes import exact_envelope
-from chorister.privacy.losses import PrivacyLoss, release_loss
+from chorister.privacy.losses import PrivacyLoss, exact_envelope, release_loss
 from chorister.privacy.randomizers import Mechanism
-from chorister.privacy.renyi import renyi_divergence, renyi_to_epsilon
 
 RELEASE = Release(setting=Setting(local_epsilon=3), cohort=10_000)
 CHARGE = Charge(release=RELEASE, epsilon=Decimal("0.11001"), delta=Decimal("1e-6"))

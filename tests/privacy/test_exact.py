@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise, product
 
 import numpy as np
 import pytest
 
-from chorister.privacy import Mechanism, exact
-from chorister.privacy.envelopes import exact_envelope
-from chorister.privacy.exact import exact_delta, exact_epsilon, witness_delta
-from tests.privacy.former import composition_delta, coordinate, probabilities
+from chorister.privacy import Mechanism
+from chorister.privacy.certified import exact_delta, exact_epsilon, witness_delta
+from chorister.privacy.losses import exact_envelope
+from tests.privacy.former import (
+    composition_delta,
+    coordinate,
+    native_composition_delta,
+    own,
+    probabilities,
+)
 
 ASYMMETRIC, SYMMETRIC = Mechanism.ASYMMETRIC, Mechanism.SYMMETRIC
 
@@ -35,7 +42,7 @@ REFERENCE = [
 def test_single_compositions_match_mpmath_to_twelve_digits(
     n: int, local: float, mechanism: Mechanism, k: int, kk: int, epsilon: float, delta: float
 ) -> None:
-    found = exact.composition_delta(n, mechanism, local, epsilon, held=k, instead=kk)
+    found = native_composition_delta(n, mechanism, local, epsilon, held=k, instead=kk)
     assert found == pytest.approx(delta, rel=1e-12)
 
 
@@ -52,7 +59,7 @@ def test_compositions_match_a_computation_by_other_means(
         gained = coordinate(others - k, k, q, h, 1e-40)
         lost = coordinate(others - kk, kk, q, h, 1e-40)
         for epsilon in (0.02, 0.4):
-            found = exact.composition_delta(n, mechanism, local, epsilon, held=k, instead=kk)
+            found = native_composition_delta(n, mechanism, local, epsilon, held=k, instead=kk)
             reference = composition_delta(gained, lost, epsilon)
             assert found == pytest.approx(reference, rel=1e-9, abs=1e-17), (k, kk, epsilon)
 
@@ -142,8 +149,8 @@ def test_certified_covers_brute_force_with_exact_rationals(
 ) -> None:
     """All datasets of all neighbours; the (k, k') family must also *equal* the truth."""
     local = math.log(grown)
-    unit = 2 * (grown + 1)
-    q, h = 2, (grown + 1 if mechanism is ASYMMETRIC else 2 * grown)
+    unit = 4 * (grown + 1)
+    q, h = 4, int(own(mechanism, Fraction(1, grown + 1)) * unit)
     laws = [
         (sum_law(data, size, q, h, unit), sum_law(other, size, q, h, unit))
         for data, other in neighbours(n, size)
@@ -167,7 +174,7 @@ def family_supremum(n: int, size: int, mechanism: Mechanism, local: float, epsil
     """Supremum over (k, k') that occur: with two elements everybody holds one of them."""
     others = n - 1
     return max(
-        exact.composition_delta(n, mechanism, local, epsilon, held=k, instead=kk)
+        native_composition_delta(n, mechanism, local, epsilon, held=k, instead=kk)
         for k in range(others + 1)
         for kk in range(others + 1 - k)
         if size > 2 or k + kk == others
@@ -185,7 +192,7 @@ def test_certified_covers_every_composition(mechanism: Mechanism, local: float, 
     others = n - 1
     for epsilon in (0.05, 0.4, 1.2):
         supremum = max(
-            exact.composition_delta(n, mechanism, local, epsilon, held=k, instead=kk)
+            native_composition_delta(n, mechanism, local, epsilon, held=k, instead=kk)
             for k in range(others + 1)
             for kk in range(others + 1 - k)
         )
@@ -216,7 +223,7 @@ def test_the_envelope_dominates_every_k_at_every_ratio(mechanism: Mechanism, n: 
 def test_certified_is_at_least_the_witness_at_extremes(
     mechanism: Mechanism, local: float, n: int, delta: float
 ) -> None:
-    limit = local * (2 if mechanism is SYMMETRIC else 1)
+    limit = float(mechanism.replacement_epsilon(Decimal(local)))
     for noised in (False, True):
         found = exact_epsilon(n, mechanism, local, delta, noised=noised)
         assert 0.0 <= found.lower <= found.upper <= limit
@@ -288,7 +295,7 @@ def test_a_likelihood_ratio_attack_never_beats_the_certified_curve(mechanism: Me
     n, local, draws = 200, 2.0, 400_000
     q, h = probabilities(mechanism, local)
     others = n - 1
-    k, kk = (0, 0) if mechanism is ASYMMETRIC else (others, 0)
+    k, kk = (others, 0) if mechanism is SYMMETRIC else (0, 0)
     gained = coordinate(others - k, k, q, h, 1e-25)
     lost = coordinate(others - kk, kk, q, h, 1e-25)
 

@@ -15,8 +15,8 @@ from scipy import stats
 
 from chorister._native import sample_binomials
 from chorister.errors import InvalidInput
-from chorister.privacy import LocalModel, Mechanism, OneHotRandomizer
-from chorister.privacy.randomizers import as_deletion, as_replacement
+from chorister.privacy import Mechanism, OneHotRandomizer
+from tests.privacy.former import own
 
 LOCAL_EPSILONS = ["0.01", "0.1", "1", "2.5", "3", "5", "8", "12", "20"]
 
@@ -65,7 +65,7 @@ def test_no_likelihood_ratio_exceeds_the_local_guarantee_in_exact_arithmetic(
 def test_symmetric_meets_the_deletion_guarantee(local: str) -> None:
     randomizer = OneHotRandomizer(mechanism="symmetric", local_epsilon=local, length=3)
     q, h = exact_chances(randomizer)
-    limit = power_of_e(randomizer.deletion_epsilon)
+    limit = power_of_e(randomizer.local_epsilon)
     for p, reference in ((h, q), (1 - h, 1 - q), (q, h), (1 - q, 1 - h)):
         assert p <= limit * reference
 
@@ -80,18 +80,29 @@ def test_thresholds_round_towards_more_noise(local: Decimal, mechanism: Mechanis
     nominal = 1 / (power_of_e(local) + 1)  # a little above the nominal q
     assert -Fraction(1, 2**60) < q - nominal < Fraction(1, 2**63)
     assert q < h
-    assert h == (Fraction(1, 2) if mechanism is Mechanism.ASYMMETRIC else 1 - q)
+    assert h == own(mechanism, q)
 
 
-def test_local_models_convert() -> None:
-    one = Decimal("1.5")
-    assert as_replacement(one, LocalModel.DELETION) == 3
-    assert as_replacement(one, LocalModel.REPLACEMENT) == one
-    assert as_deletion(one, LocalModel.REPLACEMENT) == one
-    symmetric = OneHotRandomizer(mechanism="symmetric", local_epsilon=one, length=5)
-    asymmetric = OneHotRandomizer(mechanism="asymmetric", local_epsilon=one, length=5)
-    assert (symmetric.replacement_epsilon, symmetric.deletion_epsilon) == (Decimal(3), one)
-    assert asymmetric.replacement_epsilon == one
+@pytest.mark.parametrize("mechanism", list(Mechanism))
+@pytest.mark.parametrize("local", ["0.001", "1.5", "3.3333333333333333333333333333", "20"])
+def test_replacement_values_are_the_largest_likelihood_ratio(
+    mechanism: Mechanism, local: str
+) -> None:
+    randomizer = OneHotRandomizer(mechanism=mechanism, local_epsilon=local, length=5)
+    q, h = exact_chances(randomizer)
+    ratio = h * (1 - q) / (q * (1 - h))
+    stated = randomizer.replacement_epsilon
+    assert ratio <= power_of_e(stated) <= ratio * (1 + Fraction(1, 10**8))
+    back = mechanism.largest_local_epsilon(stated)
+    assert back <= randomizer.local_epsilon
+    assert float(back) == float(randomizer.local_epsilon)
+    assert mechanism.replacement_epsilon(back) <= stated
+
+
+def test_replacement_values() -> None:
+    assert Mechanism.SYMMETRIC.replacement_epsilon(Decimal("1.5")) == 3
+    assert Mechanism.ASYMMETRIC.replacement_epsilon(Decimal("1.5")) == Decimal("1.5")
+    assert Mechanism.SYMMETRIC.largest_local_epsilon(Decimal(3)) == Decimal("1.5")
 
 
 def test_local_epsilon_is_kept_exactly() -> None:

@@ -10,15 +10,16 @@ import pytest
 
 from chorister.errors import InvalidInput
 from chorister.privacy import Mechanism
-from chorister.privacy.exact import exact_delta
-from chorister.privacy.renyi import (
+from chorister.privacy.certified import (
     MAX_ORDER,
     RenyiRelease,
+    exact_delta,
     renyi_divergence,
     renyi_epsilon,
     renyi_to_delta,
     renyi_to_epsilon,
 )
+from tests.privacy.former import own
 
 
 def direct(n: int, mechanism: Mechanism, local: float, k: int, order: int, *, lost: bool) -> float:
@@ -26,7 +27,7 @@ def direct(n: int, mechanism: Mechanism, local: float, k: int, order: int, *, lo
     mpmath = pytest.importorskip("mpmath")
     with mpmath.workdps(60):
         q = 1 / (mpmath.exp(local) + 1)
-        h = mpmath.mpf(1) / 2 if mechanism is Mechanism.ASYMMETRIC else 1 - q
+        h = own(mechanism, q)
         z = [mpmath.mpf(1)]
         for p in [q] * (n - 1 - k) + [h] * k:
             z = [
@@ -67,7 +68,7 @@ def noised_truth(n: int, mechanism: Mechanism, local: float, order: int) -> floa
     mpmath = pytest.importorskip("mpmath")
     with mpmath.workdps(60):
         q = 1 / (mpmath.exp(local) + 1)
-        h = mpmath.mpf(1) / 2 if mechanism is Mechanism.ASYMMETRIC else 1 - q
+        h = own(mechanism, q)
         counts = min(n, 200)
         z = [mpmath.binomial(n - 1, i) * q**i * (1 - q) ** (n - 1 - i) for i in range(counts)]
         z = [mpmath.mpf(0), *z, *([mpmath.mpf(0)] if counts == n else [])]

@@ -41,7 +41,7 @@ class Noise:
         # q = 1 / (e^eps0 + 1) is below one half; the native sampler's tables rely on it.
         if not 0 < threshold < 2**63:
             raise InvalidInput(f"a noise threshold of {threshold} is not below one half")
-        return cls(trials=recipe.privacy.min_cohort - 1, threshold=threshold)
+        return cls(trials=recipe.privacy.noise_trials, threshold=threshold)
 
 
 @dataclass(frozen=True, kw_only=True)

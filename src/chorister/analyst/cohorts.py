@@ -267,13 +267,12 @@ class _Planner:
         randomizer = OneHotRandomizer(
             mechanism=privacy.mechanism, local_epsilon=privacy.local_epsilon, length=self.length
         )
-        trials = privacy.min_cohort - 1 if privacy.crowd == "noised" else 0
         reports = max(round(expected), 1)
         return PlannedRound(
             privacy=privacy,
             participation=as_participation(chance if once else None),
             expected_reports=reports,
-            std_error=float(randomizer.std_error(reports, 0.0, trials)),
+            std_error=float(randomizer.std_error(reports, 0.0, privacy.noise_trials)),
         )
 
     def everyone(self, shares: list[float], epsilon: Decimal, delta: Decimal) -> RoundsPlan:

@@ -12,7 +12,6 @@ that chose a bin into its estimate would bias it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -22,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
 from chorister.errors import InvalidInput
-from chorister.privacy import Interval, Mechanism, OneHotRandomizer
+from chorister.privacy import Interval, OneHotRandomizer
 from chorister.recipe import Recipe
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -139,17 +138,9 @@ def estimate(
     return Estimates(
         value=value,
         base=np.full(size, base),
-        slope=np.full(size, _slope(randomizer)),
+        slope=np.full(size, randomizer.variance_slope),
         reports=np.full(size, reports, dtype=np.int64),
     )
-
-
-def _slope(randomizer: OneHotRandomizer) -> float:
-    """What one holder adds to the variance of its bin."""
-    if randomizer.mechanism is Mechanism.SYMMETRIC:
-        return 0.0
-    h, q = randomizer.h, randomizer.q
-    return (h * (1.0 - h) - q * (1.0 - q)) / math.pow(h - q, 2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

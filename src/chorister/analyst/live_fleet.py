@@ -289,7 +289,7 @@ class LiveFleet(Fleet):
     def _await_batches(self, round_: Round, on_progress: OnProgress) -> ReleasedSums:
         recipe = round_.recipe
         collector = self._collector(recipe)
-        trials = recipe.privacy.min_cohort - 1 if recipe.privacy.crowd == "noised" else 0
+        trials = recipe.privacy.noise_trials
         waiting = {task.task_id: task for task in self._tasks(recipe)}
         found: dict[bytes, Part] = {}
         deadline = max(self.clock.now(), recipe.window.closes) + self._finish_seconds

@@ -202,8 +202,7 @@ def _price(question: Question, reports: int | None) -> QuestionCost:
     exhausted = None if refused else ledgers.why_nobody(recipe)
     expected = None if refused else expected_reports(fleet, recipe)
     at = reports or max(recipe.privacy.min_cohort, round(expected or 0))
-    trials = recipe.privacy.min_cohort - 1 if recipe.privacy.crowd == "noised" else 0
-    error = float(recipe.randomizer.std_error(at, 0.0, trials))
+    error = float(recipe.randomizer.std_error(at, 0.0, recipe.privacy.noise_trials))
     return QuestionCost(
         epsilon=recipe.privacy.epsilon,
         delta=recipe.privacy.delta,
@@ -259,7 +258,7 @@ def for_accuracy(
     if delta is None:
         delta = study.histogram(chosen, **{**options, "local_epsilon": "0.1"}).privacy.delta
     limit = min(terms.budget.local_epsilon, *(terms.fields[ref].local_epsilon for ref in refs))
-    largest = limit / 2 if mechanism is Mechanism.SYMMETRIC else limit
+    largest = mechanism.largest_local_epsilon(limit)
     setting = Setting(
         local_epsilon=options.get("local_epsilon") or min(largest, MAX_LOCAL_EPSILON),
         mechanism=mechanism,

@@ -237,9 +237,8 @@ class PrivacyRequest:
         limit = min(
             analysis.budget.local_epsilon, *(analysis.fields[ref].local_epsilon for ref in refs)
         )
-        if mechanism is Mechanism.SYMMETRIC:
-            limit = DOWN.divide(limit, Decimal(2))
-        limit = min(limit, MAX_LOCAL_EPSILON).quantize(_STEP, context=DOWN)
+        largest = min(mechanism.largest_local_epsilon(limit), MAX_LOCAL_EPSILON)
+        limit = largest.quantize(_STEP, context=DOWN)
         fraction = analysis.honest_fraction if crowd == "honest" else None
         if crowd == "honest" and fraction is None:
             raise InvalidInput("this analysis does not permit an honest crowd: leave out `crowd`")

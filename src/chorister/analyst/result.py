@@ -113,7 +113,7 @@ class Result(Tabular):
     @property
     def noise_trials(self) -> int:
         """M, if each aggregator added Bin(M, q) to every bin; 0 if none did."""
-        return self.min_cohort - 1 if self.recipe.privacy.crowd == "noised" else 0
+        return self.recipe.privacy.noise_trials
 
     @property
     def bounded(self) -> bool:

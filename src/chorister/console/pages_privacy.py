@@ -88,6 +88,7 @@ def show_privacy(visit: Visit) -> Response:
     return visit.page(
         "_privacy.html" if part else "privacy.html",
         controls=controls,
+        mechanisms=tuple(Mechanism),
         epsilon=_epsilon(controls.setting, controls.cohort, controls.delta, Method.EXACT),
         clones=_epsilon(controls.setting, controls.cohort, controls.delta, Method.CLONES),
         local=controls.setting.replacement,
@@ -100,7 +101,7 @@ def _noise(controls: PrivacyControls) -> float:
     found = OneHotRandomizer(
         mechanism=controls.mechanism, local_epsilon=Decimal(f"{controls.local:g}"), length=2
     )
-    trials = controls.cohort - 1 if controls.crowd is Crowd.NOISED else 0
+    trials = controls.setting.noise_trials(controls.cohort)
     return float(found.std_error(controls.cohort, 0.0, trials))
 
 

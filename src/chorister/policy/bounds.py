@@ -14,9 +14,9 @@ from fractions import Fraction
 from chorister.errors import InvalidInput
 from chorister.policy.model import Analysis, Budget, Crowd, FieldBudget, Policy, ReportKind
 from chorister.privacy import amplification
+from chorister.privacy.certified import Setting
 from chorister.privacy.decimals import UP
 from chorister.privacy.randomizers import Mechanism
-from chorister.privacy.settings import Setting
 from chorister.privacy.weights import delta_before_bound
 
 
@@ -103,7 +103,7 @@ class Claim:
     def certified_epsilon(self, min_cohort: int) -> float:
         """Return the certified upper bound on epsilon at this delta, to compare with `epsilon`."""
         setting = self.setting
-        delta = self._delta(1 if setting.noised else setting.members(min_cohort))
+        delta = self._delta(setting.bounded_reports(min_cohort))
         return amplification.epsilon(setting, cohort=min_cohort, delta=delta).upper
 
     def holds(self, min_cohort: int) -> bool:

@@ -17,9 +17,8 @@ from chorister.errors import InvalidInput
 from chorister.policy.bounds import Claim
 from chorister.policy.model import Analysis, Budget, FieldBudget, Policy, Renyi
 from chorister.policy.values import duration_text, number_text
-from chorister.privacy.decimals import DOWN, UP
+from chorister.privacy.certified import renyi_to_epsilon
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON, MIN_LOCAL_EPSILON, Mechanism
-from chorister.privacy.renyi import renyi_to_epsilon
 from chorister.privacy.weights import BOUND_DELTA
 
 
@@ -113,8 +112,7 @@ def _limits(policy: Policy, where: str, analysis: Analysis) -> Iterator[Finding]
 
 def _field(where: str, analysis: Analysis, field: FieldBudget) -> Iterator[Finding]:
     own = analysis.budget
-    symmetric_only = set(analysis.mechanisms) == {Mechanism.SYMMETRIC}
-    least = UP.multiply(MIN_LOCAL_EPSILON, Decimal(2 if symmetric_only else 1))
+    least = min(each.replacement_epsilon(MIN_LOCAL_EPSILON) for each in analysis.mechanisms)
     if min(field.local_epsilon, own.local_epsilon) < least:
         why = f"no permitted mechanism goes below {decimal_text(least)}: nothing can be asked"
         yield _contradiction(f"{where}.local_epsilon", why)
@@ -167,8 +165,7 @@ def _affordable(
     analysis: Analysis, mechanism: Mechanism, local: Decimal, epsilon: Decimal, delta: Decimal
 ) -> bool:
     """Return whether the largest cohort, in any permitted way, is enough for this epsilon."""
-    doubled = 2 if mechanism is Mechanism.SYMMETRIC else 1
-    parameter = min(DOWN.divide(local, Decimal(doubled)), MAX_LOCAL_EPSILON)
+    parameter = min(mechanism.largest_local_epsilon(local), MAX_LOCAL_EPSILON)
     for crowd in analysis.crowds:
         claim = Claim(
             mechanism=mechanism,

@@ -49,10 +49,9 @@ from chorister.policy.values import (
     SQLName,
     duration_text,
 )
+from chorister.privacy.certified import MAX_COHORT, MAX_ORDER
 from chorister.privacy.filters import BasicFilter, Filter, RenyiFilter
 from chorister.privacy.randomizers import MAX_LENGTH, Mechanism
-from chorister.privacy.renyi import MAX_ORDER
-from chorister.privacy.settings import MAX_COHORT
 
 MAX_POLICY_BYTES: Final = 1_000_000
 # Keys like a.a.a.a take tomllib quadratic time; no policy is nested a hundredth as deep.

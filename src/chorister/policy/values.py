@@ -19,6 +19,7 @@ from pydantic import (
 
 from chorister.canonical import WIRE, Number, decimal_text
 from chorister.privacy.decimals import UP
+from chorister.privacy.randomizers import MAX_LOCAL_EPSILON, Mechanism
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION: Final = re.compile(r"([1-9][0-9]{0,8})([smhdw])")
@@ -155,8 +156,9 @@ def _between(low: Decimal, high: Decimal) -> AfterValidator:
 
 
 Epsilon: TypeAlias = Annotated[Number, _between(Decimal(0), Decimal(100))]
-LocalEpsilon: TypeAlias = Annotated[Number, _between(Decimal(0), Decimal(40))]
-"""A limit on the local epsilon in the replacement model (symmetric: twice its parameter)."""
+_MAX_REPLACEMENT: Final = max(each.replacement_epsilon(MAX_LOCAL_EPSILON) for each in Mechanism)
+LocalEpsilon: TypeAlias = Annotated[Number, _between(Decimal(0), _MAX_REPLACEMENT)]
+"""A limit on the local epsilon in the replacement model."""
 Delta: TypeAlias = Annotated[Number, _between(Decimal(0), Decimal("0.1"))]
 
 

@@ -4,14 +4,13 @@ Pure functions and frozen values; the one module that touches a disk is
 :mod:`chorister.privacy.cache`, which nothing that enforces imports.
 
 - :mod:`randomizers`, :mod:`weights`: what a device sends; how an analyst reads the sum.
-- :mod:`settings`: what stays fixed while cohort, epsilon and delta vary.
-- :mod:`amplification`: epsilon, delta, minimum cohort, local epsilon, by :mod:`exact` (the default,
-  and what devices enforce) or :mod:`renyi`, both computed by the native module, by :mod:`clones` or
-  :mod:`closed_form`.
+- :mod:`certified`: the bounds on one release that devices enforce, computed by the native module.
+  :mod:`published_bounds`: those of the literature, for comparison.
+- :mod:`amplification`: epsilon, delta, minimum cohort or local epsilon, by any of these.
 - :mod:`filters`: the compositions that a ledger may enforce. :mod:`composition` (on :mod:`losses`):
   those for sequences fixed beforehand.
 - :mod:`planning`: what planned questions cost.
-- :mod:`decimals`: sums that do not depend on the host's decimal context.
+- :mod:`decimals`: how numbers are read and added, whatever the host's decimal context.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from chorister.privacy.amplification import (
     local_epsilon,
     min_cohort,
 )
-from chorister.privacy.clones import CloneBound, clones_epsilon
+from chorister.privacy.certified import Crowd, Setting
 from chorister.privacy.composition import Composed, ExactTotal, FixedSequence, compose
 from chorister.privacy.filters import (
     BasicFilter,
@@ -43,15 +42,14 @@ from chorister.privacy.planning import (
     cost,
     cost_of_accuracy,
 )
+from chorister.privacy.published_bounds import CloneBound, clones_epsilon
 from chorister.privacy.randomizers import (
     HostileInfluence,
     Interval,
-    LocalModel,
     Mechanism,
     OneHotRandomizer,
 )
-from chorister.privacy.settings import Crowd, Setting
-from chorister.privacy.weights import TotalWeight, delta_before_bound, delta_with_bound
+from chorister.privacy.weights import TotalWeight, delta_before_bound
 
 __all__ = [
     "BasicFilter",
@@ -66,7 +64,6 @@ __all__ = [
     "FixedSequence",
     "HostileInfluence",
     "Interval",
-    "LocalModel",
     "Mechanism",
     "Method",
     "OneHotRandomizer",
@@ -84,7 +81,6 @@ __all__ = [
     "cost_of_accuracy",
     "delta",
     "delta_before_bound",
-    "delta_with_bound",
     "epsilon",
     "local_epsilon",
     "min_cohort",

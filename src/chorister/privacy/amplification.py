@@ -2,14 +2,13 @@
 
 Four questions, one for each quantity that can be unknown: :func:`epsilon`, :func:`delta`,
 :func:`min_cohort`, :func:`local_epsilon`. Every answer is a certified upper bound on the privacy
-loss (or a cohort and a local epsilon for which that bound holds). Answers are remembered in this
-process only and never read from a disk: a device may enforce what it gets here. Planning tools
-that may trust their own disk go through :mod:`chorister.privacy.cache`.
+loss (or a cohort and a local epsilon for which that bound holds). Answers are cached in this
+process only and never read from a disk, so a device may enforce them. Planning tools that may trust
+their own disk go through :mod:`chorister.privacy.cache`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -17,33 +16,20 @@ from enum import StrEnum
 from fractions import Fraction
 
 from chorister.errors import InvalidInput
-from chorister.privacy.closed_form import closed_form_epsilon, smallest_valid_cohort
-from chorister.privacy.decimals import DOWN, Number
-from chorister.privacy.exact import exact_delta, exact_epsilon, witness_delta
-from chorister.privacy.randomizers import (
-    MAX_LOCAL_EPSILON,
-    MIN_LOCAL_EPSILON,
-    Mechanism,
-)
-from chorister.privacy.renyi import renyi_delta, renyi_epsilon
-from chorister.privacy.settings import (
+from chorister.privacy import published_bounds as published
+from chorister.privacy.certified import (
     MAX_COHORT,
     Crowd,
     Setting,
-    as_choice,
-    as_delta,
-    as_epsilon,
+    exact_delta,
+    exact_epsilon,
     honest_members,
+    renyi_delta,
+    renyi_epsilon,
+    witness_delta,
 )
-
-__all__ = [
-    "Bound",
-    "Method",
-    "delta",
-    "epsilon",
-    "local_epsilon",
-    "min_cohort",
-]
+from chorister.privacy.decimals import DOWN, Number, as_choice, as_delta, as_epsilon
+from chorister.privacy.randomizers import MAX_LOCAL_EPSILON, MIN_LOCAL_EPSILON, Mechanism
 
 _STEP = Decimal("0.0001")  # resolution of the largest local epsilon
 
@@ -78,12 +64,10 @@ def epsilon(
         )
         return Bound(upper=found.upper, lower=found.lower, method=chosen)
     if chosen is Method.CLONES:
-        from chorister.privacy import clones  # for comparison only: a device never loads it
-
-        bound = clones.CloneBound.ONE_HOT_SUM
-        upper = clones.clones_epsilon(members, setting.replacement, wanted, bound)
+        bound = published.CloneBound.ONE_HOT_SUM
+        upper = published.clones_epsilon(members, setting.replacement, wanted, bound)
     elif chosen is Method.CLOSED_FORM:
-        upper = closed_form_epsilon(members, setting.replacement, wanted)
+        upper = published.closed_form_epsilon(members, setting.replacement, wanted)
     else:
         upper, _ = renyi_epsilon([setting.renyi(members)], wanted)
         upper = min(upper, setting.replacement)
@@ -104,37 +88,12 @@ def delta(
         )
         return Bound(upper=found.upper, lower=found.lower, method=chosen)
     if chosen is Method.CLONES:
-        from chorister.privacy import clones
-
-        upper = clones.certified_delta(members, setting.replacement, wanted)
+        upper = published.clones_certified_delta(members, setting.replacement, wanted)
     elif chosen is Method.CLOSED_FORM:
-        upper = _closed_form_delta(members, setting.replacement, wanted)
+        upper = published.closed_form_delta(members, setting.replacement, wanted)
     else:
         upper, _ = renyi_delta([setting.renyi(members)], wanted)
     return Bound(upper=upper, lower=None, method=chosen)
-
-
-def _closed_form_delta(members: int, replacement: float, wanted: float) -> float:
-    """Least delta for which the theorem applies and gives at most `wanted`."""
-
-    def holds(log_delta: float) -> bool:
-        trial = math.exp(log_delta)
-        if members < smallest_valid_cohort(replacement, trial):
-            return False
-        return closed_form_epsilon(members, replacement, trial) <= wanted
-
-    if not holds(math.log(0.999)):
-        raise InvalidInput(
-            f"the closed form proves epsilon {wanted:g} for no delta at a cohort of {members:,}; "
-            "the methods exact, clones and renyi have no such limit"
-        )
-    low, high = -700.0, math.log(0.999)
-    while high - low > 1e-12 * abs(low):
-        middle = (low + high) / 2.0
-        low, high = (low, middle) if holds(middle) else (middle, high)
-        if high - low < 1e-9:
-            break
-    return math.exp(high)
 
 
 def min_cohort(
@@ -160,7 +119,7 @@ def min_cohort(
         )
         members = None if first is None else _next_certified(holds, first, most)
     else:
-        valid = smallest_valid_cohort(setting.replacement, wanted)
+        valid = published.smallest_valid_cohort(setting.replacement, wanted)
         least = valid if chosen is Method.CLOSED_FORM else 1
         members = _first_member(holds, least, most, _guess(setting, target))
     if members is None:
@@ -177,21 +136,19 @@ def min_cohort(
 
 
 def _holds(setting: Setting, method: Method, members: int, target: float, wanted: float) -> bool:
-    """Whether the method certifies (target, wanted) for so many honest members."""
+    """Whether the method certifies (target, wanted) for this many honest members."""
     if target >= setting.replacement:
         return True
     if method is Method.EXACT:
-        # The very number that a device compares: what is found here, no device refuses.
+        # The number that a device compares, so no device refuses what is found here.
         found = exact_epsilon(
             members, setting.mechanism, setting.parameter, wanted, noised=setting.noised
         )
         return found.upper <= target
     if method is Method.CLONES:
-        from chorister.privacy import clones
-
-        return clones.holds(members, setting.replacement, target, wanted)
+        return published.clones_hold(members, setting.replacement, target, wanted)
     if method is Method.CLOSED_FORM:
-        return closed_form_epsilon(members, setting.replacement, wanted) <= target
+        return published.closed_form_epsilon(members, setting.replacement, wanted) <= target
     value, _ = renyi_delta([setting.renyi(members)], target)
     return value <= wanted
 
@@ -206,9 +163,8 @@ def _witness_holds(setting: Setting, members: int, target: float, wanted: float)
 
 
 def _guess(setting: Setting, target: float) -> int:
-    """A Gaussian's idea of the cohort: a place to start the search, never a bound."""
-    q = 1.0 / (math.exp(setting.parameter) + 1.0)
-    h = 0.5 if setting.mechanism is Mechanism.ASYMMETRIC else 1.0 - q
+    """A Gaussian estimate of the cohort, to start the search from; never a bound."""
+    q, h = (each / 2**64 for each in setting.mechanism.thresholds(setting.local_epsilon))
     per_user = (h - q) ** 2 / (q * (1.0 - q))
     return max(1, round(40.0 * per_user / max(target, 1e-9) ** 2))
 
@@ -234,9 +190,9 @@ def _first_member(holds: Callable[[int], bool], least: int, most: int, guess: in
 
 
 def _next_certified(holds: Callable[[int], bool], first: int, most: int) -> int | None:
-    """The least n from `first` on for which a dear test holds, to one part in ten thousand.
+    """The least n from `first` on that passes an expensive test, to one part in ten thousand.
 
-    The truth lies just above `first`, so it is tried itself and the steps begin small.
+    The answer lies at `first` or just above it, so the steps begin small.
     """
     bad, step = first - 1, 1
     while bad < most:
@@ -285,7 +241,7 @@ def local_epsilon(
         )
         members = setting.members(cohort)
         if chosen is Method.CLOSED_FORM:
-            needed = smallest_valid_cohort(setting.replacement, wanted)
+            needed = published.smallest_valid_cohort(setting.replacement, wanted)
             if members < needed and target < setting.replacement:
                 return False
         return _holds(setting, chosen, members, target, wanted)

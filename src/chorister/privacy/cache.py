@@ -1,13 +1,13 @@
-"""Answers of the accountant remembered on disk, for planning.
+"""The accountant's answers, cached on disk for planning.
 
 The key holds the accountant's version, the versions of numpy and scipy, and every parameter, so
 that no answer outlives the code that gave it. Files are written whole and renamed into place:
-concurrent writers cannot mix, and a file that does not read back as expected is computed anew.
+concurrent writers cannot mix, and a file that does not read back as expected is computed again.
 
 **Nothing that enforces reads this.** Whoever can write to a user's cache folder could otherwise
 raise what a device believes to be safe. Enforcing code calls
-:mod:`chorister.privacy.amplification`, which remembers in its own process only; this module is
-for the command line and for analysts.
+:mod:`chorister.privacy.amplification`, whose cache is its own process only; this module is for the
+command line and for analysts.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ from typing import Any, Final
 import numpy as np
 import scipy
 
-__all__ = ["ACCOUNTANT_VERSION", "DISABLING_VARIABLE", "cache_folder", "remember"]
-
 ACCOUNTANT_VERSION: Final = 3  # raise it with every change that may change an answer
 DISABLING_VARIABLE: Final = "CHORISTER_NO_CACHE"
 
 
 def cache_folder() -> Path | None:
-    """Where answers are kept, or None where the environment forbids it."""
+    """Where answers are kept; None if the environment turns the cache off."""
     if os.environ.get(DISABLING_VARIABLE):
         return None
     if chosen := os.environ.get("XDG_CACHE_HOME"):
@@ -47,7 +45,7 @@ def cache_folder() -> Path | None:
 def remember(
     name: str, parameters: dict[str, str], compute: Callable[[], dict[str, float]]
 ) -> dict[str, float]:
-    """The answer `name` for these parameters: from disk if it is there, else computed and kept."""
+    """Return the answer from disk if it is there; otherwise compute it and keep it."""
     folder = cache_folder()
     if folder is None:
         return compute()
@@ -68,7 +66,7 @@ def remember(
 
 
 def _read(path: Path, key: str) -> dict[str, float] | None:
-    """The answer in a file, or None if it is missing, damaged or about something else."""
+    """Return a file's answer; None if the file is missing, damaged or about something else."""
     try:
         stored: Any = json.loads(path.read_bytes())
         answer = stored["answer"]
@@ -81,7 +79,7 @@ def _read(path: Path, key: str) -> dict[str, float] | None:
 
 
 def _write(path: Path, content: dict[str, object]) -> None:
-    """Write beside and rename; a cache that cannot be written is no reason to fail."""
+    """Write a new file and rename it. A cache that can't be written is no reason to fail."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".new", delete=False) as file:

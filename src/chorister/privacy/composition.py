@@ -20,33 +20,22 @@ from itertools import groupby
 
 from chorister.errors import InvalidInput
 from chorister.privacy.amplification import epsilon
-from chorister.privacy.decimals import DOWN, UP, Number, as_decimal
-from chorister.privacy.envelopes import (
+from chorister.privacy.certified import renyi_epsilon
+from chorister.privacy.decimals import DOWN, UP, Number, as_decimal, as_delta
+from chorister.privacy.filters import Release
+from chorister.privacy.losses import (
     Envelope,
+    PrivacyLoss,
     certified_slack,
     exact_envelope,
     least_epsilon,
+    loss_deviation,
+    release_loss,
 )
-from chorister.privacy.filters import Release
-from chorister.privacy.losses import PrivacyLoss, loss_deviation, release_loss
-from chorister.privacy.renyi import renyi_epsilon
-from chorister.privacy.settings import as_delta
 from chorister.privacy.weights import BOUND_DELTA, covers_bound
 
-__all__ = [
-    "Composed",
-    "CompositionName",
-    "ExactTotal",
-    "FixedSequence",
-    "compose",
-    "compose_advanced",
-    "compose_basic",
-    "compose_exact",
-    "compose_renyi",
-]
-
 _MOST_RELEASES = 100_000
-_RESOLUTION = 120.0  # grid points in a standard deviation of one coordinate's loss
+_RESOLUTION = 120.0  # grid points per standard deviation of one coordinate's loss
 
 
 class CompositionName(StrEnum):
@@ -79,7 +68,7 @@ class FixedSequence:
         return len(self.releases)
 
     def distinct(self) -> Iterator[tuple[Release, int]]:
-        """Each release with the number of its neighbouring repetitions."""
+        """Each release, with how often it is repeated in a row."""
         for release, same in groupby(self.releases):
             yield release, sum(1 for _ in same)
 
@@ -92,11 +81,11 @@ class Composed:
     advanced: float
     renyi: float
     exact: float  # infinite where refused
-    refusals: tuple[tuple[CompositionName, str], ...] = ()  # which proves nothing here, and why
+    refusals: tuple[tuple[CompositionName, str], ...] = ()  # which prove nothing here, and why
 
     @property
     def best(self) -> tuple[CompositionName, float]:
-        """The smallest; all are valid for a sequence fixed beforehand, and a refused one is out."""
+        """The smallest. All are valid for a sequence fixed beforehand; refusals are infinite."""
         values = {name: float(getattr(self, name)) for name in CompositionName}
         name = min(values, key=lambda each: values[each])
         return name, values[name]
@@ -106,9 +95,9 @@ def compose(sequence: FixedSequence, delta: Number, *, bounded: int = 0) -> Comp
     """Epsilon of the whole sequence at `delta`, by every composition.
 
     `bounded` of its releases are of bounded reports, each of which takes 1e-12 of delta. For basic
-    and advanced, whose parts are (epsilon, delta) guarantees of single releases, that pays at each
-    part's epsilon; for renyi and exact at the epsilon of the whole. Where it would not pay, the
-    local guarantees stand instead: they hold for bounded reports as they are.
+    and advanced, whose parts are (epsilon, delta) guarantees of single releases, that is enough at
+    each part's epsilon; for renyi and exact at the epsilon of the whole. Where it would not be
+    enough, the local guarantees apply instead: they hold for bounded reports as they are.
     """
     wanted = _before_bounds(sequence, delta, bounded)
     basic = compose_basic(sequence, wanted, bounded=bounded > 0)
@@ -120,7 +109,7 @@ def compose(sequence: FixedSequence, delta: Number, *, bounded: int = 0) -> Comp
     except InvalidInput as refusal:  # its grid; whatever else is wrong was found above
         refusals.append((CompositionName.EXACT, str(refusal)))
     if bounded:
-        honest = max(_bounded_reports(release) for release, _ in sequence.distinct())
+        honest = max(each.setting.bounded_reports(each.cohort) for each in sequence.releases)
         pure = _pure(sequence)
         renyi = renyi if covers_bound(renyi, honest) else pure
         exact = exact if math.isinf(exact) or covers_bound(exact, honest) else pure
@@ -144,14 +133,9 @@ def _before_bounds(sequence: FixedSequence, delta: Number, bounded: int) -> Deci
     return DOWN.subtract(whole, aside)
 
 
-def _bounded_reports(release: Release) -> int:
-    """How many bounded reports a release's guarantee rests on."""
-    return 1 if release.setting.noised else release.setting.members(release.cohort)
-
-
 def _each(release: Release, delta: float, *, bounded: bool) -> float:
     value = epsilon(release.setting, cohort=release.cohort, delta=delta).upper
-    if bounded and not covers_bound(value, _bounded_reports(release)):
+    if bounded and not covers_bound(value, release.setting.bounded_reports(release.cohort)):
         return release.setting.replacement
     return value
 
@@ -226,7 +210,7 @@ class ExactTotal:
         return cls(loss=total, pure=_pure(sequence), cut=cut)
 
     def add(self, release: Release) -> ExactTotal:
-        """The total with one release more, without looking at the earlier ones again."""
+        """The total after one more release, without going through the earlier ones again."""
         part = release_loss(_envelope(release, self.cut), self.loss.spacing, self.cut)
         return ExactTotal(
             loss=self.loss.then(part, self.cut),

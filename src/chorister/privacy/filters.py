@@ -1,7 +1,7 @@
 """Filters: the only compositions that a device may enforce.
 
 An analyst chooses each question after seeing the last answer, its parameters included. A *filter*
-bounds the total all the same. Two are known to:
+still bounds the total. Two are known to:
 
 - **basic**: sums of epsilon and of delta (Rogers et al. 2016). Always valid; the default.
 - **renyi**: the sum of D_alpha at orders written down beforehand (Feldman and Zrnic 2021). With
@@ -24,12 +24,14 @@ from decimal import Decimal
 from typing import Self, final
 
 from chorister.errors import BudgetExceeded, InvalidInput
-from chorister.privacy.decimals import DOWN, UP, rounded_up
-from chorister.privacy.renyi import check_order, renyi_divergence, renyi_to_epsilon
-from chorister.privacy.settings import Setting, as_delta
+from chorister.privacy.certified import (
+    Setting,
+    check_order,
+    renyi_divergence,
+    renyi_to_epsilon,
+)
+from chorister.privacy.decimals import DOWN, UP, as_delta, rounded_up
 from chorister.privacy.weights import WEIGHT_TAIL
-
-__all__ = ["BasicFilter", "Charge", "Filter", "Release", "RenyiFilter", "Spent", "require_filter"]
 
 _UNIT = Decimal("1e-12")
 _BOUNDING_SHARE = Decimal("0.001")  # of a Renyi budget's delta: what bounded reports may cost
@@ -75,7 +77,7 @@ class Filter(ABC):
 
     epsilon: Decimal  # the budget's epsilon
     delta: Decimal  # the budget's delta
-    charges: int = 0  # how many were added
+    charges: int = 0  # how many have been added
 
     def __init_subclass__(cls) -> None:
         if cls.__module__ != __name__:
@@ -94,12 +96,12 @@ class Filter(ABC):
 
     @abstractmethod
     def _added(self, charge: Charge) -> Self:
-        """This filter with one charge more, unchecked."""
+        """This filter after one more charge, unchecked."""
 
     def after(self, charges: Iterable[Charge]) -> Self:
-        """The filter after charges that were sent already, whether or not it would allow them.
+        """The filter after charges that were already made, whether or not it would allow them.
 
-        For a ledger whose policy changed: what was spent under other limits is spent all the same.
+        For a ledger whose policy changed: what was spent under other limits still counts.
         """
         state = self
         for charge in charges:
@@ -154,13 +156,13 @@ class RenyiFilter(Filter):
     transcript, P or Q, moves by a total variation of at most s, where s bounds the sum of m tau
     along every course that the questions can take, and from `P(A) <= e^eps Q(A) + d` follows
     `P'(A) <= e^eps (Q'(A) + s) + d + s = e^eps Q'(A) + d + (1 + e^eps) s`: the price is
-    `(1 + e^eps) m tau` a charge, at the *budget's* epsilon. How much is charged depends on the
+    `(1 + e^eps) m tau` per charge, at the *budget's* epsilon. How much is charged depends on the
     answers, so delta is split beforehand: a thousandth pays these prices and nothing else, the
     divergences have the rest, and neither gets what the other leaves.
     """
 
     orders: tuple[int, ...] = (32,)
-    totals: tuple[Decimal, ...] = ()  # one sum an order; empty before the first charge
+    totals: tuple[Decimal, ...] = ()  # one sum per order; empty before the first charge
     bounding: Decimal = Decimal(0)  # sum of what bounded reports cost in delta
 
     def __post_init__(self) -> None:
@@ -171,14 +173,14 @@ class RenyiFilter(Filter):
         for order in self.orders:
             check_order(order)
         if self.totals and len(self.totals) != len(self.orders):
-            raise InvalidInput("a Renyi filter keeps one total an order")
+            raise InvalidInput("a Renyi filter keeps one total per order")
 
     @property
     def spent(self) -> Spent:
         """Epsilon at the budget's delta, by the best order, each with its share of delta.
 
-        Which order is the best one may depend on what was asked, hence on earlier answers: that is
-        why they share delta. Where bounded reports cost more than is reserved for them, delta is
+        Which order is best may depend on what was asked, and so on earlier answers: that is why
+        they share delta. Where bounded reports cost more than is reserved for them, delta is
         above the budget's by the difference.
         """
         if not self.charges:
@@ -200,7 +202,7 @@ class RenyiFilter(Filter):
             UP.add(total, _divergence(release.setting, members, order))
             for order, total in zip(self.orders, sums, strict=True)
         )
-        honest = 1 if release.setting.noised else members
+        honest = release.setting.bounded_reports(release.cohort)
         return replace(
             self,
             totals=totals,

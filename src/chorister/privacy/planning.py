@@ -1,7 +1,7 @@
-"""What planned questions cost, and what a wanted accuracy costs.
+"""What planned questions cost, and what it costs to reach an accuracy.
 
-Planning only: nothing here charges a ledger. Standard errors are of counts in one bin that is rare
-(true count 0 unless told otherwise), aggregator noise included where the crowd is noised.
+Planning only: nothing here charges a ledger. Standard errors are those of the count of one rare bin
+(true count 0), including the aggregators' noise where the crowd is noised.
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ from functools import reduce
 
 from chorister.errors import BudgetExceeded, InvalidInput
 from chorister.privacy.amplification import epsilon, min_cohort
+from chorister.privacy.certified import MAX_COHORT, Setting
 from chorister.privacy.composition import Composed, FixedSequence, compose
-from chorister.privacy.decimals import DOWN, Number, as_decimal, rounded_up
+from chorister.privacy.decimals import DOWN, Number, as_decimal, as_delta, rounded_up
 from chorister.privacy.filters import Charge, Filter, Release
 from chorister.privacy.randomizers import (
     MAX_LOCAL_EPSILON,
     MIN_LOCAL_EPSILON,
     OneHotRandomizer,
 )
-from chorister.privacy.settings import MAX_COHORT, Setting, as_delta
 from chorister.privacy.weights import BOUND_DELTA, delta_before_bound
-
-__all__ = ["Cost", "Plan", "PlannedQuestion", "accuracy_for_cohort", "cost", "cost_of_accuracy"]
 
 _STEP = Decimal("0.0001")
 _MOST_MORE = 100_000
@@ -36,7 +34,7 @@ class PlannedQuestion:
     """A question before it is asked."""
 
     setting: Setting  # mechanism, local epsilon, crowd
-    epsilon: Decimal  # what it asks of the aggregate
+    epsilon: Decimal  # of the aggregate
     delta: Decimal
     length: int  # number of bins, OOV included
     bounded: bool = True  # bounded reports: 1e-12 of delta is set aside
@@ -45,11 +43,11 @@ class PlannedQuestion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What one question costs and gives."""
+    """What one question costs, and how accurate it is."""
 
     charge: Charge  # what a ledger would write
     local_epsilon: Decimal  # replacement value: what local limits compare
-    min_cohort: int  # the least cohort that gives the asked epsilon
+    min_cohort: int  # the smallest cohort that gives this epsilon
     reports: int  # at which the standard error is stated
     std_error: float  # of a rare bin's count
     relative_error: float  # the same as a share of the reports
@@ -63,10 +61,6 @@ class Plan:
     each: tuple[Cost, ...]
     total: Composed | None  # if the sequence is fixed beforehand, at the sum of the deltas
     remaining: Filter | None  # the budget after all of them
-
-
-def _noise_trials(setting: Setting, cohort: int) -> int:
-    return cohort - 1 if setting.noised else 0
 
 
 def _randomizer(setting: Setting, length: int) -> OneHotRandomizer:
@@ -99,14 +93,14 @@ def _price(question: PlannedQuestion, budget: Filter | None) -> tuple[Cost, Filt
     delta = _left(question.delta, bounded=question.bounded)
     cohort = min_cohort(setting, epsilon=question.epsilon, delta=delta)
     reports = cohort if question.reports is None else question.reports
-    if question.bounded:  # raises where so many reports would cost more than is set aside
-        delta_before_bound(question.delta, question.epsilon, 1 if setting.noised else reports)
+    if question.bounded:  # raises if this many reports would cost more than is set aside
+        delta_before_bound(question.delta, question.epsilon, setting.bounded_reports(reports))
     if reports < cohort:
         raise InvalidInput(
             f"epsilon {question.epsilon} needs a cohort of at least {cohort:,}, not {reports:,}"
         )
     randomizer = _randomizer(setting, question.length)
-    error = float(randomizer.std_error(reports, 0.0, _noise_trials(setting, cohort)))
+    error = float(randomizer.std_error(reports, 0.0, setting.noise_trials(cohort)))
     charge = Charge(
         release=Release(setting=setting, cohort=cohort),
         epsilon=question.epsilon,
@@ -129,7 +123,7 @@ def _price(question: PlannedQuestion, budget: Filter | None) -> tuple[Cost, Filt
 
 
 def _how_many(budget: Filter, charge: Charge) -> int:
-    """How often a charge still fits, counted by charging."""
+    """How many more such charges fit, counted by charging."""
     for count in range(_MOST_MORE):
         try:
             budget = budget.add(charge)
@@ -150,7 +144,7 @@ def cost_of_accuracy(
 
     The share falls as 1/sqrt(n), so the cohort is found directly; every member of it hides the
     device, so min_cohort is that cohort and epsilon is what it certifies (with bounded reports, at
-    what they leave of delta).
+    the delta that they leave).
     """
     if not 0.0 < relative_error < 1.0:
         raise InvalidInput(
@@ -159,7 +153,7 @@ def cost_of_accuracy(
     randomizer = _randomizer(setting, length)
 
     def share(n: int) -> float:
-        return float(randomizer.std_error(n, 0.0, _noise_trials(setting, n))) / n
+        return float(randomizer.std_error(n, 0.0, setting.noise_trials(n))) / n
 
     needed = math.ceil((share(10**6) * 1000.0 / relative_error) ** 2)
     cohort = max(2, min(needed, MAX_COHORT))
@@ -182,7 +176,7 @@ def accuracy_for_cohort(
     length: int = 1000,
     bounded: bool = True,
 ) -> Cost:
-    """The least local epsilon with this standard error at so many reports, and its epsilon.
+    """The least local epsilon with this standard error at this many reports, and its epsilon.
 
     `setting` gives mechanism and crowd; its local epsilon is replaced by the least sufficient one.
     """
@@ -196,7 +190,7 @@ def accuracy_for_cohort(
             crowd=setting.crowd,
             honest_fraction=setting.honest_fraction,
         )
-        trials = _noise_trials(trial, reports)
+        trials = trial.noise_trials(reports)
         return trial, float(_randomizer(trial, length).std_error(reports, 0.0, trials))
 
     low = int(DOWN.divide_int(MIN_LOCAL_EPSILON, _STEP))
@@ -228,8 +222,8 @@ def _stated(setting: Setting, cohort: int, delta: Number, error: float, *, bound
     found = epsilon(setting, cohort=cohort, delta=_left(whole, bounded=bounded)).upper
     # Rounded up to what people write: the certified bound holds for anything above it.
     stated = rounded_up(found, Decimal("1e-6"))
-    if bounded:  # raises where so many reports would cost more than is set aside
-        delta_before_bound(whole, stated, 1 if setting.noised else setting.members(cohort))
+    if bounded:  # raises where this many reports would cost more than is set aside
+        delta_before_bound(whole, stated, setting.bounded_reports(cohort))
     charge = Charge(release=Release(setting=setting, cohort=cohort), epsilon=stated, delta=whole)
     return Cost(
         charge=charge,

@@ -1,6 +1,6 @@
 """Private one-hot encoding: what a device sends, and how an analyst reads the sum of it.
 
-A device that holds element `d` of a domain of `length` elements sends one bit a coordinate:
+A device that holds element `d` of a domain of `length` elements sends one bit per coordinate:
 1 with chance `h` at its own coordinate and 1 with chance `q = 1/(e^eps0 + 1)` elsewhere.
 
 - *asymmetric* (`h = 1/2`; paper, appendix A): eps0-DP in the replacement model;
@@ -11,7 +11,7 @@ A device that holds element `d` of a domain of `length` elements sends one bit a
 threshold, so the chances are multiples of 2^-64. `q` is rounded up and `h` towards `q`:
 
 1. *locally*, the largest likelihood ratio over all reports is `h(1-q) / (q(1-h))`, which falls
-   when q rises and when h falls towards q: the sampled law is never above eps0;
+   when q rises and when h falls towards q: the sampled law never exceeds the stated guarantee;
 2. *in the sum*, write the sampled chances as `q' = q + a(1 - 2q)`, `h' = h - a(2h - 1)`: every bit
    is the nominal bit sent through a binary symmetric channel of error `a >= 0` (for h = 1/2 that
    leaves h untouched). The sum of n such bits is `Bin(S, 1-a) + Bin(n-S, a)` given the nominal
@@ -21,60 +21,135 @@ threshold, so the chances are multiples of 2^-64. `q` is rounded up and `h` towa
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 import scipy  # which loads its parts when they are first used
 from numpy.typing import ArrayLike, NDArray
 
+from chorister import _native
 from chorister.errors import InvalidInput
-from chorister.privacy.decimals import NEAREST, UP, Number, as_decimal
-from chorister.privacy.weights import TotalWeight, least_weight_bound
-
-__all__ = [
-    "MAX_LENGTH",
-    "MAX_LOCAL_EPSILON",
-    "MIN_LOCAL_EPSILON",
-    "HostileInfluence",
-    "Interval",
-    "LocalModel",
-    "Mechanism",
-    "OneHotRandomizer",
-    "as_deletion",
-    "as_local_epsilon",
-    "as_replacement",
-]
-
-Floats: TypeAlias = NDArray[np.float64]
+from chorister.privacy.decimals import (
+    DOWN,
+    NEAREST,
+    UP,
+    Number,
+    as_choice,
+    as_decimal,
+    float_above,
+)
+from chorister.privacy.weights import Floats, TotalWeight, least_weight_bound
 
 MIN_LOCAL_EPSILON = Decimal("0.001")
 MAX_LOCAL_EPSILON = Decimal(20)
 MAX_LENGTH = 1_000_000
 _MAX_DIGITS = 30
 
+AGGREGATORS: Final = 2
+"""How many aggregators add noise to a release, each independently of the other."""
+
 
 class Mechanism(StrEnum):
     """Which private one-hot encoding."""
 
+    # `_RULES` has everything that distinguishes one from another.
+
     ASYMMETRIC = "asymmetric"
     SYMMETRIC = "symmetric"
 
+    def replacement_epsilon(self, local_epsilon: Decimal) -> Decimal:
+        """The local guarantee for replacing a value, which policies limit; rounded up."""
+        return _RULES[self].replacement(local_epsilon)
 
-class LocalModel(StrEnum):
-    """What a local guarantee compares: any two values, or any value with a reference law."""
+    def largest_local_epsilon(self, replacement: Decimal) -> Decimal:
+        """The largest eps0 whose replacement value is within a limit; rounded down."""
+        return _RULES[self].parameter(replacement)
 
-    REPLACEMENT = "replacement"
-    DELETION = "deletion"
+    def thresholds(self, local_epsilon: Decimal) -> tuple[int, int]:
+        """The chances q and h of a 1, times 2^64, as they are sampled."""
+        return _thresholds(self, local_epsilon)
+
+    def chances(self, local_epsilon: float) -> _native.Chances:
+        """The chances q and h as the native bound takes them."""
+        return _chances(self, local_epsilon)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rules:
+    """What defines a mechanism.
+
+    The local guarantee is at least `ln(h (1-q) / (q (1-h)))`, and has at most 30 decimal places.
+    For the sampled law to be a post-processing of the nominal one, `own` must commute with the
+    channel above: `own(q + a(1 - 2q)) = h - a(2h - 1)` for `h = own(q)`, or less.
+    """
+
+    own: Callable[[Decimal], Decimal]  # h, given q
+    replacement: Callable[[Decimal], Decimal]  # the local guarantee, given eps0; rounded up
+    parameter: Callable[[Decimal], Decimal]  # eps0, given the local guarantee; rounded down
+
+
+_ONE, _TWO = Decimal(1), Decimal(2)
+_RULES: Final = {
+    Mechanism.ASYMMETRIC: _Rules(
+        own=lambda _: Decimal("0.5"),
+        replacement=lambda local_epsilon: local_epsilon,
+        parameter=lambda replacement: replacement,
+    ),
+    # Any value is within eps0 of the law without one, so two values are within 2 eps0.
+    Mechanism.SYMMETRIC: _Rules(
+        own=lambda q: NEAREST.subtract(_ONE, q),
+        replacement=lambda local_epsilon: UP.multiply(local_epsilon, _TWO),
+        parameter=lambda replacement: DOWN.divide(replacement, _TWO),
+    ),
+}
+
+
+def _other(local_epsilon: Decimal) -> Decimal:
+    """The chance q of a 1 at a coordinate that is not the device's own, to 80 digits."""
+    # exp of a Decimal is correctly rounded, so 80 digits give the same threshold on every machine.
+    return NEAREST.divide(_ONE, NEAREST.add(NEAREST.exp(local_epsilon), _ONE))
+
+
+@lru_cache(maxsize=256)
+def _thresholds(mechanism: Mechanism, local_epsilon: Decimal) -> tuple[int, int]:
+    """q rounded up, h towards q."""
+    unit = Decimal(2**64)
+    q_threshold = NEAREST.multiply(_other(local_epsilon), unit).to_integral_value(context=UP)
+    h = _RULES[mechanism].own(NEAREST.divide(q_threshold, unit))
+    h_threshold = NEAREST.multiply(h, unit).to_integral_value(context=DOWN)
+    return int(q_threshold), int(h_threshold)
+
+
+@lru_cache(maxsize=256)
+def _chances(mechanism: Mechanism, local_epsilon: float) -> _native.Chances:
+    # Each is rounded once: one minus a float near one would lose its digits.
+    if not float(MIN_LOCAL_EPSILON) <= local_epsilon <= float(MAX_LOCAL_EPSILON):
+        raise _out_of_range(local_epsilon)
+    exact = Decimal.from_float(local_epsilon)
+    q = _other(exact)
+    h = _RULES[mechanism].own(q)
+    return _native.Chances(
+        q=float(q),
+        not_q=float(NEAREST.subtract(_ONE, q)),
+        h=float(h),
+        not_h=float(NEAREST.subtract(_ONE, h)),
+        gap=float(NEAREST.subtract(h, q)),
+        replacement=float_above(mechanism.replacement_epsilon(exact)),
+    )
+
+
+def bits_per_bin(n: int, noise_trials: int) -> int:
+    """How many bits a released sum adds up in each bin: one per report, and all the noise."""
+    return n + AGGREGATORS * noise_trials
 
 
 class Interval(NamedTuple):
-    """The two ends of a confidence interval, one entry a bin."""
+    """The two ends of a confidence interval, one entry per bin."""
 
     low: Floats
     high: Floats
@@ -83,9 +158,9 @@ class Interval(NamedTuple):
 class HostileInfluence(NamedTuple):
     """How far one hostile report can move estimates, in devices."""
 
-    bins: int  # so many at most rise
-    up: float  # by so much each
-    down: float  # by so much all others fall
+    bins: int  # at most this many rise
+    up: float  # each by this much
+    down: float  # all others fall by this much
 
 
 def as_local_epsilon(value: Number) -> Decimal:
@@ -97,41 +172,16 @@ def as_local_epsilon(value: Number) -> Decimal:
     except (InvalidOperation, TypeError, ValueError):
         raise InvalidInput(f"local_epsilon {value!r} is not a decimal number") from None
     if not exact.is_finite() or not MIN_LOCAL_EPSILON <= exact <= MAX_LOCAL_EPSILON:
-        raise InvalidInput(
-            f"local_epsilon must lie between {MIN_LOCAL_EPSILON} and {MAX_LOCAL_EPSILON}, "
-            f"not {value}"
-        )
+        raise _out_of_range(value)
     if len(exact.as_tuple().digits) > _MAX_DIGITS:
         raise InvalidInput(f"local_epsilon must have at most {_MAX_DIGITS} significant digits")
     return exact
 
 
-def as_replacement(epsilon: Decimal, model: LocalModel) -> Decimal:
-    """The replacement guarantee that follows from any eps0-DP guarantee in `model`.
-
-    Two values are each within epsilon of the reference law, hence within 2 epsilon of each other
-    (paper, appendix C). For a particular randomizer the truth may lie lower.
-    """
-    return UP.multiply(epsilon, Decimal(2)) if model is LocalModel.DELETION else epsilon
-
-
-def as_deletion(epsilon: Decimal, model: LocalModel) -> Decimal:
-    """The deletion guarantee that follows from any eps0-DP guarantee in `model`.
-
-    Any one value's law serves as the reference (paper, appendix C), so nothing is added.
-    """
-    del model
-    return epsilon
-
-
-@lru_cache(maxsize=256)
-def _thresholds(mechanism: Mechanism, local_epsilon: Decimal) -> tuple[int, int]:
-    """Chances of a 1 at other and own coordinates, times 2^64: q up, h towards q."""
-    # exp of a Decimal is correctly rounded, so 80 digits give the same threshold on every machine.
-    scaled = NEAREST.divide(Decimal(2**64), NEAREST.add(NEAREST.exp(local_epsilon), Decimal(1)))
-    q_threshold = int(scaled.to_integral_value(context=UP))
-    h_threshold = 2**63 if mechanism is Mechanism.ASYMMETRIC else 2**64 - q_threshold
-    return q_threshold, h_threshold
+def _out_of_range(value: Number) -> InvalidInput:
+    return InvalidInput(
+        f"local_epsilon must lie between {MIN_LOCAL_EPSILON} and {MAX_LOCAL_EPSILON}, not {value}"
+    )
 
 
 def _check_cohort(n: int, noise_trials: int) -> None:
@@ -145,8 +195,8 @@ def _check_cohort(n: int, noise_trials: int) -> None:
 class OneHotRandomizer:
     """One private one-hot encoding over a domain of `length` coordinates, OOV included.
 
-    `n` below is the number of reports in a sum and `noise_trials` is M = min_cohort - 1 where
-    *both* aggregators added an independent Bin(M, q) to every bin, and 0 where none did.
+    `n` below is the number of reports in a sum, and `noise_trials` is M where *each* aggregator
+    added an independent Bin(M, q) to every bin, 0 where none did.
     """
 
     mechanism: Mechanism  # asymmetric or symmetric
@@ -154,11 +204,7 @@ class OneHotRandomizer:
     length: int  # |D|, the number of coordinates
 
     def __init__(self, *, mechanism: Mechanism | str, local_epsilon: Number, length: int) -> None:
-        try:
-            chosen = Mechanism(mechanism)
-        except ValueError:
-            names = ", ".join(Mechanism)
-            raise InvalidInput(f"mechanism must be one of {names}, not {mechanism!r}") from None
+        chosen = as_choice(Mechanism, mechanism, "mechanism")
         if isinstance(length, bool) or not 2 <= length <= MAX_LENGTH:
             raise InvalidInput(f"length must lie between 2 and {MAX_LENGTH:,}, not {length}")
         object.__setattr__(self, "mechanism", chosen)
@@ -170,12 +216,12 @@ class OneHotRandomizer:
     @property
     def q_threshold(self) -> int:
         """2^64 times the chance of a 1 at another coordinate, rounded up."""
-        return _thresholds(self.mechanism, self.local_epsilon)[0]
+        return self.mechanism.thresholds(self.local_epsilon)[0]
 
     @property
     def h_threshold(self) -> int:
         """2^64 times the chance of a 1 at the own coordinate, rounded towards q."""
-        return _thresholds(self.mechanism, self.local_epsilon)[1]
+        return self.mechanism.thresholds(self.local_epsilon)[1]
 
     @property
     def q(self) -> float:
@@ -190,15 +236,7 @@ class OneHotRandomizer:
     @property
     def replacement_epsilon(self) -> Decimal:
         """Local guarantee in the replacement model: what a policy's local limits compare."""
-        model = (
-            LocalModel.DELETION if self.mechanism is Mechanism.SYMMETRIC else LocalModel.REPLACEMENT
-        )
-        return as_replacement(self.local_epsilon, model)
-
-    @property
-    def deletion_epsilon(self) -> Decimal:
-        """Local guarantee in the deletion model: eps0 for both mechanisms."""
-        return as_deletion(self.local_epsilon, LocalModel.REPLACEMENT)
+        return self.mechanism.replacement_epsilon(self.local_epsilon)
 
     @property
     def max_weight(self) -> int:
@@ -208,14 +246,12 @@ class OneHotRandomizer:
     # --- The device ----------------------------------------------------------------------------
 
     def randomize(self, index: int, *, bounded: bool = True) -> bytes:
-        """Draw a report for coordinate `index`: one byte, 0 or 1, a coordinate.
+        """Draw a report for coordinate `index`: one byte per coordinate, 0 or 1.
 
         Bounded reports are redrawn whole while their weight exceeds `max_weight`. The weight has
         the same law whatever the index, so conditioning on it leaves every likelihood ratio, and
         with it the replacement guarantee, untouched.
         """
-        from chorister import _native  # the accountant alone needs no native module
-
         self._check_index(index)
         return _native.randomize_one_hot(
             np.array([index], dtype=np.uint64),
@@ -229,8 +265,6 @@ class OneHotRandomizer:
         self, indices: Sequence[int] | NDArray[np.int64], *, bounded: bool = True, threads: int = 0
     ) -> NDArray[np.uint8]:
         """Draw one report for each of many devices: an array of shape (devices, length)."""
-        from chorister import _native
-
         held = np.asarray(indices, dtype=np.int64)
         if held.ndim != 1:
             raise InvalidInput("indices must be one-dimensional")
@@ -261,7 +295,7 @@ class OneHotRandomizer:
         """
         _check_cohort(n, noise_trials)
         sums = np.asarray(counts, dtype=np.float64)
-        return (sums - (n + 2 * noise_trials) * self.q) / (self.h - self.q)
+        return (sums - bits_per_bin(n, noise_trials) * self.q) / (self.h - self.q)
 
     def variance(self, n: int, frequency: ArrayLike = 0.0, noise_trials: int = 0) -> Floats:
         """Variance of an estimate of a bin whose true count is `frequency`.
@@ -271,7 +305,7 @@ class OneHotRandomizer:
         """
         _check_cohort(n, noise_trials)
         held = np.clip(np.asarray(frequency, dtype=np.float64), 0.0, float(n))
-        return self._base_variance(n, noise_trials) + self._variance_slope * held
+        return self._base_variance(n, noise_trials) + self.variance_slope * held
 
     def std_error(self, n: int, frequency: ArrayLike = 0.0, noise_trials: int = 0) -> Floats:
         """Standard error of an estimate of a bin whose true count is `frequency`."""
@@ -291,8 +325,8 @@ class OneHotRandomizer:
         _check_cohort(n, noise_trials)
         seen = np.asarray(estimates, dtype=np.float64)
         z = float(scipy.special.ndtri(0.5 + confidence / 2.0))
-        shift = z * z * self._variance_slope / 2.0
-        spread = z * z * (self._base_variance(n, noise_trials) + self._variance_slope * seen)
+        shift = z * z * self.variance_slope / 2.0
+        spread = z * z * (self._base_variance(n, noise_trials) + self.variance_slope * seen)
         half = np.sqrt(np.maximum(shift * shift + spread, 0.0))
         return Interval(low=seen + shift - half, high=seen + shift + half)
 
@@ -302,7 +336,7 @@ class OneHotRandomizer:
         return TotalWeight(
             reports=n,
             other_bits=n * (self.length - 1),
-            noise_bits=2 * noise_trials * self.length,
+            noise_bits=AGGREGATORS * noise_trials * self.length,
             q=self.q,
             h=self.h,
             report_limit=self.max_weight if bounded else self.length,
@@ -310,14 +344,14 @@ class OneHotRandomizer:
 
     @property
     def step(self) -> float:
-        """What one bit more in a sum adds to an estimate."""
+        """What one more bit in a sum adds to an estimate."""
         return 1.0 / (self.h - self.q)
 
     def hostile_influence(self, *, bounded: bool = True) -> HostileInfluence:
-        """What one hostile report can do to the estimates, against its not being there.
+        """How far one hostile report can move the estimates, compared with its absence.
 
-        A report adds `(bit - q) / (h - q)` to every bin: it counts among the n whose mean is taken
-        out, so bins that it leaves at 0 fall, all of them for a report without any 1.
+        A report adds `(bit - q) / (h - q)` to every bin: it counts among the n whose mean is
+        subtracted, so bins that it leaves at 0 fall; if it has no 1 at all, every bin falls.
         """
         return HostileInfluence(
             bins=self.max_weight if bounded else self.length,
@@ -327,12 +361,11 @@ class OneHotRandomizer:
 
     def _base_variance(self, n: int, noise_trials: int) -> float:
         scale = (self.h - self.q) ** 2
-        return (n + 2 * noise_trials) * self.q * (1.0 - self.q) / scale
+        return bits_per_bin(n, noise_trials) * self.q * (1.0 - self.q) / scale
 
     @property
-    def _variance_slope(self) -> float:
+    def variance_slope(self) -> float:
         """Variance that one holder adds to its bin: 1 for asymmetric, 0 for symmetric."""
-        if self.mechanism is Mechanism.SYMMETRIC:
-            return 0.0
-        own = self.h * (1.0 - self.h) - self.q * (1.0 - self.q)
-        return own / math.pow(self.h - self.q, 2)
+        # From the integers, so that both are exact.
+        one, q, h = 2**64, self.q_threshold, self.h_threshold
+        return (h * (one - h) - q * (one - q)) / (h - q) ** 2

@@ -2,8 +2,7 @@
 
 **Bounded reports.** A hostile client with a plain vector could set every bit. So an honest device
 redraws its report while the weight exceeds w, and the aggregators verify the bound. With
-`tau = Pr[weight > w] <= 2^-80` the price in the aggregate is tiny and stated by
-:func:`delta_with_bound`.
+`tau = Pr[weight > w] <= 2^-80` the price in the aggregate is tiny: see :func:`delta_before_bound`.
 
 **Total weight.** With OOV as a coordinate every report has exactly one own coordinate, so the
 weight of the sum is `Bin(n, h) + Bin(n(|D|-1) + 2M|D|, q)` whatever the data (up to n 2^-80). A
@@ -16,24 +15,16 @@ import math
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
+import scipy  # which loads its parts when they are first used
+from numpy.typing import NDArray
 
 from chorister.errors import InvalidInput
-from chorister.privacy.binomials import binomial, lower_tail, upper_tail
 from chorister.privacy.decimals import DOWN, NEAREST
 
-__all__ = [
-    "BOUND_DELTA",
-    "MARKED_BELOW",
-    "WEIGHT_TAIL",
-    "TotalWeight",
-    "covers_bound",
-    "delta_before_bound",
-    "delta_with_bound",
-    "least_weight_bound",
-    "weight_tail",
-]
+Floats: TypeAlias = NDArray[np.float64]
 
 # Largest chance that an honest report has to be drawn again.
 WEIGHT_TAIL = NEAREST.divide(Decimal(1), Decimal(2**80))
@@ -43,8 +34,13 @@ _MOST_WEIGHTED = 1.2e12  # 2^-80 times this is just below 1e-12
 BOUND_DELTA = Decimal("1e-12")  # what a recipe's delta sets aside for bounded reports
 
 
-def _tails(length: int, q_threshold: int, h_threshold: int) -> tuple[int, Decimal]:
-    """Least w with Pr[weight > w] <= 2^-80, and that chance, for the law actually sampled."""
+@lru_cache(maxsize=1024)
+def least_weight_bound(length: int, q_threshold: int, h_threshold: int) -> int:
+    """Least w with Pr[weight > w] <= 2^-80, never above |D|, for the law actually sampled.
+
+    `Pr[weight > w] = h Pr[Bin(|D|-1,q) >= w] + (1-h) Pr[Bin(|D|-1,q) >= w+1]`: a function of the
+    domain's size and the thresholds alone, exact to 50 digits, hence the same everywhere.
+    """
     unit = Decimal(2**64)
     others = length - 1
     # Decimal sums, products and quotients are correctly rounded by specification, so w is the same
@@ -56,40 +52,11 @@ def _tails(length: int, q_threshold: int, h_threshold: int) -> tuple[int, Decima
         reach = Decimal(1)  # Pr[Bin(|D|-1, q) >= w]
         for w in range(length):
             beyond = reach - mass  # Pr[Bin(|D|-1, q) >= w + 1]
-            tail = h * reach + (1 - h) * beyond
-            if tail <= WEIGHT_TAIL:
-                return w, max(tail, Decimal(0))
+            if h * reach + (1 - h) * beyond <= WEIGHT_TAIL:
+                return w
             reach = beyond
             mass = mass * odds * (others - w) / (w + 1)
-    return length, Decimal(0)
-
-
-@lru_cache(maxsize=1024)
-def least_weight_bound(length: int, q_threshold: int, h_threshold: int) -> int:
-    """Least w with Pr[weight > w] <= 2^-80, never above |D|.
-
-    `Pr[weight > w] = h Pr[Bin(|D|-1,q) >= w] + (1-h) Pr[Bin(|D|-1,q) >= w+1]`: a function of the
-    domain's size and the thresholds alone, exact to 50 digits, hence the same everywhere.
-    """
-    return _tails(length, q_threshold, h_threshold)[0]
-
-
-def weight_tail(length: int, q_threshold: int, h_threshold: int) -> float:
-    """tau: the chance that an honest report exceeds its weight bound and is drawn again."""
-    return float(_tails(length, q_threshold, h_threshold)[1])
-
-
-def delta_with_bound(delta: float, epsilon: float, honest: int, tau: float) -> float:
-    """The aggregate's delta when `honest` reports are conditioned on their weight bound.
-
-    Conditioning on an event of probability p = (1-tau)^honest that is equally likely under both
-    datasets: `P(S|ok) <= P(S)/p` and `Q(S) <= p Q(S|ok) + (1-p)`, therefore
-    `delta' <= (delta + e^eps (1-p)) / p`.
-    """
-    if not 0.0 <= tau < 1.0 or honest < 1:
-        raise InvalidInput("tau must lie in [0, 1) and honest must be at least 1")
-    log_kept = honest * math.log1p(-tau)
-    return (delta - math.exp(epsilon) * math.expm1(log_kept)) / math.exp(log_kept)
+    return length
 
 
 def covers_bound(epsilon: float, honest: int) -> bool:
@@ -98,11 +65,13 @@ def covers_bound(epsilon: float, honest: int) -> bool:
 
 
 def delta_before_bound(delta: Decimal, epsilon: Decimal, honest: int) -> Decimal:
-    """The delta left for amplification out of a recipe's, which includes the price of the bound.
+    """What a recipe's delta leaves for amplification once the weight bound is paid for.
 
-    At tau <= 2^-80 the price is below 1e-12 as long as `honest e^eps <= 1.2e12`; `honest` is 1 in a
-    noised crowd, where nobody else's report matters. Beyond that, or where nothing would be left,
-    it refuses.
+    Bounded reports are conditioned on an event of probability `p = (1-tau)^honest` that is equally
+    likely under both datasets: `P(S|ok) <= P(S)/p` and `Q(S) <= p Q(S|ok) + (1-p)`, therefore
+    `delta' <= (delta + e^eps (1-p)) / p`. At tau <= 2^-80 the price is below 1e-12 as long as
+    `honest e^eps <= 1.2e12`; `honest` is 1 in a noised crowd, where nobody else's report matters.
+    Raises beyond that, or where nothing would be left.
     """
     if not covers_bound(float(epsilon), honest):
         raise InvalidInput(
@@ -191,3 +160,63 @@ class TotalWeight:
         below = float(np.dot(own.mass, lower_tail(rest, bits, self.q)))
         above = float(np.dot(own.mass, upper_tail(rest - 1.0, bits, self.q)))
         return min(below, 1.0), min(above, 1.0)
+
+
+# --- Binomials -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountLaw:
+    """The law of a count: `mass[i]` is the chance of `first + i`."""
+
+    first: int  # the smallest count in the window
+    mass: Floats  # chances; positive
+    missing: float  # bound on the mass outside the window
+
+
+def binomial(trials: int, p: float, cut: float) -> CountLaw:
+    """Bin(trials, p) on a window that misses at most `cut` of its mass on either side.
+
+    The window is cut by tail mass, never by a number of sigmas. By Bernstein,
+    `Pr[|X - np| >= s] <= 2 exp(-s^2 / (2(v + s/3)))`, v = np(1-p); solving for s gives the window.
+    Inside, the ratio of neighbours is exact and products run outwards from the mode, so the
+    relative error is about the window's length in roundings (1e-12 at a length of 1e4).
+    """
+    rest = 1.0 - p
+    c = -math.log(cut)
+    variance = trials * p * rest
+    reach = c / 3.0 + math.sqrt(c * c / 9.0 + 2.0 * c * variance) + 1.0
+    first = max(0, math.floor(trials * p - reach))
+    last = min(trials, math.ceil(trials * p + reach))
+    mode = min(max(math.floor((trials + 1) * p), first), last)
+    odds = p / rest
+    up = np.arange(mode, last, dtype=np.float64)
+    down = np.arange(mode, first, -1, dtype=np.float64)
+    mass = np.concatenate(
+        (
+            np.cumprod(down / (odds * (trials - down + 1.0)))[::-1],
+            np.ones(1),
+            np.cumprod(odds * (trials - up) / (up + 1.0)),
+        )
+    )
+    mass /= mass.sum()
+    return CountLaw(first=first, mass=mass, missing=2.0 * cut)
+
+
+def upper_tail(count: Floats, trials: Floats | float, p: float) -> Floats:
+    """Pr[Bin(trials, p) > count] for whole counts, by the incomplete beta function.
+
+    scipy.stats says the same; importing it would cost a device a second.
+    """
+    inside = (count >= 0.0) & (count < trials)
+    safe = np.where(inside, count, 0.0)
+    tail = scipy.special.betainc(safe + 1.0, np.maximum(trials - safe, 1.0), p)
+    return np.where(inside, tail, np.where(count < 0.0, 1.0, 0.0))
+
+
+def lower_tail(count: Floats, trials: Floats | float, p: float) -> Floats:
+    """Pr[Bin(trials, p) <= count] for whole counts."""
+    inside = (count >= 0.0) & (count < trials)
+    safe = np.where(inside, count, 0.0)
+    tail = scipy.special.betaincc(safe + 1.0, np.maximum(trials - safe, 1.0), p)
+    return np.where(inside, tail, np.where(count < 0.0, 0.0, 1.0))

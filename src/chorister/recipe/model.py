@@ -49,13 +49,13 @@ from chorister.policy.values import (
     Query,
     SQLName,
 )
+from chorister.privacy.certified import MAX_COHORT, noise_trials
 from chorister.privacy.randomizers import (
     MAX_LENGTH,
     Mechanism,
     OneHotRandomizer,
     as_local_epsilon,
 )
-from chorister.privacy.settings import MAX_COHORT
 from chorister.privacy.weights import BOUND_DELTA
 
 VERSION: Final = 1
@@ -140,7 +140,7 @@ class Privacy(Model):
 
     mechanism: Mechanism
     local_epsilon: Annotated[Number, AfterValidator(as_local_epsilon)]
-    """The mechanism's parameter eps0. Policies limit its replacement value (symmetric: 2 eps0)."""
+    """The mechanism's parameter eps0. Policies limit the replacement value that follows from it."""
     epsilon: Epsilon
     """The charge to the device; check 3 certifies it for the aggregate of min_cohort."""
     delta: Delta
@@ -163,6 +163,16 @@ class Privacy(Model):
         except InvalidInput as error:
             raise FieldError("crowd", str(error)) from None
         return self
+
+    @property
+    def noise_trials(self) -> int:
+        """M, where each aggregator adds Bin(M, q) to every bin; 0 where none adds noise."""
+        return noise_trials(self.crowd, self.min_cohort)
+
+    @property
+    def replacement_epsilon(self) -> Decimal:
+        """The local epsilon that policies limit: what one report costs to both aggregators."""
+        return self.mechanism.replacement_epsilon(self.local_epsilon)
 
     @property
     def claim(self) -> Claim:

@@ -13,7 +13,7 @@ from chorister.errors import InvalidInput
 from chorister.policy import Analysis, Policy
 from chorister.policy.bounds import Claim
 from chorister.privacy.decimals import DOWN
-from chorister.privacy.randomizers import MAX_LOCAL_EPSILON, Mechanism
+from chorister.privacy.randomizers import MAX_LOCAL_EPSILON
 from chorister.recipe.model import Aggregators, Participation, Privacy, Recipe, Window
 
 Reads: TypeAlias = Mapping[str, tuple[str, ...]]
@@ -85,10 +85,9 @@ def _privacy(policy: Policy, analysis: Analysis, refs: Sequence[str]) -> Privacy
     read, own, device = [analysis.fields[ref] for ref in refs], analysis.budget, policy.device
     mechanism = analysis.mechanisms[0]
     local = min(own.local_epsilon, *(field.local_epsilon for field in read))
-    if mechanism is Mechanism.SYMMETRIC:
-        local = DOWN.divide(local, Decimal(2))
     # A readable parameter: three decimal places, never rounded up.
-    local = min(local, MAX_LOCAL_EPSILON).quantize(Decimal("0.001"), context=DOWN)
+    largest = min(mechanism.largest_local_epsilon(local), MAX_LOCAL_EPSILON)
+    local = largest.quantize(Decimal("0.001"), context=DOWN)
     crowd = analysis.crowds[0]
     claim = Claim(
         mechanism=mechanism,

@@ -19,7 +19,7 @@ macro_rules! report_errors {
     ($($variant:ident = $code:literal: $name:literal,)*) => {
         /// `ReportError` of draft-ietf-ppm-dap-18, section 4.2: why one report was left out.
         ///
-        /// Python's `ReportError` is made of `NAMED`. The draft reserves the code 0; here it means "no error".
+        /// Python's `ReportError` is created from `NAMED`. The draft reserves the code 0; here it means "no error".
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub enum ReportError {

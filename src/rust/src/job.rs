@@ -1,4 +1,4 @@
-//! Whole batches: making reports for a fleet, and one aggregation job at a time for leader and helper.
+//! Whole batches: reports for a fleet, and one aggregation job at a time for leader and helper.
 //!
 //! A report that fails gets its error's code and is left out; it never fails the job. Verified output
 //! shares are added up at once, so memory is bounded by the job's messages and the leader's states.
@@ -17,7 +17,7 @@ use crate::wire::{
     read_reports, read_verify_inits, read_verify_resps,
 };
 
-/// What binds a report to its task. The draft's strings come from Python, where the draft has one home.
+/// What binds a report to its task. The draft's strings come from Python, which has all that is specific to a draft.
 pub struct TaskBinding {
     pub engine: Arc<dyn Engine>,
     /// The VDAF's application context.
@@ -66,7 +66,7 @@ struct Partial {
 }
 
 impl TaskBinding {
-    /// Shards and seals one report a measurement. `values` holds them one behind the other.
+    /// Shards and seals one report per measurement. `values` holds the measurements one after the other.
     pub fn seal_reports(
         &self,
         values: &[u64],
@@ -246,7 +246,7 @@ impl TaskBinding {
 impl LeaderJob {
     /// Finishes with the helper's `verify_resps`, and adds up what both found valid.
     ///
-    /// An answer that does not fit the job (other reports, another order) is refused, and the job waits on.
+    /// An answer that does not fit the job (other reports, another order) is refused, and the job keeps waiting.
     pub fn finish(&self, verify_resps: &[u8], threads: usize) -> Result<Aggregated, Error> {
         let resps = read_verify_resps(verify_resps)?;
         let waiting = {
@@ -309,7 +309,7 @@ impl Partial {
                 self.count += 1;
                 xor(&mut self.checksum, &Sha256::digest(id));
             }
-            // Not the report's fault: the whole job is thrown away rather than counted wrongly.
+            // Not the report's fault: better to discard the whole job than to count it wrongly.
             Err(error) => self.fault = Some(error),
         }
     }
@@ -391,7 +391,7 @@ impl<'a> Rejected<'a> {
             }
             if codes.iter().any(|code| *code != 0 && ReportError::from_code(*code).is_none()) {
                 return Err(Error::InvalidInput(
-                    "rejected has a code that is no report error of the draft".into(),
+                    "rejected has a code that is not a report error of the draft".into(),
                 ));
             }
         }

@@ -9,10 +9,10 @@ use std::thread;
 
 use crate::error::Error;
 
-/// Items that a thread takes at a time: few enough to end together, enough to keep apart.
+/// Items that a thread takes at a time: few enough that all threads end together, enough to avoid contention.
 const BLOCK: usize = 4;
 
-/// More threads than this help nobody.
+/// More threads than this do not help.
 const MAX_THREADS: usize = 256;
 
 /// The number of threads to use: `threads`, or all cores if 0, but never more than there is work for.
@@ -24,7 +24,7 @@ fn effective(threads: usize, items: usize) -> usize {
     wanted.min(MAX_THREADS).min(items.div_ceil(BLOCK)).max(1)
 }
 
-/// Applies `work` to 0..items. Each thread folds into an accumulator of its own, made by `start`.
+/// Applies `work` to 0..items. Each thread folds into its own accumulator, created by `start`.
 ///
 /// Returns the results in order of their items, and the accumulators. A panic becomes an error.
 pub fn fold<T, A, S, W>(
@@ -59,7 +59,7 @@ where
         vec![catch_unwind(AssertUnwindSafe(run))]
     } else {
         thread::scope(|scope| {
-            // The calling thread works too; where the system refuses a thread, the others do its part.
+            // The calling thread works too; if the system refuses a thread, the others do its work.
             let handles: Vec<_> = (1..threads)
                 .map_while(|_| thread::Builder::new().spawn_scoped(scope, run).ok())
                 .collect();
@@ -89,7 +89,7 @@ where
     Ok((results, accumulators))
 }
 
-/// As `fold`, without an accumulator.
+/// Like `fold`, without an accumulator.
 pub fn map<T, W>(threads: usize, items: usize, work: W) -> Result<Vec<T>, Error>
 where
     T: Send,

@@ -1,7 +1,7 @@
-//! One object-safe face for every Prio3 instance, report by report, bytes in and bytes out.
+//! One object-safe interface to every Prio3 instance, report by report, bytes in and bytes out.
 //!
 //! `prio`'s own traits can't be used as objects (generic methods, `Clone`). States, output shares and
-//! sums stay typed inside boxes that only the instance which made them opens again.
+//! sums stay typed inside boxes that only the instance that created them can open.
 
 use std::any::Any;
 
@@ -20,7 +20,7 @@ use prio::vdaf::{
 
 use crate::error::{Error, ReportError};
 
-/// The most field elements that an encoded measurement may have: 16 MiB a share.
+/// The most field elements that an encoded measurement may have: 16 MiB per share.
 pub const MAX_ELEMENTS: usize = 1 << 20;
 
 pub const NONCE_SIZE: usize = 16;
@@ -265,7 +265,7 @@ fn check_own_part<F: NttFriendlyFieldElement>(
     stated: &[u8],
     own: &Prio3VerifierShare<F, SEED_SIZE>,
 ) -> Result<(), ReportError> {
-    // One part an aggregator, the helper's last; empty where the VDAF has no joint randomness.
+    // One part per aggregator, the helper's last; empty where the VDAF has no joint randomness.
     let Some(stated) = stated.last_chunk::<SEED_SIZE>() else {
         return Ok(());
     };
@@ -371,7 +371,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The number of field elements of an encoded measurement, refused if absurd.
+    /// The number of field elements of an encoded measurement; too many are refused.
     fn elements(&self) -> Result<usize, Error> {
         let bits = |largest: u64| largest.checked_ilog2().map(|log| log as usize + 1);
         let zero =
@@ -410,7 +410,7 @@ impl Kind {
         }
     }
 
-    /// Builds the instance, and says which chunk length it has: the given one, or the crate's optimum.
+    /// Builds the instance. Also returns its chunk length: the given one, or the crate's optimum.
     pub fn engine(&self, chunk_length: Option<usize>) -> Result<(Box<dyn Engine>, usize), Error> {
         let elements = self.elements()?;
         let chunk = chunk_length.unwrap_or_else(|| optimal_chunk_length(elements));

@@ -1,4 +1,4 @@
-//! The face to Python: converts arguments, releases the GIL, and turns errors into exceptions.
+//! The interface to Python: converts arguments, releases the GIL, and turns errors into exceptions.
 //!
 //! Messages come as `bytes`, which nobody can change while the GIL is released; arrays are copied first.
 
@@ -427,7 +427,7 @@ fn hpke_seal<'py>(
     Ok(PyBytes::new(py, &ciphertext))
 }
 
-/// The draft's codes as an `enum.IntEnum`, so that Python states them no second time.
+/// The draft's codes as an `enum.IntEnum`, so that Python does not repeat them.
 fn report_error_enum<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyAny>> {
     let py = module.py();
     let members: Vec<(&str, u8)> =
@@ -447,7 +447,7 @@ mod _native {
 
     #[pymodule_export]
     use super::bound::{
-        composition_delta, exact_delta, exact_envelope, exact_epsilon, renyi_divergence,
+        PyChances, composition_delta, exact_delta, exact_envelope, exact_epsilon, renyi_divergence,
         witness_delta,
     };
     #[pymodule_export]

@@ -2,7 +2,7 @@
 //!
 //! A probability is an integer threshold t and stands for t / 2^64: a uniform 64-bit number below t is
 //! a one. The comparison is done for 64 numbers at once, bit plane by bit plane from the most significant
-//! one, until all 64 are decided (about 7 planes): exact, and some ten times quicker than one by one. The
+//! one, until all 64 are decided (about 7 planes): exact, and about ten times faster than one by one. The
 //! number of planes depends on fresh random bits only, never on the data.
 
 use rand_chacha::ChaCha20Rng;
@@ -12,7 +12,7 @@ use zeroize::Zeroize;
 use crate::error::Error;
 use crate::parallel;
 
-/// Redraws before a weight bound is called impossible. The bounds in use fail with chance 2^-80 a draw.
+/// Redraws before a weight bound is called impossible. The bounds in use fail with chance 2^-80 per draw.
 const MAX_DRAWS: usize = 1000;
 
 /// Where uniform 64-bit words come from.
@@ -65,7 +65,7 @@ impl Words for SystemWords {
     }
 }
 
-/// Words of ChaCha20 with a key from the operating system, for draws by the million.
+/// Words of ChaCha20 with a key from the operating system, for millions of draws.
 pub struct ChaChaWords(ChaCha20Rng);
 
 impl ChaChaWords {
@@ -106,7 +106,7 @@ fn bernoulli_word(threshold: u64, words: &mut impl Words) -> Result<u64, Error> 
     Ok(below)
 }
 
-/// The law of one report: bits other than the own are one with q, the own bit with h.
+/// The law of one report: its own bit is one with probability h, the others with probability q.
 #[derive(Clone, Copy, Debug)]
 pub struct OneHotLaw {
     pub length: usize,
@@ -140,7 +140,7 @@ impl OneHotLaw {
         Ok(())
     }
 
-    /// Appends one report for `index`, a byte (0 or 1) a coordinate, drawn anew while it is too heavy.
+    /// Appends one report for `index`, one byte (0 or 1) per coordinate, redrawn while it has too many ones.
     pub fn draw(
         &self,
         index: usize,

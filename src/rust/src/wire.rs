@@ -1,7 +1,7 @@
-//! The DAP messages that exist once a report: read without copying, written without a Python object.
+//! The DAP messages that exist once per report: read without copying, written without a Python object.
 //!
 //! draft-ietf-ppm-dap-18, sections 4.5.2 (`Report`) and 4.6.3 (`VerifyInit`, `VerifyResp`). Messages that
-//! exist once a request are Python's.
+//! exist once per request are Python's.
 
 use std::collections::HashSet;
 
@@ -131,7 +131,7 @@ impl<'a> Ciphertext<'a> {
     }
 }
 
-/// `ReportMetadata` and the public share, as they stand side by side in reports and report shares.
+/// `ReportMetadata` and the public share, as they occur together in reports and report shares.
 #[derive(Clone, Copy, Debug)]
 pub struct Header<'a> {
     pub id: &'a [u8; ID_SIZE],

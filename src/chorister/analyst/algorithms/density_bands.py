@@ -52,6 +52,7 @@ from chorister.analyst.cohorts import Cohorts
 from chorister.analyst.result import Result
 from chorister.encoding import Intervals
 from chorister.errors import InvalidInput
+from chorister.privacy.randomizers import bits_per_bin
 
 __all__ = ["Band", "distribution_band"]
 
@@ -176,7 +177,7 @@ def _most_below(result: Result, z: float, sampled: float) -> Floats:
 
 def _third_cumulants(result: Result) -> tuple[float, float]:
     """Of an estimate: of a bin that nobody holds, and what one holder adds."""
-    law, bits = result.recipe.randomizer, result.n_reports + 2 * result.noise_trials
+    law, bits = result.recipe.randomizer, bits_per_bin(result.n_reports, result.noise_trials)
     other = law.q * (1.0 - law.q) * (1.0 - 2.0 * law.q)
     own = law.h * (1.0 - law.h) * (1.0 - 2.0 * law.h)
     return law.step**3 * bits * other, law.step**3 * (own - other)

@@ -39,7 +39,7 @@ from chorister.encoding import Categories, DenyList, PrefixTree, canonical_texts
 from chorister.errors import InvalidInput
 from chorister.policy import Crowd
 from chorister.privacy import Mechanism
-from chorister.privacy.randomizers import MAX_LENGTH
+from chorister.privacy.randomizers import MAX_LENGTH, bits_per_bin
 
 if TYPE_CHECKING:
     import altair
@@ -192,7 +192,7 @@ def found_in(result: Result) -> NDArray[np.bool_]:
     names, first = candidates_of(result)
     return above_noise(
         result.parts[0].sums[first : first + len(names)],
-        trials=result.n_reports + 2 * result.noise_trials,
+        trials=bits_per_bin(result.n_reports, result.noise_trials),
         q=result.recipe.randomizer.q,
         candidates=len(names),
     )

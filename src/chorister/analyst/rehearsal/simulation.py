@@ -31,6 +31,7 @@ from chorister.analyst.rounds import Archive, Round, RoundState
 from chorister.clock import Clock, SettableClock, SystemClock
 from chorister.errors import CohortTooSmall, InvalidInput, StudyError
 from chorister.policy import Policy
+from chorister.privacy.randomizers import AGGREGATORS
 from chorister.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -343,9 +344,8 @@ def draw_sums(
     sums = rng.binomial(reports - counts, randomizer.q)
     held = np.flatnonzero(counts)
     sums[held] += rng.binomial(counts[held], randomizer.h)
-    if recipe.privacy.crowd == "noised":
-        trials = recipe.privacy.min_cohort - 1
-        for _ in range(2):
+    if trials := recipe.privacy.noise_trials:
+        for _ in range(AGGREGATORS):
             sums += rng.binomial(trials, randomizer.q, size=len(counts))
     return sums.astype(np.uint64)
 

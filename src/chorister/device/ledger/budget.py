@@ -26,8 +26,6 @@ from chorister.policy import Composition, FieldBudget, Renyi
 from chorister.policy.model import Budget
 from chorister.policy.values import FieldRef, Identifier
 from chorister.privacy import filters
-from chorister.privacy.randomizers import LocalModel, Mechanism, as_replacement
-from chorister.privacy.settings import Setting
 from chorister.recipe import Privacy, Recipe
 
 __all__ = ["Charge", "Limit", "Standing"]
@@ -61,23 +59,14 @@ class Charge(Model):
 
     @property
     def replacement_epsilon(self) -> Decimal:
-        """The local epsilon that policies limit: 2 eps0 for the symmetric mechanism."""
-        symmetric = self.privacy.mechanism is Mechanism.SYMMETRIC
-        model = LocalModel.DELETION if symmetric else LocalModel.REPLACEMENT
-        with localcontext(_EXACT):
-            return as_replacement(self.privacy.local_epsilon, model)
+        """The local epsilon that policies limit."""
+        return self.privacy.replacement_epsilon
 
     @cached_property
     def filtered(self) -> filters.Charge:
         """This charge as a filter takes it."""
         privacy = self.privacy
-        setting = Setting(
-            local_epsilon=privacy.local_epsilon,
-            mechanism=privacy.mechanism,
-            crowd=privacy.crowd,
-            honest_fraction=privacy.honest_fraction or 1,
-        )
-        release = filters.Release(setting=setting, cohort=privacy.min_cohort)
+        release = filters.Release(setting=privacy.claim.setting, cohort=privacy.min_cohort)
         return filters.Charge(release=release, epsilon=privacy.epsilon, delta=privacy.delta)
 
     @model_validator(mode="after")

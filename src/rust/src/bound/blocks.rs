@@ -20,15 +20,15 @@ use super::pair::Pair;
 use super::{Chances, U, internal};
 use crate::error::Error;
 
-/// Crowds of up to so many others are examined k by k.
+/// Crowds of up to this many others are examined k by k.
 const INDIVIDUAL: u64 = 160;
-/// Crowds of up to so many others have a knot at every ratio of every k.
+/// Crowds of up to this many others have a knot at every ratio of every k.
 const EVERY_RATIO: u64 = 32;
 /// Entries of all laws of a sweep, after which its blocks have their least width.
 pub const MAX_SWEEP: usize = 24_000_000;
 /// Blocks that cover any crowd once that is spent.
 pub const MORE_BLOCKS: usize = 113;
-/// About 120 a standard deviation of the loss: chords cost `5e-6` of epsilon.
+/// About 120 per standard deviation of the loss: chords cost `5e-6` of epsilon.
 pub const KNOTS: usize = 2000;
 /// Between the window's last ratio and the largest possible one.
 const TAIL_KNOTS: usize = 48;
@@ -63,11 +63,11 @@ impl Crowd {
             for k in 0..=others {
                 pairs.push(Pair::new(others - k, k, chances, cut)?);
             }
-            knots_of(pairs.iter().flat_map(logs).collect(), chances.symmetric)
+            knots_of(pairs.iter().flat_map(logs).collect(), chances.symmetric())
         } else {
-            knots_of(thinned(&logs(&worst), others), chances.symmetric)
+            knots_of(thinned(&logs(&worst), others), chances.symmetric())
         };
-        let base = merged(worst.excesses(&knots), &knots, chances.symmetric);
+        let base = merged(worst.excesses(&knots), &knots, chances.symmetric());
         Ok(Self { chances, others, cut, knots, base, window: worst.counts() })
     }
 
@@ -85,7 +85,7 @@ impl Crowd {
         self.others <= INDIVIDUAL
     }
 
-    /// The envelope of the worst block alone: a first idea of the answer, no bound.
+    /// The envelope of the worst block alone: a first estimate of the answer, not a bound.
     pub fn first_idea(&self) -> Result<Envelope, Error> {
         Envelope::new(&self.knots, &self.base)
     }
@@ -94,7 +94,7 @@ impl Crowd {
     pub fn tuning(&self, around: &Envelope, epsilon: f64, delta: f64) -> Tuning {
         let weight = around.sensitivity(epsilon, &self.knots);
         // By how much all blocks together may raise delta, relatively.
-        let wanted = if self.chances.symmetric { 2e-3 } else { 2e-4 };
+        let wanted = if self.chances.symmetric() { 2e-3 } else { 2e-4 };
         // Where holders and references are nearly alike every k costs the same: a block of a share s of all users
         // raises epsilon by s/2, and delta (as the sweep sees it) by about s ln(1/delta)/4. There can be no more
         // blocks than are affordable.
@@ -102,7 +102,7 @@ impl Crowd {
         let alike = (wanted / (local * local)).min(1e-2);
         let slope = 4.0 - delta.ln();
         let least = 0.5 * slope * (self.window + KNOTS) as f64 / MAX_SWEEP as f64;
-        let uniform = self.chances.symmetric || local < 1.0;
+        let uniform = self.chances.symmetric() || local < 1.0;
         let share = if uniform { alike.max(least) } else { alike };
         let budget = share * delta.max(around.delta(epsilon));
         let width = (self.others as f64 * share / (4.0 * slope)).max(1.0);
@@ -126,7 +126,7 @@ impl Crowd {
         };
         // Symmetric one-hot is its own mirror: `Z_{N-k} = N - Z_k` turns pair N-k into the reversal of pair k, so half
         // of the range suffices once every curve is merged with its own reversal.
-        let end = if self.chances.symmetric { self.others / 2 } else { self.others };
+        let end = if self.chances.symmetric() { self.others / 2 } else { self.others };
         while sweep.covered <= end {
             sweep.advance(end)?;
         }
@@ -154,7 +154,7 @@ struct Sweep<'a> {
     width: f64,
     growth: f64,
     budget: f64,
-    /// So many blocks are as wide as the last.
+    /// How many of the next blocks stay as wide as the last.
     rest: u32,
     work: usize,
 }
@@ -173,7 +173,7 @@ impl Sweep<'_> {
             let last = end.min(first.saturating_add(width - 1));
             let pair = block(*others, *chances, *cut, first, last)?;
             self.work += pair.counts() + knots.len();
-            let excess = merged(pair.excesses(knots), knots, chances.symmetric);
+            let excess = merged(pair.excesses(knots), knots, chances.symmetric());
             let rise: f64 = self
                 .tuning
                 .weight
@@ -199,8 +199,8 @@ impl Sweep<'_> {
                 *old = old.max(new);
             }
             self.covered = last + 1;
-            // What used much of its share shall not be followed by wider ones that each use as much, and what was
-            // refused a moment ago not be tried again at once.
+            // A block that used much of its share must not be followed by wider ones that use as much, and a width that
+            // was just refused must not be tried again at once.
             let growth = if rise < allowed / 2.0 && self.rest == 0 { self.growth } else { 1.0 };
             self.width = self.width.max(least as f64) * growth;
             self.rest = self.rest.saturating_sub(1);
@@ -214,7 +214,7 @@ fn block(others: u64, chances: Chances, cut: f64, first: u64, last: u64) -> Resu
     if first > last || last > others {
         return Err(internal("a block outside the crowd"));
     }
-    if chances.symmetric {
+    if chances.symmetric() {
         Pair::new(first, others - last, chances, cut)
     } else {
         Pair::new(others - last, first, chances, cut)

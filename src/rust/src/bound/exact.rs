@@ -53,17 +53,8 @@ fn cut_for(delta: f64) -> f64 {
 }
 
 impl Setting {
-    pub fn new(
-        cohort: u64,
-        symmetric: bool,
-        local_epsilon: f64,
-        noised: bool,
-    ) -> Result<Self, Error> {
-        Ok(Self {
-            others: others(cohort)?,
-            chances: Chances::new(symmetric, local_epsilon)?,
-            noised,
-        })
+    pub fn new(cohort: u64, chances: Chances, noised: bool) -> Result<Self, Error> {
+        Ok(Self { others: others(cohort)?, chances: chances.checked()?, noised })
     }
 
     /// Both coordinates with `held` others at the device's value and `instead` at the other one.
@@ -80,7 +71,7 @@ impl Setting {
 
     /// The witness's composition, or for a noised crowd the only one.
     fn witness(&self, cut: f64) -> Result<(Pair, Pair), Error> {
-        let symmetric = self.chances.symmetric && !self.noised;
+        let symmetric = self.chances.symmetric() && !self.noised;
         self.composition(if symmetric { self.others } else { 0 }, 0, cut)
     }
 
@@ -99,7 +90,7 @@ impl Setting {
 
     /// The witness's delta.
     pub fn witness_delta(&self, epsilon: f64) -> Result<f64, Error> {
-        let symmetric = self.chances.symmetric && !self.noised;
+        let symmetric = self.chances.symmetric() && !self.noised;
         self.composition_delta(if symmetric { self.others } else { 0 }, 0, epsilon)
     }
 

@@ -21,9 +21,9 @@
 //!
 //! # Work
 //!
-//! Nobody can make this code work for long: no law has more than `counts::MAX_COUNTS` entries (beyond that users
+//! Nobody can make this code run for long: no law has more than `counts::MAX_COUNTS` entries (beyond that users
 //! are dropped, which only raises the bound), and the laws of one call together have no more than `MAX_WORK`. An
-//! entry takes some ten nanoseconds.
+//! entry takes about ten nanoseconds.
 
 pub mod blocks;
 pub mod counts;
@@ -40,8 +40,11 @@ pub const U: f64 = f64::EPSILON / 2.0;
 pub const SLACK: f64 = 1e-9;
 /// Largest cohort.
 pub const MAX_COHORT: u64 = 1_000_000_000;
-/// Range of `eps0`.
-pub const LOCAL_EPSILONS: std::ops::RangeInclusive<f64> = 0.001..=20.0;
+/// Least chance of a one or a zero, and least `h - q`: those of the largest and the least `eps0` lie above.
+const LEAST_CHANCE: f64 = 1e-9;
+const LEAST_GAP: f64 = 1e-4;
+/// Largest local guarantee.
+const MAX_REPLACEMENT: f64 = 50.0;
 /// Below this no amplification is claimed: products of such numbers would leave the range of a float.
 pub const LEAST_DELTA: f64 = 1e-250;
 
@@ -52,10 +55,10 @@ pub const MAX_WORK: usize = blocks::MAX_SWEEP
 
 /// The chances of a one at a device's other coordinates (`q`) and at its own (`h`), and of a zero.
 ///
-/// Each is computed by itself: one minus a number near one would lose its digits.
+/// They define a mechanism. Python has the mechanisms (`chorister.privacy.randomizers`) and computes each number by
+/// itself: one minus a number near one would lose its digits. The bound holds for any `q < h`.
 #[derive(Clone, Copy, Debug)]
 pub struct Chances {
-    pub symmetric: bool,
     pub q: f64,
     pub not_q: f64,
     pub h: f64,
@@ -67,25 +70,25 @@ pub struct Chances {
 }
 
 impl Chances {
-    /// Those of a mechanism; refuses an `eps0` that is not a number of the supported range.
-    pub fn new(symmetric: bool, local_epsilon: f64) -> Result<Self, Error> {
-        if !LOCAL_EPSILONS.contains(&local_epsilon) {
-            return Err(Error::InvalidInput(format!(
-                "local_epsilon must lie between {} and {}, not {local_epsilon}",
-                LOCAL_EPSILONS.start(),
-                LOCAL_EPSILONS.end()
-            )));
+    /// Returns them unless they contradict each other or are out of range.
+    pub fn checked(self) -> Result<Self, Error> {
+        let Self { q, not_q, h, not_h, gap, replacement } = self;
+        let agree = |found: f64, wanted: f64| (found - wanted).abs() <= 8.0 * U;
+        let in_range = q >= LEAST_CHANCE && not_h >= LEAST_CHANCE && gap >= LEAST_GAP;
+        let consistent = agree(q + not_q, 1.0) && agree(h + not_h, 1.0) && agree(h - q, gap);
+        let largest = (h / not_h).ln() + (not_q / q).ln();
+        let guaranteed = largest <= replacement + 1e-12 && replacement <= MAX_REPLACEMENT;
+        if in_range && consistent && guaranteed {
+            return Ok(self);
         }
-        let q = 1.0 / (local_epsilon.exp() + 1.0);
-        let not_q = 1.0 / ((-local_epsilon).exp() + 1.0);
-        let half = (local_epsilon / 2.0).tanh();
-        Ok(if symmetric {
-            let replacement = 2.0 * local_epsilon;
-            Self { symmetric, q, not_q, h: not_q, not_h: q, gap: half, replacement }
-        } else {
-            let gap = half / 2.0;
-            Self { symmetric, q, not_q, h: 0.5, not_h: 0.5, gap, replacement: local_epsilon }
-        })
+        Err(Error::InvalidInput(format!("these chances are not those of a mechanism: {self:?}")))
+    }
+
+    /// Whether zeros and ones play the same part (`h = 1 - q`), so that a sum's law is its own mirror image.
+    #[must_use]
+    #[expect(clippy::float_cmp, reason = "without all digits there is no mirror")]
+    pub fn symmetric(&self) -> bool {
+        self.h == self.not_q && self.not_h == self.q
     }
 
     /// The chances of a zero in place of those of a one: what a count of zeros sees.

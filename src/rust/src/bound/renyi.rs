@@ -31,7 +31,7 @@ const MAX_COUNTS: u64 = 1 << 18;
 const MAX_SWEEP: u64 = 8_000_000;
 /// Blocks may exceed the largest single composition by this fraction, or by more where laws are long.
 const RISE: f64 = 5e-4;
-/// Up to so many others every k is a block of its own.
+/// Up to this many others, every k is a block of its own.
 const INDIVIDUAL: u64 = 64;
 const LN_UNIT: f64 = 200.0 * std::f64::consts::LN_2;
 
@@ -185,7 +185,7 @@ fn edge(count: &Count, rest: f64) -> u64 {
 
 /// Maximum of a side's divergence over blocks that cover `0..=others`, as distances from the worst k.
 fn worst(others: u64, side: &Side) -> Result<f64, Error> {
-    let symmetric = side.chances.symmetric;
+    let symmetric = side.chances.symmetric();
     let mut work = 0;
     let block = |first: u64, last: u64, work: &mut u64| -> Result<f64, Error> {
         let (references, holders) =
@@ -234,20 +234,14 @@ fn worst(others: u64, side: &Side) -> Result<f64, Error> {
 }
 
 /// `D_order` of one release: the sum over its two coordinates, each over the worst crowd.
-pub fn divergence(
-    cohort: u64,
-    symmetric: bool,
-    local_epsilon: f64,
-    order: u32,
-    noised: bool,
-) -> Result<f64, Error> {
-    let (others, chances) = (others(cohort)?, Chances::new(symmetric, local_epsilon)?);
+pub fn divergence(cohort: u64, chances: Chances, order: u32, noised: bool) -> Result<f64, Error> {
+    let (others, chances) = (others(cohort)?, chances.checked()?);
     check_order(order)?;
     let (gained, lost) = (Side::gained(chances, order), Side::lost(chances, order));
     if noised {
         return Ok(gained.divergence(others, 0)?.0 + lost.divergence(others, 0)?.0);
     }
-    if symmetric {
+    if chances.symmetric() {
         // Pair N-k is the reversal of pair k, so both coordinates have the same worst case.
         return Ok(2.0 * worst(others, &gained)?);
     }
@@ -255,17 +249,11 @@ pub fn divergence(
 }
 
 /// `D_order` of the witness: cheap, no bound; it shows which orders are worth a sweep.
-pub fn witness(
-    cohort: u64,
-    symmetric: bool,
-    local_epsilon: f64,
-    order: u32,
-    noised: bool,
-) -> Result<f64, Error> {
-    let (others, chances) = (others(cohort)?, Chances::new(symmetric, local_epsilon)?);
+pub fn witness(cohort: u64, chances: Chances, order: u32, noised: bool) -> Result<f64, Error> {
+    let (others, chances) = (others(cohort)?, chances.checked()?);
     check_order(order)?;
     let gained = Side::gained(chances, order);
-    if symmetric && !noised {
+    if chances.symmetric() && !noised {
         return Ok(2.0 * gained.divergence(0, others)?.0);
     }
     Ok(gained.divergence(others, 0)?.0 + Side::lost(chances, order).divergence(others, 0)?.0)

@@ -1,8 +1,18 @@
-"""Amplification by clones (Feldman, McMillan, Talwar), numerically.
+"""Bounds from the literature, for comparison: the closed form, and amplification by clones.
 
-Each of the other n-1 reports is, with chance p, a *clone*: drawn from one of the two laws that
-are to be told apart, either with chance 1/2. With C ~ Bin(n-1, p) clones, E = e^eps0 and
-a = E/(E+1), the release is a post-processing of C and the count
+No device enforces them; the exact bound is tighter (:mod:`chorister.privacy.certified`). `eps0` is
+always the replacement value, and E = e^eps0.
+
+**Closed form** (paper, Theorem 2.4; Feldman et al. 2022), for any eps0-DP randomizer, if
+`eps0 <= ln(n/(8 ln(2/delta)) - 1)`:
+
+    eps <= ln(1 + (E-1) (4 sqrt(2 ln(4/delta)) / sqrt((E+1) n) + 4/n)).
+
+Outside that range the theorem says nothing, and the functions here raise.
+
+**Clones** (Feldman, McMillan, Talwar), numerically. Each of the other n-1 reports is, with chance
+p, a *clone*: drawn from one of the two laws that are to be told apart, either with chance 1/2. With
+C ~ Bin(n-1, p) clones and a = E/(E+1), the release is a post-processing of C and the count
 
     P: Bin(C, 1/2) + Ber(a),   Q: Bin(C, 1/2) + Ber(1-a).
 
@@ -12,9 +22,7 @@ a = E/(E+1), the release is a post-processing of C and the count
   R1 be the laws of the two reports and `Q0 = (E R0 - R1)/(E-1)`, `Q1 = (E R1 - R0)/(E-1)`; then
   `R0 = (E Q0 + Q1)/(E+1)`, and every other user's law satisfies `R >= (R0+R1)/(E+1)` pointwise:
   asymmetric by q(1-q) >= q/2, q^2 = q^2 and (1-q)^2 >= q(1-q); symmetric, with E^2 for E, by E^2
-  + 1 >= 2E.
-
-`eps0` is always the replacement value: 2 eps0 for symmetric one-hot.
+  + 1 >= 2E. A new mechanism needs its own proof of this line.
 """
 
 from __future__ import annotations
@@ -25,19 +33,57 @@ from functools import lru_cache
 
 import numpy as np
 
-from chorister.privacy.binomials import Floats, binomial, upper_tail
-from chorister.privacy.envelopes import certified_slack, least_epsilon
-
-__all__ = [
-    "CloneBound",
-    "certified_delta",
-    "clones_delta",
-    "clones_epsilon",
-    "conditional_divergence",
-    "holds",
-]
+from chorister.errors import InvalidInput
+from chorister.privacy.losses import certified_slack, least_epsilon
+from chorister.privacy.weights import Floats, binomial, upper_tail
 
 _MOST_COUNTS = 4096  # beyond this many values of C neighbours share the smallest one's divergence
+
+
+# --- The closed form -----------------------------------------------------------------------------
+
+
+def smallest_valid_cohort(replacement_epsilon: float, delta: float) -> int:
+    """Least n for which the theorem holds: n >= 8 ln(2/delta) (E + 1)."""
+    return math.ceil(8.0 * math.log(2.0 / delta) * (math.exp(replacement_epsilon) + 1.0))
+
+
+def closed_form_epsilon(cohort: int, replacement_epsilon: float, delta: float) -> float:
+    """Epsilon by the closed form; raises where the theorem does not apply."""
+    needed = smallest_valid_cohort(replacement_epsilon, delta)
+    if cohort < needed:
+        raise InvalidInput(
+            f"the closed form needs a cohort of at least {needed:,} here "
+            f"(local epsilon {replacement_epsilon:g} in the replacement model, delta {delta:g}), "
+            f"not {cohort:,}; the methods exact, clones and renyi have no such limit"
+        )
+    grown = math.exp(replacement_epsilon)
+    spread = 4.0 * math.sqrt(2.0 * math.log(4.0 / delta)) / math.sqrt((grown + 1.0) * cohort)
+    return math.log1p((grown - 1.0) * (spread + 4.0 / cohort))
+
+
+def closed_form_delta(cohort: int, replacement_epsilon: float, epsilon: float) -> float:
+    """Least delta for which the theorem applies and gives at most `epsilon`."""
+
+    def holds(log_delta: float) -> bool:
+        trial = math.exp(log_delta)
+        if cohort < smallest_valid_cohort(replacement_epsilon, trial):
+            return False
+        return closed_form_epsilon(cohort, replacement_epsilon, trial) <= epsilon
+
+    if not holds(math.log(0.999)):
+        raise InvalidInput(
+            f"the closed form proves epsilon {epsilon:g} for no delta at a cohort of {cohort:,}; "
+            "the methods exact, clones and renyi have no such limit"
+        )
+    low, high = -700.0, math.log(0.999)
+    while high - low > 1e-9:
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return math.exp(high)
+
+
+# --- Clones --------------------------------------------------------------------------------------
 
 
 class CloneBound(StrEnum):
@@ -102,13 +148,13 @@ def clones_epsilon(
     )
 
 
-def certified_delta(cohort: int, replacement_epsilon: float, epsilon: float) -> float:
+def clones_certified_delta(cohort: int, replacement_epsilon: float, epsilon: float) -> float:
     """Delta of a one-hot sum at epsilon, from above."""
     value = clones_delta(cohort, replacement_epsilon, epsilon, CloneBound.ONE_HOT_SUM, 1e-30)
     return min(1.0, value + certified_slack(value))
 
 
-def holds(cohort: int, replacement_epsilon: float, epsilon: float, delta: float) -> bool:
+def clones_hold(cohort: int, replacement_epsilon: float, epsilon: float, delta: float) -> bool:
     """Whether a one-hot sum is certified to be (epsilon, delta)-DP."""
     cut = delta * 1e-9
     value = clones_delta(cohort, replacement_epsilon, epsilon, CloneBound.ONE_HOT_SUM, cut)
