@@ -9,8 +9,8 @@ import pytest
 
 from chorister.dap.draft import UPLOAD_ERRORS, ReportError
 from chorister.device import HTTPTransport
-from chorister.device.attempts import State
 from chorister.device.audit import Event
+from chorister.device.records import State
 from chorister.device.transport import Answer
 from tests.device.home import Home, at_home
 from tests.device.loopback import Loopback, Reply, Seen, serve

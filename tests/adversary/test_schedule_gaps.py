@@ -18,12 +18,13 @@ import pytest
 
 from chorister.cli import device as commands
 from chorister.clock import SECOND
-from chorister.device import Timing, lock
+from chorister.device import Timing
 from chorister.device.database import forget
+from chorister.device.databases import Databases, run_lock
 from chorister.device.device import Device
 from chorister.device.loop import keep_running
-from chorister.device.report import make_report
-from chorister.device.run import Step
+from chorister.device.reports import make_report
+from chorister.device.run import Hook, Step
 from chorister.device.schedule import Schedule
 from chorister.device.store import EventStore
 from chorister.errors import InternalError, InvalidInput, SandboxUnavailable
@@ -145,13 +146,13 @@ def test_a_checkpoint_of_the_log_that_fails_does_not_move_the_next_poll(
 
 
 def test_a_process_that_the_app_forks_does_not_keep_the_lock(tmp_path: Path) -> None:
-    with lock.held(tmp_path / "lock"):
+    with run_lock(tmp_path):
         child = os.fork()
         if child == 0:
             time.sleep(30)
             os._exit(0)
     try:
-        with lock.held(tmp_path / "lock"):
+        with run_lock(tmp_path):
             pass
     finally:
         os.kill(child, signal.SIGKILL)
@@ -180,16 +181,16 @@ def test_a_run_that_was_overtaken_before_the_lock_keeps_quiet(
     """It asked whether others touch data, then one did and ended: how soon depends on the data."""
     with at_work(EMPTY, a_generous_policy(), seed=None, recipes=RECIPES[:1]) as home:
         other = home.build(timing=TIMING)
-        real = Device._record_consent_events
+        real = Databases.record_consent_events
 
-        def overtaken(self: Device, opened: Any) -> None:
-            if self is other:
+        def overtaken(self: Databases, hook: Hook) -> None:
+            if self is other._open:
                 assert home.device.run_once(hold=False).answered
                 home.network.requested = lambda: sent.append(home.clock.microseconds())
-            real(self, opened)
+            real(self, hook)
 
         sent: list[int] = []
-        monkeypatch.setattr(Device, "_record_consent_events", overtaken)
+        monkeypatch.setattr(Databases, "record_consent_events", overtaken)
         other.run_once()
         until = home.device._opened().schedule.quiet_until
         other.close()

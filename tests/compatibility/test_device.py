@@ -25,8 +25,8 @@ from chorister.canonical import b64url_decode, sha256
 from chorister.cli import app
 from chorister.clock import SettableClock
 from chorister.device import Device, KeyFile, Sandbox
-from chorister.device.attempts import State
 from chorister.device.audit import AuditEntry, Event
+from chorister.device.records import State
 from chorister.device.store import EventStore
 from chorister.device.transport import Answer
 from chorister.recipe import Recipe, SignedRecipe

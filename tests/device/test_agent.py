@@ -12,9 +12,9 @@ import pytest
 
 from chorister.canonical import b64url_encode
 from chorister.dap.draft import PROBLEM, UPLOAD_ERRORS, ReportError
-from chorister.device.attempts import State
 from chorister.device.audit import Event
-from chorister.device.report import Report, make_report
+from chorister.device.records import State
+from chorister.device.reports import Report, make_report
 from chorister.device.run import Step
 from chorister.device.transport import Answer
 from chorister.errors import Unreachable

@@ -9,12 +9,11 @@ import apsw
 import pytest
 
 from chorister.clock import SECOND
-from chorister.device.attempts import Attempt, Attempts, State
 from chorister.device.audit import Question
 from chorister.device.database import open_database, transaction
 from chorister.device.keys import SecretKey
-from chorister.device.outbox import Outbox, QueuedReport
-from chorister.device.records import PolledFiles, Refusals
+from chorister.device.records import Attempt, Attempts, PolledFiles, Refusals, State
+from chorister.device.reports import Outbox, QueuedReport
 from chorister.errors import InternalError, StoreError
 from chorister.recipe import SignedRecipe
 from tests.device.world import NOW, a_policy, a_recipe, an_entry

@@ -74,12 +74,6 @@ class TaskExtensionType(IntEnum):
     TASK_INTERVAL = 1
 
 
-class AggregationJobExtensionType(IntEnum):
-    """Section "Aggregation Job Extensions Registry"; its only entry is for a mode we don't have."""
-
-    LEADER_SELECTED_BATCH_ID = 1
-
-
 class VerifyRespType(IntEnum):
     """Section "Helper Initialization"."""
 
