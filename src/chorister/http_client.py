@@ -365,7 +365,7 @@ _timer = _Timer()
 
 
 def _replace_timer() -> None:
-    """A forked process has none of its parent's threads."""
+    """Start over in a forked process, which has none of its parent's threads."""
     global _timer
     _timer = _Timer()
 

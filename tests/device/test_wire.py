@@ -106,7 +106,7 @@ WAITS: dict[str, Callable[[socket.socket, float], object]] = {
     "a frame": lambda peer, until: receive_frame(peer, max_head=10**9, max_body=10**9, until=until),
     "bytes": lambda peer, until: receive(peer, 10**6, until=until),
     "an answer": lambda peer, until: receive_answer(peer, bins=10, until=until),
-    "to compile": lambda peer, until: send_frame(peer, bytes(10**7), until=until),
+    "to be read": lambda peer, until: send_frame(peer, bytes(10**7), until=until),
 }
 
 
@@ -131,7 +131,7 @@ def test_what_does_not_come_ends_at_the_deadline(
     assert 0.1 < time.monotonic() - start < 5
 
 
-@pytest.mark.parametrize("name", ["a frame", "bytes", "to compile"])
+@pytest.mark.parametrize("name", ["a frame", "bytes", "to be read"])
 def test_a_peer_that_dribbles_gets_no_more_time(
     name: str, pair: tuple[socket.socket, socket.socket]
 ) -> None:
@@ -146,7 +146,7 @@ def test_a_peer_that_dribbles_gets_no_more_time(
             if over.wait(0.002):
                 return
             try:
-                theirs.recv(500) if name == "to compile" else theirs.send(bytes([byte]))
+                theirs.recv(500) if name == "to be read" else theirs.send(bytes([byte]))
             except (TimeoutError, OSError):
                 continue
 

@@ -180,7 +180,7 @@ class Agent:
         return None
 
     def _prepare(self, tally: Tally) -> None:
-        """Before the drawn moment, clean up after a crash, which data may have caused."""
+        """Clean up after a crash, which data may have caused, before the drawn moment."""
         with suppress(SandboxUnavailable):  # what is queued leaves without it
             self._sandbox().revive()
         if self._newest_checkpoint():
@@ -226,7 +226,7 @@ class Agent:
         self._db.refusals.clear(LEDGER)
 
     def _finish_interrupted(self, tally: Tally) -> None:
-        """What a crash left charged becomes OOV: the query may have run, so it never runs again."""
+        """Report OOV for what a crash left charged: its query may have run, so it never runs again."""
         now = self._clock.now()
         for attempt in self._attempts.unfinished():
             try:

@@ -108,7 +108,7 @@ def transaction(connection: apsw.Connection) -> Iterator[apsw.Connection]:
         yield connection
         connection.execute("COMMIT")
     except BaseException as error:
-        # A full disk, say, may have rolled it back already.
+        # SQLite may have rolled it back already, if the disk is full for example.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         if isinstance(error, apsw.Error):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Final
 
@@ -99,6 +99,9 @@ class Attempt:
     signers: bytes  # the cosigning keys that vouch for the two
 
 
+_ATTEMPT_COLUMNS: Final = tuple(column.name for column in fields(Attempt))
+
+
 class Attempts:
     """Decisions about recipes, one per recipe."""
 
@@ -123,22 +126,16 @@ class Attempts:
 
     def begin(self, recipe: Recipe, attempt: Attempt, *, now: int) -> None:
         """Store the attempt. A second one for the same recipe would violate the primary key."""
+        row = {name: getattr(attempt, name) for name in _ATTEMPT_COLUMNS} | {
+            "question": attempt.question.canonical(),
+            "groups": json.dumps(attempt.groups),
+            "closes": recipe.window.closes,
+            "decided": now,
+            "state": State.CHARGED,
+        }
         self._connection.execute(
-            "INSERT INTO attempts (recipe, question, closes, decided, state, upload_at, arm,"
-            " groups, report_id, configuration, jws, leader_config, helper_config,"
-            " signers) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                *(recipe.digest, attempt.question.canonical(), recipe.window.closes, now),
-                *(
-                    State.CHARGED,
-                    attempt.upload_at,
-                    attempt.arm,
-                    json.dumps(attempt.groups),
-                    attempt.report_id,
-                ),
-                *(attempt.configuration, attempt.jws),
-                *(attempt.leader_config, attempt.helper_config, attempt.signers),
-            ),
+            f"INSERT INTO attempts ({', '.join(row)}) VALUES (:{', :'.join(row)})",  # noqa: S608
+            row,
         )
 
     def question(self, recipe: bytes) -> Question:
@@ -160,9 +157,8 @@ class Attempts:
     def unfinished(self) -> list[Attempt]:
         """Return charged attempts without a report: after a crash, or while it is being made."""
         rows = self._connection.execute(
-            "SELECT recipe, question, jws, upload_at, arm, groups, report_id, configuration,"
-            " leader_config, helper_config, signers FROM attempts WHERE state = ?"
-            " ORDER BY upload_at",
+            f"SELECT {', '.join(_ATTEMPT_COLUMNS)} FROM attempts"  # noqa: S608
+            " WHERE state = ? ORDER BY upload_at",
             (State.CHARGED,),
         )
         return [_attempt(row) for row in rows]
@@ -198,20 +194,11 @@ class Attempts:
 
 
 def _attempt(row: tuple[Any, ...]) -> Attempt:
-    recipe, question, jws, upload_at, arm, groups, report_id, configuration, *keys = row
-    return Attempt(
-        recipe=recipe,
-        question=_question(question),
-        jws=jws,
-        upload_at=upload_at,
-        arm=arm,
-        groups=json.loads(groups),
-        report_id=report_id,
-        configuration=configuration,
-        leader_config=keys[0],
-        helper_config=keys[1],
-        signers=keys[2] or b"",
-    )
+    found = dict(zip(_ATTEMPT_COLUMNS, row, strict=True))
+    found["question"] = _question(found["question"])
+    found["groups"] = json.loads(found["groups"])
+    found["signers"] = found["signers"] or b""
+    return Attempt(**found)
 
 
 def _question(data: bytes) -> Question:

@@ -30,8 +30,8 @@ from chorister.recipe import Recipe
 
 OOV_BIN: Final = 0
 """OOV in every feature: what a device reports if it has no data, or if its query failed."""
-FIRST_WAIT: Final = 60
-LONGEST_WAIT: Final = 6 * 3600
+FIRST_WAIT_SECONDS: Final = 60
+MAX_WAIT_SECONDS: Final = 6 * 3600
 _SCHEMA: Final = (
     """
     CREATE TABLE outbox (
@@ -107,7 +107,7 @@ def wait_after(
     It doubles each time, and half of it is random, so that devices that failed together do not come
     back together. If it would exceed the window, it is a random part of what is left.
     """
-    longest = min(FIRST_WAIT * 2 ** min(tries - 1, 20), LONGEST_WAIT)
+    longest = min(FIRST_WAIT_SECONDS * 2 ** min(tries - 1, 20), MAX_WAIT_SECONDS)
     wait = longest // 2 + 1 + randbelow(longest // 2)
     return wait if wait < left else 1 + randbelow(max(left, 1))
 
@@ -131,7 +131,7 @@ class Outbox:
         )
 
     def due(self, now: int, *, closing: int = 0) -> list[QueuedReport]:
-        """What is to be sent now, in the order of its time, and what closes by `closing`.
+        """Return what is to be sent now, or closes by `closing`, in the order of its time.
 
         All times given and returned are in microseconds, but `QueuedReport.closes`.
         """
