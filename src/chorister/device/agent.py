@@ -226,7 +226,7 @@ class Agent:
         self._db.refusals.clear(LEDGER)
 
     def _finish_interrupted(self, tally: Tally) -> None:
-        """Report OOV for what a crash left charged: its query may have run, so it never runs again."""
+        """Report OOV for what a crash left charged: its query may have run, and must not again."""
         now = self._clock.now()
         for attempt in self._attempts.unfinished():
             try:
