@@ -23,8 +23,8 @@ from chorister.device.database import forget
 from chorister.device.databases import Databases, run_lock
 from chorister.device.device import Device
 from chorister.device.loop import keep_running
-from chorister.device.reports import make_report
-from chorister.device.run import Hook, Step
+from chorister.device.outbox import make_report
+from chorister.device.run import Hook, RunStep
 from chorister.device.schedule import Schedule
 from chorister.device.store import EventStore
 from chorister.errors import InternalError, InvalidInput, SandboxUnavailable
@@ -245,8 +245,8 @@ def test_a_report_that_memory_does_not_suffice_for_is_not_dropped(
 def test_an_attempt_that_can_t_be_read_any_more_does_not_stop_the_device(home: Home) -> None:
     """After an upgrade, or under damage: one recipe is lost, not the device."""
 
-    def hook(step: Step) -> None:
-        if step is Step.QUERIED:
+    def hook(step: RunStep) -> None:
+        if step is RunStep.QUERIED:
             raise KeyboardInterrupt
 
     home.restart(timing=TIMING, hook=hook, sandbox=WorkingSandbox(home.clock, EMPTY))
@@ -365,8 +365,8 @@ def test_an_app_does_not_wait_for_a_query_to_see_the_status(home: Home) -> None:
     """Whoever sees the app freeze sees how long the query takes."""
     answered: list[float] = []
 
-    def hook(step: Step) -> None:
-        if step is Step.QUERIED:
+    def hook(step: RunStep) -> None:
+        if step is RunStep.QUERIED:
             asker = threading.Thread(target=lambda: answered.append(home.device.status().paused))
             asker.start()
             asker.join(2.0)

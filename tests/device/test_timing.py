@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chorister.clock import SECOND
-from chorister.device.reports import FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS, wait_after
+from chorister.device.outbox import FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS, wait_after
 from chorister.device.schedule import Timing, flip
 from chorister.errors import InvalidInput, QueryRefused
 from tests.device.world import NOW, a_recipe

@@ -27,15 +27,15 @@ from dataclasses import dataclass
 from chorister.clock import SECOND, uptime
 from chorister.dap.task import task_configuration
 from chorister.dap.upload_client import new_report_id
-from chorister.device.audit import Question
+from chorister.device.audit import RecipeSummary
 from chorister.device.database import transaction
 from chorister.device.databases import Databases
 from chorister.device.ledger.budget import Charge
 from chorister.device.ledger.entries import Entry
+from chorister.device.outbox import OOV_BIN, QueryOutcome, QueuedReport, make_report
 from chorister.device.poll import Listed, Poll, poll
-from chorister.device.records import LEDGER, Attempt, State, pair_subject, upload_subject
-from chorister.device.reports import OOV_BIN, Outcome, QueuedReport, make_report
-from chorister.device.run import Hook, Run, Step, Tally, no_hook
+from chorister.device.records import LEDGER, Attempt, AttemptState, pair_subject, upload_subject
+from chorister.device.run import Hook, Run, RunStep, Tally, no_hook
 from chorister.device.sandbox import Sandbox
 from chorister.device.schedule import Timing, flip
 from chorister.device.transport import LogSource, Transport
@@ -63,7 +63,7 @@ class _Ready:
 
     listed: Listed
     charge: Charge
-    question: Question
+    question: RecipeSummary
     keys: tuple[bytes, bytes]  # the leader's and the helper's
 
 
@@ -174,7 +174,7 @@ class Agent:
         for number, (recipe, attempt) in enumerate(self._decide(ready, until, tally), start=1):
             if not self._may_go_on():
                 break  # the next run drops what was charged, or reports OOV after a pause
-            if self._attempts.state(attempt.recipe) is State.CHARGED:
+            if self._attempts.state(attempt.recipe) is AttemptState.CHARGED:
                 share = number * (self._timing.query + self._timing.slack)
                 self._answer(recipe, attempt, tally, until=begun + share - self._timing.slack / 2)
         return None
@@ -220,7 +220,7 @@ class Agent:
 
         def tell(entry: Entry) -> None:
             self._db.writer.settled(entry)
-            self._hook(Step.SETTLE_WRITTEN)
+            self._hook(RunStep.SETTLE_WRITTEN)
 
         self._db.ledger.settle(self._clock.decision_time(), tell)
         self._db.refusals.clear(LEDGER)
@@ -233,14 +233,14 @@ class Agent:
                 recipe = SignedRecipe.parse(attempt.jws).recipe
             except ChoristerError as error:
                 why = f"it can't be read any more: {error}"
-                self._uploader.drop(attempt.recipe, State.CHARGED, why[:1000], tally)
+                self._uploader.drop(attempt.recipe, AttemptState.CHARGED, why[:1000], tally)
                 continue
             if now >= recipe.window.closes:
                 self._uploader.drop(
-                    attempt.recipe, State.CHARGED, "its answer period is over", tally
+                    attempt.recipe, AttemptState.CHARGED, "its answer period is over", tally
                 )
                 continue
-            self._queue_report(recipe, attempt, OOV_BIN, Outcome.INTERRUPTED, tally)
+            self._queue_report(recipe, attempt, OOV_BIN, QueryOutcome.INTERRUPTED, tally)
 
     # --- Poll ---
 
@@ -277,7 +277,7 @@ class Agent:
             for each in found.unreadable:
                 if db.refusals.record(each.address, "unreadable", str(each.error)):
                     db.writer.unreadable(each.address, each.error)
-            self._hook(Step.POLL_WRITTEN)
+            self._hook(RunStep.POLL_WRITTEN)
         return found
 
     def _newest_checkpoint(self) -> int:
@@ -295,7 +295,7 @@ class Agent:
         for listed in found.listed:
             if self._attempts.state(listed.signed.digest) is not None:
                 continue
-            self._hook(Step.RECIPE_ARRIVED)
+            self._hook(RunStep.RECIPE_ARRIVED)
             if not self._may_send() or len(ready) == self._timing.max_queries:
                 break
             try:
@@ -319,7 +319,7 @@ class Agent:
         # that does not fit.
         self._check_study(recipe)
         self._db.ledger.check(charge, self._clock.decision_time())
-        question = Question.of(listed.signed, self._policy)
+        question = RecipeSummary.of(listed.signed, self._policy)
         return _Ready(listed=listed, charge=charge, question=question, keys=keys)
 
     def _decide(
@@ -382,8 +382,8 @@ class Agent:
             self._attempts.begin(recipe, attempt, now=now)
             self._db.writer.charged(question, charge, attempt.upload_at)
             self._db.ledger.append(charge, decided)
-            self._hook(Step.CHARGE_WRITTEN)
-        self._hook(Step.CHARGED)
+            self._hook(RunStep.CHARGE_WRITTEN)
+        self._hook(RunStep.CHARGED)
         return attempt
 
     def _check_study(self, recipe: Recipe) -> None:
@@ -401,7 +401,7 @@ class Agent:
             name = error.field
         with transaction(self._db.connection):
             if self._db.refusals.record(signed.digest, name, str(error)):
-                self._db.writer.refused(Question.of(signed, self._policy), error)
+                self._db.writer.refused(RecipeSummary.of(signed, self._policy), error)
         tally.refused.append(signed.recipe.id)
 
     # --- Answer ---
@@ -409,10 +409,10 @@ class Agent:
     def _answer(self, recipe: Recipe, attempt: Attempt, tally: Tally, *, until: float) -> None:
         """Steps (2) and (3), once for every charge."""
         bin_, outcome = self._query(recipe, until)
-        self._hook(Step.QUERIED)
+        self._hook(RunStep.QUERIED)
         self._queue_report(recipe, attempt, bin_, outcome, tally)
 
-    def _query(self, recipe: Recipe, until: float) -> tuple[int, Outcome]:
+    def _query(self, recipe: Recipe, until: float) -> tuple[int, QueryOutcome]:
         """Return the bin to report. Whatever fails on the data is OOV, and nobody else learns."""
         analysis = self._policy.analyses[recipe.analysis]
         try:
@@ -426,11 +426,11 @@ class Agent:
                 until=min(until, uptime() + self._timing.query),
             )
         except Exception:  # of any kind: the point is that nobody sees one
-            return OOV_BIN, Outcome.FAILED
-        return bin_, Outcome.RAN
+            return OOV_BIN, QueryOutcome.FAILED
+        return bin_, QueryOutcome.RAN
 
     def _queue_report(
-        self, recipe: Recipe, attempt: Attempt, bin_: int, outcome: Outcome, tally: Tally
+        self, recipe: Recipe, attempt: Attempt, bin_: int, outcome: QueryOutcome, tally: Tally
     ) -> None:
         try:
             report = make_report(recipe, attempt, bin_, self._hook)
@@ -439,10 +439,10 @@ class Agent:
         except Exception as error:  # of any kind: the next start would meet it again
             # Nothing known leads here; but what failed once must not be tried forever.
             why = f"no report can be made: {type(error).__name__}, {error}"
-            self._uploader.drop(attempt.recipe, State.CHARGED, why[:1000], tally)
+            self._uploader.drop(attempt.recipe, AttemptState.CHARGED, why[:1000], tally)
             return
         now, upload_at = self._clock.microseconds(), attempt.upload_at
-        if now >= upload_at and outcome is not Outcome.INTERRUPTED:
+        if now >= upload_at and outcome is not QueryOutcome.INTERRUPTED:
             # The machine was suspended. A missed upload must not leave when the query ends.
             upload_at = self._timing.draw_late_upload(
                 now, recipe.window.closes, randbelow=self._randbelow
@@ -456,11 +456,11 @@ class Agent:
             next_try=upload_at,
         )
         with transaction(self._db.connection):
-            if self._attempts.state(attempt.recipe) is not State.CHARGED:
+            if self._attempts.state(attempt.recipe) is not AttemptState.CHARGED:
                 return  # consent was withdrawn meanwhile, and perhaps given again
-            self._attempts.move(attempt.recipe, State.CHARGED, State.QUEUED)
+            self._attempts.move(attempt.recipe, AttemptState.CHARGED, AttemptState.QUEUED)
             self._db.outbox.put(queued)
             self._db.writer.reported(recipe, attempt, report, outcome)
-            self._hook(Step.QUEUE_WRITTEN)
-        self._hook(Step.QUEUED)
+            self._hook(RunStep.QUEUE_WRITTEN)
+        self._hook(RunStep.QUEUED)
         tally.answered.append(recipe.id)

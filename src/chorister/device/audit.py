@@ -97,7 +97,7 @@ class Event(StrEnum):
     PURGED = "data deleted"
 
 
-class Question(Model):
+class RecipeSummary(Model):
     """What was asked, and by whom."""
 
     recipe: Hex32
@@ -115,7 +115,7 @@ class Question(Model):
     bins: Int
 
     @classmethod
-    def of(cls, signed: SignedRecipe, policy: Policy) -> Question:
+    def of(cls, signed: SignedRecipe, policy: Policy) -> RecipeSummary:
         """Return the question that a recipe asks."""
         recipe = signed.recipe
         analysis = policy.analyses.get(recipe.analysis)
@@ -176,7 +176,7 @@ class AuditEntry(Model):
     """In words: which check refused, what was drawn, what the server answered."""
     check: _Text | None = None
     """The rule or limit that decided, by the name that the policy gives it."""
-    question: Question | None = None
+    question: RecipeSummary | None = None
     charge: Charge | None = None
     sent: Sent | None = None
 

@@ -6,18 +6,18 @@ from typing import Final
 
 from chorister.canonical import sha256
 from chorister.clock import SECOND, Clock, utc_text
-from chorister.device.audit import AuditEntry, AuditLog, Event, Question, Sent, pack_bits
+from chorister.device.audit import AuditEntry, AuditLog, Event, RecipeSummary, Sent, pack_bits
 from chorister.device.ledger.budget import Charge
 from chorister.device.ledger.entries import Charged, Created, Entry, PolicyTaken, Restarted, Resumed
+from chorister.device.outbox import QueryOutcome, Report
 from chorister.device.records import Attempt
-from chorister.device.reports import Outcome, Report
 from chorister.errors import BudgetExceeded, ChoristerError, InternalError, QueryRefused
 from chorister.recipe import Recipe
 
 _REPORTED: Final = {
-    Outcome.RAN: "the query ran; one row that it found, or OOV if none, was hidden in noise",
-    Outcome.FAILED: "the query failed here, so OOV was reported, hidden in the same noise",
-    Outcome.INTERRUPTED: (
+    QueryOutcome.RAN: "the query ran; one row that it found, or OOV if none, was hidden in noise",
+    QueryOutcome.FAILED: "the query failed here, so OOV was reported, hidden in the same noise",
+    QueryOutcome.INTERRUPTED: (
         "the device was interrupted after the charge; the query is not run again, so OOV was "
         "reported, hidden in the same noise"
     ),
@@ -31,7 +31,7 @@ class AuditWriter:
         self._audit = audit
         self._clock = clock
 
-    def refused(self, question: Question, error: ChoristerError) -> None:
+    def refused(self, question: RecipeSummary, error: ChoristerError) -> None:
         """Record a recipe that is not answered."""
         check, why = type(error).__name__, str(error)
         if isinstance(error, QueryRefused):
@@ -40,7 +40,7 @@ class AuditWriter:
             check = error.field
         self._write(Event.REFUSED, why, check=check, question=question)
 
-    def declined(self, question: Question, recipe: Recipe) -> None:
+    def declined(self, question: RecipeSummary, recipe: Recipe) -> None:
         """Record that the coin said no."""
         probability = recipe.participation.probability
         why = (
@@ -48,13 +48,15 @@ class AuditWriter:
         )
         self._write(Event.NOT_DRAWN, why, check="participation", question=question)
 
-    def charged(self, question: Question, charge: Charge, upload_at: int) -> None:
+    def charged(self, question: RecipeSummary, charge: Charge, upload_at: int) -> None:
         """Record a recipe that will be answered."""
         when = utc_text(upload_at // SECOND)
         why = f"every check passed; the report will leave at {when} or later"
         self._write(Event.CHARGED, why, question=question, charge=charge)
 
-    def reported(self, recipe: Recipe, attempt: Attempt, report: Report, outcome: Outcome) -> None:
+    def reported(
+        self, recipe: Recipe, attempt: Attempt, report: Report, outcome: QueryOutcome
+    ) -> None:
         """Record a report in the outbox, with every bit that leaves."""
         sent = Sent(
             report=attempt.report_id.hex(),
@@ -67,17 +69,17 @@ class AuditWriter:
         )
         self._write(Event.REPORTED, _REPORTED[outcome], question=attempt.question, sent=sent)
 
-    def uploaded(self, question: Question, tries: int) -> None:
+    def uploaded(self, question: RecipeSummary, tries: int) -> None:
         """Record that the leader has the report."""
         times = "at the first try" if tries == 1 else f"at try {tries}, the same bytes each time"
         self._write(Event.UPLOADED, f"the leader accepted the report {times}", question=question)
 
-    def postponed(self, question: Question, error: ChoristerError) -> None:
+    def postponed(self, question: RecipeSummary, error: ChoristerError) -> None:
         """Record that the leader has not accepted a report yet."""
         why = f"the same bytes are sent again later, for as long as they may be: {error}"
         self._write(Event.POSTPONED, why[:20_000], check=type(error).__name__, question=question)
 
-    def dropped(self, question: Question, why: str) -> None:
+    def dropped(self, question: RecipeSummary, why: str) -> None:
         """Record a report that will never be sent. What it cost stays spent."""
         self._write(Event.DROPPED, why, question=question)
 
@@ -121,7 +123,7 @@ class AuditWriter:
         why: str,
         *,
         check: str | None = None,
-        question: Question | None = None,
+        question: RecipeSummary | None = None,
         charge: Charge | None = None,
         sent: Sent | None = None,
     ) -> None:

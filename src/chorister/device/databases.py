@@ -23,9 +23,9 @@ from chorister.device.database import open_database, transaction
 from chorister.device.device_clock import DeviceClock
 from chorister.device.keys import SecretKey
 from chorister.device.ledger import HeadStore, Ledger
-from chorister.device.records import Attempts, PolledFiles, Refusals, Settings, State
-from chorister.device.reports import Outbox
-from chorister.device.run import Hook, Step
+from chorister.device.outbox import Outbox
+from chorister.device.records import Attempts, AttemptState, PolledFiles, Refusals, Settings
+from chorister.device.run import Hook, RunStep
 from chorister.device.schedule import Schedule, Timing
 from chorister.device.store import ConsentEvent, EventStore
 from chorister.errors import DeviceBusy
@@ -71,11 +71,11 @@ class Databases:
 
     def withdraw(self) -> int:
         """Drop every report that has not left, inside the caller's transaction; return how many."""
-        waiting = [(attempt.recipe, State.CHARGED) for attempt in self.attempts.unfinished()]
-        waiting += [(queued.recipe, State.QUEUED) for queued in self.outbox.all()]
+        waiting = [(attempt.recipe, AttemptState.CHARGED) for attempt in self.attempts.unfinished()]
+        waiting += [(queued.recipe, AttemptState.QUEUED) for queued in self.outbox.all()]
         for recipe, state in waiting:
             self.outbox.remove(recipe)
-            self.attempts.move(recipe, state, State.DROPPED)
+            self.attempts.move(recipe, state, AttemptState.DROPPED)
             self.writer.dropped(self.attempts.question(recipe), "the person opted out")
         return len(waiting)
 
@@ -95,8 +95,8 @@ class Databases:
                     self.writer.record(event, why)
                     if event is Event.OPTED_OUT:
                         self.withdraw()
-                hook(Step.CONSENT_WRITTEN)
-            hook(Step.CONSENT_RECORDED)
+                hook(RunStep.CONSENT_WRITTEN)
+            hook(RunStep.CONSENT_RECORDED)
             self.store.delete_consent_event(name)
             self.settings.delete(recorded)
 

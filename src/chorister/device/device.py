@@ -19,9 +19,9 @@ from chorister.device.databases import Databases, open_databases, run_lock
 from chorister.device.keys import KeySource
 from chorister.device.ledger.budget import Charge
 from chorister.device.ledger.head_store import HeadFile, HeadKeyring
-from chorister.device.run import Hook, Run, Step, no_hook
+from chorister.device.run import Hook, Run, RunStep, no_hook
 from chorister.device.sandbox import Sandbox
-from chorister.device.schedule import Plan, Timing
+from chorister.device.schedule import SendTimes, Timing
 from chorister.device.status import Status, read_status
 from chorister.device.transport import HTTPTransport, Transport
 from chorister.device.verifier import verify_query
@@ -108,14 +108,14 @@ class Device(Closing):
                     opened.withdraw()
             opened.store.opt_in()
             self._leaving.clear()
-            self._hook(Step.CONSENT_CHANGED)
+            self._hook(RunStep.CONSENT_CHANGED)
             opened.record_consent_events(self._hook)
 
     def opt_out(self, *, purge: bool = True) -> None:
         """End the person's participation: nothing runs, and reports that wait are dropped."""
         self._leaving.set()
         self._opened().store.opt_out(purge=purge)  # at once, though another thread runs the device
-        self._hook(Step.CONSENT_CHANGED)
+        self._hook(RunStep.CONSENT_CHANGED)
         with self._databases() as opened:
             opened.record_consent_events(self._hook)
 
@@ -134,7 +134,7 @@ class Device(Closing):
     def purge(self) -> None:
         """Delete every event and profile. What was spent, and the audit log, stay."""
         self._opened().store.purge()
-        self._hook(Step.CONSENT_CHANGED)
+        self._hook(RunStep.CONSENT_CHANGED)
         with self._databases() as opened:
             opened.record_consent_events(self._hook)
 
@@ -163,13 +163,13 @@ class Device(Closing):
         planned = self._opened().next_upload()
         return None if planned is None else planned / SECOND
 
-    def plan(self) -> Plan:
+    def plan(self) -> SendTimes:
         """Return when to poll and when to send next."""
         opened = self._opened()
         upload_at, quiet_until = opened.next_upload(), opened.schedule.quiet_until
         if quiet_until <= self.clock.microseconds():
             quiet_until = 0
-        return Plan(
+        return SendTimes(
             poll_at=max(opened.schedule.next_poll, quiet_until),
             upload_at=None if upload_at is None else max(upload_at, quiet_until),
         )

@@ -8,7 +8,7 @@ from typing import Final
 from chorister.clock import SECOND
 from chorister.device.device import Device
 from chorister.device.run import Run
-from chorister.device.schedule import Plan
+from chorister.device.schedule import SendTimes
 
 _PAUSE_SECONDS: Final = 60.0
 """Between two looks at the clock, which may be set, and at a device, which may be paused."""
@@ -57,7 +57,7 @@ def keep_running(device: Device) -> Iterator[Run]:
         yield run
 
 
-def _has_changed(device: Device, plan: Plan) -> bool:
+def _has_changed(device: Device, plan: SendTimes) -> bool:
     try:
         return device.plan() != plan
     except Exception:  # of any kind: the next look at the plan reports it

@@ -26,7 +26,7 @@ from typing import Any, Final
 import apsw
 
 from chorister.canonical import loads
-from chorister.device.audit import Question
+from chorister.device.audit import RecipeSummary
 from chorister.device.database import upgrade
 from chorister.errors import InternalError
 from chorister.recipe import Recipe
@@ -72,7 +72,7 @@ _SCHEMA: Final = (
 # --- Attempts -------------------------------------------------------------------------------------
 
 
-class State(StrEnum):
+class AttemptState(StrEnum):
     """What was decided about a recipe (see above)."""
 
     DECLINED = "declined"
@@ -87,7 +87,7 @@ class Attempt:
     """A charged recipe without a report yet, and everything drawn or read for it."""
 
     recipe: bytes  # digest
-    question: Question
+    question: RecipeSummary
     jws: bytes
     upload_at: int  # microseconds
     arm: str | None
@@ -109,19 +109,19 @@ class Attempts:
         self._connection = connection
         upgrade(connection, "attempts", _SCHEMA)
 
-    def state(self, recipe: bytes) -> State | None:
+    def state(self, recipe: bytes) -> AttemptState | None:
         """Return what was decided about a recipe; None if nothing was."""
         found = self._connection.execute(
             "SELECT state FROM attempts WHERE recipe = ?", (recipe,)
         ).fetchone()
-        return None if found is None else State(found[0])
+        return None if found is None else AttemptState(found[0])
 
-    def decline(self, recipe: Recipe, question: Question, *, now: int) -> None:
+    def decline(self, recipe: Recipe, question: RecipeSummary, *, now: int) -> None:
         """Remember that the coin said no."""
         self._connection.execute(
             "INSERT INTO attempts (recipe, question, closes, decided, state)"
             " VALUES (?, ?, ?, ?, ?)",
-            (recipe.digest, question.canonical(), recipe.window.closes, now, State.DECLINED),
+            (recipe.digest, question.canonical(), recipe.window.closes, now, AttemptState.DECLINED),
         )
 
     def begin(self, recipe: Recipe, attempt: Attempt, *, now: int) -> None:
@@ -131,14 +131,14 @@ class Attempts:
             "groups": json.dumps(attempt.groups),
             "closes": recipe.window.closes,
             "decided": now,
-            "state": State.CHARGED,
+            "state": AttemptState.CHARGED,
         }
         self._connection.execute(
             f"INSERT INTO attempts ({', '.join(row)}) VALUES (:{', :'.join(row)})",  # noqa: S608
             row,
         )
 
-    def question(self, recipe: bytes) -> Question:
+    def question(self, recipe: bytes) -> RecipeSummary:
         """Return the question of a recipe that was decided about."""
         found = self._connection.execute(
             "SELECT question FROM attempts WHERE recipe = ?", (recipe,)
@@ -159,18 +159,18 @@ class Attempts:
         rows = self._connection.execute(
             f"SELECT {', '.join(_ATTEMPT_COLUMNS)} FROM attempts"  # noqa: S608
             " WHERE state = ? ORDER BY upload_at",
-            (State.CHARGED,),
+            (AttemptState.CHARGED,),
         )
         return [_attempt(row) for row in rows]
 
     def next_upload(self) -> int | None:
         """Return when the first unfinished attempt is to be uploaded, in microseconds."""
         found = self._connection.execute(
-            "SELECT min(upload_at) FROM attempts WHERE state = ?", (State.CHARGED,)
+            "SELECT min(upload_at) FROM attempts WHERE state = ?", (AttemptState.CHARGED,)
         ).fetchone()
         return None if found is None else found[0]
 
-    def move(self, recipe: bytes, old: State, new: State) -> None:
+    def move(self, recipe: bytes, old: AttemptState, new: AttemptState) -> None:
         """Move to the next state; raise if another process was faster."""
         # No state leads back to `charged`, so what the report was made from is no longer needed.
         self._connection.execute(
@@ -184,13 +184,13 @@ class Attempts:
     def forget(self, *, before: int) -> None:
         """Delete declined recipes that can no longer be answered. Charged ones stay."""
         self._connection.execute(
-            "DELETE FROM attempts WHERE state = ? AND closes < ?", (State.DECLINED, before)
+            "DELETE FROM attempts WHERE state = ? AND closes < ?", (AttemptState.DECLINED, before)
         )
 
-    def counts(self) -> dict[State, int]:
+    def counts(self) -> dict[AttemptState, int]:
         """Return the number of recipes in each state."""
         rows = self._connection.execute("SELECT state, count(*) FROM attempts GROUP BY state")
-        return {State(state): int(count) for state, count in rows}
+        return {AttemptState(state): int(count) for state, count in rows}
 
 
 def _attempt(row: tuple[Any, ...]) -> Attempt:
@@ -201,8 +201,8 @@ def _attempt(row: tuple[Any, ...]) -> Attempt:
     return Attempt(**found)
 
 
-def _question(data: bytes) -> Question:
-    return Question.model_validate(loads(data, max_bytes=_MAX_QUESTION_BYTES))
+def _question(data: bytes) -> RecipeSummary:
+    return RecipeSummary.model_validate(loads(data, max_bytes=_MAX_QUESTION_BYTES))
 
 
 # --- Refusals -------------------------------------------------------------------------------------

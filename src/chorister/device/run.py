@@ -56,7 +56,7 @@ class Tally:
         )
 
 
-class Step(StrEnum):
+class RunStep(StrEnum):
     """The steps of one report, in order, after those that are rarer."""
 
     CONSENT_CHANGED = "consent or data changed, not told"
@@ -77,9 +77,9 @@ class Step(StrEnum):
     NOTED = "leader's answer noted"
 
 
-Hook: TypeAlias = Callable[[Step], None]
+Hook: TypeAlias = Callable[[RunStep], None]
 
 
-def no_hook(step: Step) -> None:
+def no_hook(step: RunStep) -> None:
     """Do nothing: the hook of production."""
     del step

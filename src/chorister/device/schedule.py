@@ -145,7 +145,7 @@ _MAX_QUIET: Final = MAX_QUIET_SECONDS * SECOND
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class SendTimes:
     """When a device sends next, in microseconds."""
 
     poll_at: int  # 0 if it never polled

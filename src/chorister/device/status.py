@@ -8,14 +8,14 @@ from chorister.canonical import decimal_text
 from chorister.clock import SECOND
 from chorister.device.databases import Databases
 from chorister.device.ledger.budget import Standing
-from chorister.device.records import State
+from chorister.device.records import AttemptState
 from chorister.device.store import Consent
 from chorister.errors import LedgerError
 from chorister.policy import Policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Waiting:
+class WaitingReport:
     """A report in the outbox."""
 
     recipe: str
@@ -36,8 +36,8 @@ class Status:
     silent: str | None  # why the ledger allows no answer now
     checkpoint_time: int | None  # of the newest checkpoint that was accepted
     budgets: tuple[Standing, ...]  # empty if the ledger can't be read
-    recipes: dict[State, int]  # decided so far
-    outbox: tuple[Waiting, ...]
+    recipes: dict[AttemptState, int]  # decided so far
+    outbox: tuple[WaitingReport, ...]
     head: str  # where the ledger's head is kept: none, file or keyring
     weaknesses: tuple[str, ...]  # what this system does not let the device protect against
 
@@ -104,7 +104,7 @@ def read_status(
         budgets=budgets,
         recipes=attempts.counts(),
         outbox=tuple(
-            Waiting(
+            WaitingReport(
                 recipe=attempts.question(queued.recipe).id,
                 next_try=-(-queued.next_try // SECOND),
                 closes=queued.closes,

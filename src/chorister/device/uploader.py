@@ -18,9 +18,9 @@ from chorister.dap.task import TaskConfiguration
 from chorister.dap.upload_client import MAX_ANSWER_BYTES, check_answer, upload
 from chorister.device.database import transaction
 from chorister.device.databases import Databases
-from chorister.device.records import State, upload_subject
-from chorister.device.reports import QueuedReport, wait_after
-from chorister.device.run import Hook, Step, Tally, no_hook
+from chorister.device.outbox import QueuedReport, wait_after
+from chorister.device.records import AttemptState, upload_subject
+from chorister.device.run import Hook, RunStep, Tally, no_hook
 from chorister.device.transport import Transport
 from chorister.errors import DecodeError, Unreachable, UploadFailed
 from chorister.policy import Policy
@@ -45,7 +45,7 @@ class Uploader:
         """Send what is due or would be too late afterwards; drop what no leader accepts."""
         now = self.db.clock.microseconds()
         for queued in self.db.outbox.expired(self.db.clock.now() * SECOND):
-            self.drop(queued.recipe, State.QUEUED, "its answer period is over", tally)
+            self.drop(queued.recipe, AttemptState.QUEUED, "its answer period is over", tally)
         tried: set[bytes] = set()
         # A leader may be slow: whatever would then be too late afterwards is sent as well.
         while queued_reports := [
@@ -62,13 +62,13 @@ class Uploader:
         for queued in queued_reports:
             if not self.may_send():
                 return False
-            if self.db.attempts.state(queued.recipe) is not State.QUEUED:
+            if self.db.attempts.state(queued.recipe) is not AttemptState.QUEUED:
                 continue  # consent was withdrawn meanwhile, and perhaps given again
             why = self._forbidden(queued)
             if why is None:
                 self._upload_one(queued, tally)
             else:
-                self.drop(queued.recipe, State.QUEUED, why, tally)
+                self.drop(queued.recipe, AttemptState.QUEUED, why, tally)
         return True
 
     def make_way(self, busy_until: int, spread: int, tally: Tally) -> None:
@@ -84,7 +84,7 @@ class Uploader:
                     self.db.outbox.delay(queued, until=until)
         for queued in self.db.outbox.expired(busy_until + SECOND):
             why = "its answer period ends before it could be tried again"
-            self.drop(queued.recipe, State.QUEUED, why, tally)
+            self.drop(queued.recipe, AttemptState.QUEUED, why, tally)
 
     def _forbidden(self, queued: QueuedReport) -> str | None:
         """Return why a report may no longer leave: the policy may have changed since its charge."""
@@ -112,13 +112,13 @@ class Uploader:
     def _upload_one(self, queued: QueuedReport, tally: Tally) -> None:
         """Step (4): send the same bytes each time, whatever the last answer was."""
         request = upload(queued.configuration, queued.report)
-        self.hook(Step.UPLOADING)
+        self.hook(RunStep.UPLOADING)
         try:
             headers = {**request.headers, **self._credential()}
             answer = self.transport.post(
                 request.url, headers=headers, body=request.body, limit=MAX_ANSWER_BYTES
             )
-            self.hook(Step.ANSWERED)
+            self.hook(RunStep.ANSWERED)
             check_answer(
                 queued.report_id,
                 status=answer.status,
@@ -131,12 +131,12 @@ class Uploader:
             with transaction(self.db.connection):
                 self.db.outbox.remove(queued.recipe)
                 if (
-                    self.db.attempts.state(queued.recipe) is State.QUEUED
+                    self.db.attempts.state(queued.recipe) is AttemptState.QUEUED
                 ):  # else withdrawn meanwhile
-                    self.db.attempts.move(queued.recipe, State.QUEUED, State.SENT)
+                    self.db.attempts.move(queued.recipe, AttemptState.QUEUED, AttemptState.SENT)
                 self.db.writer.uploaded(self.db.attempts.question(queued.recipe), queued.tries + 1)
             tally.uploaded += 1
-        self.hook(Step.NOTED)
+        self.hook(RunStep.NOTED)
 
     def _credential(self) -> dict[str, str]:
         if self.credential is None:
@@ -155,7 +155,7 @@ class Uploader:
         self, queued: QueuedReport, error: UploadFailed | Unreachable, tally: Tally
     ) -> None:
         if isinstance(error, UploadFailed) and error.final:
-            self.drop(queued.recipe, State.QUEUED, str(error), tally)
+            self.drop(queued.recipe, AttemptState.QUEUED, str(error), tally)
             return
         now = self.db.clock.now()
         wait = wait_after(queued.tries + 1, left=queued.closes - now, randbelow=self.randbelow)
@@ -167,12 +167,12 @@ class Uploader:
                 self.db.writer.postponed(self.db.attempts.question(queued.recipe), error)
         tally.postponed += 1
 
-    def drop(self, recipe: bytes, state: State, why: str, tally: Tally) -> None:
+    def drop(self, recipe: bytes, state: AttemptState, why: str, tally: Tally) -> None:
         """Record that the report of a charged recipe will never be sent."""
         with transaction(self.db.connection):
             if self.db.attempts.state(recipe) is not state:
                 return  # consent was withdrawn meanwhile
             self.db.outbox.remove(recipe)
-            self.db.attempts.move(recipe, state, State.DROPPED)
+            self.db.attempts.move(recipe, state, AttemptState.DROPPED)
             self.db.writer.dropped(self.db.attempts.question(recipe), why)
         tally.dropped += 1

@@ -25,7 +25,7 @@ from chorister.dap.task import TaskConfiguration
 from chorister.dap.upload_client import seal_report
 from chorister.device.database import upgrade
 from chorister.device.records import Attempt
-from chorister.device.run import Hook, Step
+from chorister.device.run import Hook, RunStep
 from chorister.recipe import Recipe
 
 OOV_BIN: Final = 0
@@ -52,7 +52,7 @@ _SCHEMA: Final = (
 # --- Making a report ------------------------------------------------------------------------------
 
 
-class Outcome(StrEnum):
+class QueryOutcome(StrEnum):
     """How a report's bin was found. Only the device's own audit log knows."""
 
     RAN = "ran"
@@ -71,7 +71,7 @@ class Report:
 def make_report(recipe: Recipe, attempt: Attempt, bin_: int, hook: Hook) -> Report:
     """Draw the noise, shard and seal, once for every charge."""
     bits = recipe.randomizer.randomize(bin_, bounded=recipe.privacy.report == "bounded")
-    hook(Step.RANDOMIZED)
+    hook(RunStep.RANDOMIZED)
     sealed = seal_report(
         TaskConfiguration.decode(attempt.configuration),
         bits,
@@ -79,7 +79,7 @@ def make_report(recipe: Recipe, attempt: Attempt, bin_: int, hook: Hook) -> Repo
         leader_config=attempt.leader_config,
         helper_config=attempt.helper_config,
     )
-    hook(Step.SEALED)
+    hook(RunStep.SEALED)
     return Report(bits=bits, sealed=sealed)
 
 
