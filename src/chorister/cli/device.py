@@ -68,6 +68,9 @@ def init(
     proxy: Annotated[
         str | None, typer.Option(help="URL of a proxy that hides the network address.")
     ] = None,
+    ca_bundle: Annotated[
+        Path | None, typer.Option(help="The only certificate authorities to trust, PEM.")
+    ] = None,
     opt_in: Annotated[bool, typer.Option(help="The person agrees to take part.")] = False,
 ) -> None:
     """Create a device: a folder with two encrypted databases, and a key elsewhere."""
@@ -80,6 +83,7 @@ def init(
         key=InKeyring(name=keyring) if keyring else InFile(path=str(_absolute(key_file))),
         head=_head(head_file, keyring),
         proxy=proxy,
+        ca_bundle=None if ca_bundle is None else str(_absolute(ca_bundle)),
     )
     with create_device(folder, policy, settings) as device:
         if opt_in:

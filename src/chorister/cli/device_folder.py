@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -11,6 +12,7 @@ from pydantic import Field, ValidationError
 from chorister.canonical import Model, first_error
 from chorister.device import Device, HeadFile, HeadKeyring, HTTPTransport, KeyFile, KeyringKey
 from chorister.errors import InvalidInput
+from chorister.http_client import authorities
 from chorister.policy import Policy
 
 SETTINGS: Final = "device.json"
@@ -53,6 +55,12 @@ class DeviceSettings(Model):
     key: _Place
     head: _Place | None = None
     proxy: str | None = None
+    ca_bundle: str | None = None
+
+    def transport(self) -> HTTPTransport:
+        if self.ca_bundle is None:
+            return HTTPTransport(proxy=self.proxy)
+        return HTTPTransport(proxy=self.proxy, tls=partial(authorities, Path(self.ca_bundle)))
 
 
 def create_device(folder: Path, policy: Path, settings: DeviceSettings) -> Device:
@@ -63,6 +71,8 @@ def create_device(folder: Path, policy: Path, settings: DeviceSettings) -> Devic
     if data is None:
         raise InvalidInput(f"there is no policy at {policy}: check the path")
     Policy.load(data)
+    if settings.ca_bundle is not None:
+        authorities(Path(settings.ca_bundle))  # fail now, not at the first poll
     _make_folder(folder)
     _write(folder / POLICY, data)
     device = _device(folder, settings, create=True)
@@ -112,6 +122,6 @@ def _device(folder: Path, settings: DeviceSettings, *, create: bool = False) -> 
         settings.key.source(folder),
         registry=settings.registry,
         head=None if settings.head is None else settings.head.head(),
-        transport=HTTPTransport(proxy=settings.proxy),
+        transport=settings.transport(),
         create=create,
     )
