@@ -83,11 +83,11 @@ def test_there_is_one_attempt_a_recipe_and_it_moves_forward(connection: apsw.Con
     assert attempts.unfinished() == [ATTEMPT]
     with pytest.raises(StoreError), transaction(connection):
         attempts.begin(SIGNED.recipe, ATTEMPT, now=NOW)
-    with pytest.raises(InternalError, match="not queued any more"):
+    with pytest.raises(InternalError, match="no longer queued"):
         attempts.move(SIGNED.digest, AttemptState.QUEUED, AttemptState.SENT)
     attempts.move(SIGNED.digest, AttemptState.CHARGED, AttemptState.QUEUED)
     assert attempts.unfinished() == []
-    with pytest.raises(InternalError, match="not charged any more"):
+    with pytest.raises(InternalError, match="no longer charged"):
         attempts.move(SIGNED.digest, AttemptState.CHARGED, AttemptState.QUEUED)
     attempts.move(SIGNED.digest, AttemptState.QUEUED, AttemptState.SENT)
     assert attempts.state(SIGNED.digest) is AttemptState.SENT

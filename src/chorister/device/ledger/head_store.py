@@ -97,7 +97,7 @@ class FileHeadStore(HeadStore):
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             if not self.path.parent.is_dir():
-                raise HeadUnavailable(f"the ledger's head's folder {self.path.parent} is missing")
+                raise HeadUnavailable(f"{self.path.parent}, where the ledger's head is, is missing")
             descriptor = os.open(self.path, flags)
         except FileNotFoundError:
             return None
