@@ -177,7 +177,7 @@ class KeyringKey:
         # A priority below 1 means that it stores nothing, or plain text.
         if backend.priority < 1:
             raise KeyUnavailable(
-                f"this system's keyring ({backend.name}) is not safe: use a key file, or give a key"
+                f"this system's keyring ({backend.name}) is not safe: use a key file, or pass a key"
             )
         try:
             found = backend.get_password(self.service, self.name)

@@ -144,7 +144,7 @@ class FileHeadStore(HeadStore):
 
 
 class KeyringHeadStore(HeadStore):
-    """In the system's keyring, which backups of files do not reach."""
+    """An entry in the system's keyring, which backups of files do not include."""
 
     kind = "keyring"
 
@@ -190,7 +190,7 @@ class KeyringHeadStore(HeadStore):
 
     def _unavailable(self, error: Exception) -> HeadUnavailable:
         return HeadUnavailable(
-            f"the keyring does not give or take {self} ({type(error).__name__}): unlock it, then "
+            f"{self} can't be read or written ({type(error).__name__}): unlock the keyring, then "
             "try again; or keep the ledger's head in a file"
         )
 
