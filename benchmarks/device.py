@@ -28,7 +28,7 @@ from chorister.dap.task import optimal_chunk_length, task_binding, task_configur
 from chorister.dap.upload_client import new_report_id
 from chorister.device.database import transaction
 from chorister.device.keys import SecretKey
-from chorister.device.run import Step
+from chorister.device.run import RunStep
 from chorister.device.sandbox import Sandbox
 from chorister.device.store import EventStore
 from chorister.encoding import Encoding, Intervals
@@ -179,7 +179,7 @@ def reporting(turns: int) -> dict[str, float]:
     `recipe_over_native` also has all checks, the query's compilation and the charge itself.
     """
     question, clock = Question(), SettableClock(NOW - DAY)
-    marks: dict[Step, float] = {}
+    marks: dict[RunStep, float] = {}
     with folder() as place, Sandbox() as sandbox:
         (place / "heads").mkdir()
         device = a_device(
@@ -207,8 +207,8 @@ def reporting(turns: int) -> dict[str, float]:
             clock.advance(device.quiet_seconds())
             question.ask(recipe.model_copy(update={"query": query}), time=clock.now())
             if device.run_once().answered and turn:  # the first one warms up
-                answer = min(answer, marks[Step.QUEUED] - marks[Step.CHARGED])
-                whole = min(whole, marks[Step.QUEUED] - marks[Step.RECIPE_ARRIVED])
+                answer = min(answer, marks[RunStep.QUEUED] - marks[RunStep.CHARGED])
+                whole = min(whole, marks[RunStep.QUEUED] - marks[RunStep.RECIPE_ARRIVED])
         device.close()
     return {
         "report_milliseconds": answer * 1e3,

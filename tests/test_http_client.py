@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import httpcore2
 import pytest
 
-from chorister.http_client import Watch, WatchedNetwork
+from chorister.http_client import Deadline, DeadlineNetwork
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def stack() -> Iterator[ExitStack]:
 def watched(stack: ExitStack, seconds: float) -> socket.socket:
     """The other end of a connection, on which nobody ever writes."""
     near, far = (stack.enter_context(each) for each in socket.socketpair())
-    watch = Watch(seconds)
-    stack.enter_context(watch)
-    watch.over(near)
+    deadline = Deadline(seconds)
+    stack.enter_context(deadline)
+    deadline.watch(near)
     far.settimeout(20)
     return far
 
@@ -42,9 +42,9 @@ def test_the_one_that_came_last_may_end_first(stack: ExitStack) -> None:
 
 def test_what_ended_in_time_is_left_in_peace(stack: ExitStack) -> None:
     near, far = (stack.enter_context(each) for each in socket.socketpair())
-    watch = Watch(0.2)
-    with watch:
-        watch.over(near)
+    deadline = Deadline(0.2)
+    with deadline:
+        deadline.watch(near)
     time.sleep(0.4)
     near.sendall(b"still there")
     assert far.recv(100) == b"still there"
@@ -52,12 +52,12 @@ def test_what_ended_in_time_is_left_in_peace(stack: ExitStack) -> None:
 
 def test_a_connection_that_comes_too_late_is_ended_at_once(stack: ExitStack) -> None:
     near, far = (stack.enter_context(each) for each in socket.socketpair())
-    watch = Watch(0.0)
-    stack.enter_context(watch)
-    watch.over(near)
+    deadline = Deadline(0.0)
+    stack.enter_context(deadline)
+    deadline.watch(near)
     far.settimeout(20)
     assert far.recv(1) == b""
-    assert watch.left() <= 0
+    assert deadline.remaining() <= 0
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # threads are the point
@@ -77,9 +77,9 @@ def test_a_forked_process_is_watched_too(stack: ExitStack) -> None:
 def test_what_arrived_in_time_is_not_read_afterwards(stack: ExitStack) -> None:
     """A connection that was ended still has what its peer had sent."""
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-    watch = Watch(0.5)
-    stack.enter_context(watch)
-    stream = WatchedNetwork(watch).connect_tcp(*listener.getsockname())
+    deadline = Deadline(0.5)
+    stack.enter_context(deadline)
+    stream = DeadlineNetwork(deadline).connect_tcp(*listener.getsockname())
     stack.callback(stream.close)
     peer = stack.enter_context(listener.accept()[0])
     peer.sendall(bytes(100_000))

@@ -16,7 +16,7 @@ import pytest
 from chorister.clock import SECOND
 from chorister.device import Timing
 from chorister.device.audit import Event
-from chorister.device.run import Step
+from chorister.device.run import RunStep
 from tests.device.home import Home, at_home, the_sandbox
 from tests.device.world import NOW, a_generous_policy, a_recipe, bits_of
 
@@ -83,11 +83,11 @@ def test_the_network_is_asked_before_data_is_touched(home: Home) -> None:
     """A request after a query would leave later because the query took longer."""
     order: list[str] = []
     home.network.requested = lambda: order.append("request")
-    home.restart(hook=lambda step: order.append(step) if step is Step.QUERIED else None)
+    home.restart(hook=lambda step: order.append(step) if step is RunStep.QUERIED else None)
     home.ask(a_recipe("one"))
     assert order[0] == "request"
-    assert order[-1] == Step.QUERIED
-    assert order.count(Step.QUERIED) == 1
+    assert order[-1] == RunStep.QUERIED
+    assert order.count(RunStep.QUERIED) == 1
 
 
 class SlowSandbox:
@@ -177,8 +177,8 @@ def _note_the_draw(home: Home, **changes: Any) -> list[int]:
     """What is drawn as the upload time of the next report, when it is charged."""
     drawn: list[int] = []
 
-    def hook(step: Step) -> None:
-        if step is Step.CHARGED:
+    def hook(step: RunStep) -> None:
+        if step is RunStep.CHARGED:
             (attempt,) = home.device._opened().attempts.unfinished()
             drawn.append(-(-attempt.upload_at // SECOND))
 

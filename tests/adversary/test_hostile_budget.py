@@ -220,7 +220,7 @@ def test_a_clock_set_forward_does_not_age_a_new_ledger(place: Place) -> None:
     system = SettableClock(START)
     clock = DeviceClock(connection, system)
     ledger = Ledger(connection, monthly(), place.head(), clock=clock)
-    with pytest.raises(LedgerError, match="vouched"):
+    with pytest.raises(LedgerError, match="vouches"):
         clock.decision_time()
     with transaction(connection):
         clock.accept_checkpoint(START)

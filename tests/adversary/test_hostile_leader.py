@@ -9,8 +9,8 @@ import pytest
 
 from chorister.dap.draft import UPLOAD_ERRORS, ReportError
 from chorister.device import HTTPTransport
-from chorister.device.attempts import State
 from chorister.device.audit import Event
+from chorister.device.records import AttemptState
 from chorister.device.transport import Answer
 from tests.device.home import Home, at_home
 from tests.device.loopback import Loopback, Reply, Seen, serve
@@ -107,7 +107,7 @@ def test_a_refused_report_is_dropped_and_never_made_again(
         home.restart()
     assert len(server.seen) == 1
     assert home.charges() == 1
-    assert home.device.status().recipes == {State.DROPPED: 1}
+    assert home.device.status().recipes == {AttemptState.DROPPED: 1}
     event, why = last_words(home)
     assert event is Event.DROPPED
     assert error.name.lower() in why

@@ -12,7 +12,7 @@ from chorister.device import HeadFile
 from chorister.device.audit import Event
 from chorister.device.ledger.counting import period_end
 from chorister.device.ledger.entries import Created
-from chorister.device.run import Step
+from chorister.device.run import RunStep
 from chorister.transparency.checkpoint import MAX_SKEW
 from tests.device.home import Home, at_home
 from tests.device.world import ANALYSIS, DAY, NOW, a_generous_policy, a_policy, a_recipe
@@ -237,8 +237,8 @@ def test_a_restored_attempt_is_finished_without_its_data(home: Home, tmp_path: P
     class Copied(Exception):
         pass
 
-    def hook(step: Step) -> None:
-        if step is Step.CHARGED:
+    def hook(step: RunStep) -> None:
+        if step is RunStep.CHARGED:
             raise Copied
 
     recipe = a_recipe("first")
@@ -247,14 +247,14 @@ def test_a_restored_attempt_is_finished_without_its_data(home: Home, tmp_path: P
         home.ask(recipe)
     home.device.close()
     shutil.copytree(tmp_path / "device", tmp_path / "copy")
-    queries: list[Step] = []
+    queries: list[RunStep] = []
     home.restart()
     home.run()
     home.deliver()
     home.device.close()
     shutil.rmtree(tmp_path / "device")
     shutil.copytree(tmp_path / "copy", tmp_path / "device")
-    home.restart(hook=lambda step: queries.append(step) if step is Step.QUERIED else None)
+    home.restart(hook=lambda step: queries.append(step) if step is RunStep.QUERIED else None)
     home.run()
     home.deliver()
     assert not queries

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ssl
 from pathlib import Path
 
@@ -71,9 +72,11 @@ def test_a_redirect_is_not_followed(status: int) -> None:
     assert [request.path for request in server.seen] == ["/checkpoint", "/r", "/checkpoint"]
 
 
-def test_an_answer_without_end_is_cut() -> None:
+@pytest.mark.parametrize("status", [200, 404, 500])
+def test_an_answer_without_end_is_cut(status: int) -> None:
+    """A refusal too, though other clients read the beginning of one."""
     with (
-        serve(lambda _: Reply(body=b"x" * 100_000)) as server,
+        serve(lambda _: Reply(status=status, body=b"x" * 1000)) as server,
         pytest.raises(Unreachable, match="more than 10 bytes"),
     ):
         HTTPTransport().get(f"{server.url}/x", limit=10)
@@ -127,6 +130,33 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> Non
         with pytest.raises(Unreachable):
             HTTPTransport().get(f"{server.url}/checkpoint", limit=10)
         assert not server.seen
+
+
+def test_authorities_of_the_environment_are_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, chain = a_certificate(tmp_path)
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.load_cert_chain(chain, key)
+    monkeypatch.setenv("SSL_CERT_FILE", str(chain))
+    with serve(lambda _: Reply(), tls=server_side) as server:
+        with pytest.raises(Unreachable):
+            HTTPTransport().get(f"{server.url}/checkpoint", limit=10)
+        assert not server.seen
+
+
+# --- Proxies ---
+
+
+def test_a_proxy_that_is_given_is_used() -> None:
+    with serve(lambda _: Reply(body=b"file")) as server:
+        proxy = server.url.replace("://", "://person:p%40ss@")
+        answer = HTTPTransport(proxy=proxy).get("http://localhost:9/checkpoint", limit=10)
+    assert answer.body == b"file"
+    (seen,) = server.seen
+    assert seen.path == "http://localhost:9/checkpoint"
+    credential = base64.b64encode(b"person:p@ss").decode()
+    assert dict(seen.headers)["Proxy-Authorization"] == f"Basic {credential}"
 
 
 @pytest.mark.parametrize("proxy", ["", "ftp://proxy.example", "proxy.example:3128", "http://"])

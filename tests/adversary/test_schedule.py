@@ -26,7 +26,7 @@ from chorister.device import Device, Run, Timing
 from chorister.device.agent import Agent
 from chorister.device.loop import keep_running
 from chorister.device.retention import Retention
-from chorister.device.run import Step
+from chorister.device.run import RunStep
 from chorister.device.store import EventStore
 from chorister.policy import Policy
 from tests.device.home import Home, at_home, the_sandbox
@@ -253,8 +253,8 @@ def test_no_process_sends_while_data_may_be_touched(home: Home) -> None:
     other = home.build(timing=TIMING)
     said: list[str | None] = []
 
-    def hook(step: Step) -> None:
-        if step is Step.QUERIED:
+    def hook(step: RunStep) -> None:
+        if step is RunStep.QUERIED:
             requests = len(home.network.gets)
             said.extend([other.run_once().silent, other.upload_due().silent])
             assert len(home.network.gets) == requests
@@ -277,8 +277,8 @@ def test_no_process_sends_while_data_may_be_touched(home: Home) -> None:
 
 
 def test_a_crash_in_a_query_moves_neither_polls_nor_its_report(home: Home) -> None:
-    def hook(step: Step) -> None:
-        if step is Step.QUERIED:
+    def hook(step: RunStep) -> None:
+        if step is RunStep.QUERIED:
             raise KeyboardInterrupt
 
     # Polls are rare: no report has to make way for one.

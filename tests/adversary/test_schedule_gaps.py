@@ -18,12 +18,13 @@ import pytest
 
 from chorister.cli import device as commands
 from chorister.clock import SECOND
-from chorister.device import Timing, lock
+from chorister.device import Timing
 from chorister.device.database import forget
+from chorister.device.databases import Databases, run_lock
 from chorister.device.device import Device
 from chorister.device.loop import keep_running
-from chorister.device.report import make_report
-from chorister.device.run import Step
+from chorister.device.outbox import make_report
+from chorister.device.run import Hook, RunStep
 from chorister.device.schedule import Schedule
 from chorister.device.store import EventStore
 from chorister.errors import InternalError, InvalidInput, SandboxUnavailable
@@ -145,13 +146,13 @@ def test_a_checkpoint_of_the_log_that_fails_does_not_move_the_next_poll(
 
 
 def test_a_process_that_the_app_forks_does_not_keep_the_lock(tmp_path: Path) -> None:
-    with lock.held(tmp_path / "lock"):
+    with run_lock(tmp_path):
         child = os.fork()
         if child == 0:
             time.sleep(30)
             os._exit(0)
     try:
-        with lock.held(tmp_path / "lock"):
+        with run_lock(tmp_path):
             pass
     finally:
         os.kill(child, signal.SIGKILL)
@@ -180,16 +181,16 @@ def test_a_run_that_was_overtaken_before_the_lock_keeps_quiet(
     """It asked whether others touch data, then one did and ended: how soon depends on the data."""
     with at_work(EMPTY, a_generous_policy(), seed=None, recipes=RECIPES[:1]) as home:
         other = home.build(timing=TIMING)
-        real = Device._record_consent_events
+        real = Databases.record_consent_events
 
-        def overtaken(self: Device, opened: Any) -> None:
-            if self is other:
+        def overtaken(self: Databases, hook: Hook) -> None:
+            if self is other._open:
                 assert home.device.run_once(hold=False).answered
                 home.network.requested = lambda: sent.append(home.clock.microseconds())
-            real(self, opened)
+            real(self, hook)
 
         sent: list[int] = []
-        monkeypatch.setattr(Device, "_record_consent_events", overtaken)
+        monkeypatch.setattr(Databases, "record_consent_events", overtaken)
         other.run_once()
         until = home.device._opened().schedule.quiet_until
         other.close()
@@ -244,8 +245,8 @@ def test_a_report_that_memory_does_not_suffice_for_is_not_dropped(
 def test_an_attempt_that_can_t_be_read_any_more_does_not_stop_the_device(home: Home) -> None:
     """After an upgrade, or under damage: one recipe is lost, not the device."""
 
-    def hook(step: Step) -> None:
-        if step is Step.QUERIED:
+    def hook(step: RunStep) -> None:
+        if step is RunStep.QUERIED:
             raise KeyboardInterrupt
 
     home.restart(timing=TIMING, hook=hook, sandbox=WorkingSandbox(home.clock, EMPTY))
@@ -364,8 +365,8 @@ def test_an_app_does_not_wait_for_a_query_to_see_the_status(home: Home) -> None:
     """Whoever sees the app freeze sees how long the query takes."""
     answered: list[float] = []
 
-    def hook(step: Step) -> None:
-        if step is Step.QUERIED:
+    def hook(step: RunStep) -> None:
+        if step is RunStep.QUERIED:
             asker = threading.Thread(target=lambda: answered.append(home.device.status().paused))
             asker.start()
             asker.join(2.0)

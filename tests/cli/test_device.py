@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from chorister.cli import app
 from chorister.device.audit import Event
+from tests.certificates import a_certificate
 from tests.cli.toml import dumps
 from tests.device.loopback import Loopback, Reply, Seen, serve
 from tests.device.world import DAY, Log, a_policy, a_recipe, an_entry
@@ -192,6 +193,19 @@ def test_everything_in_the_folder_is_its_owner_s_alone(
     modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
     assert {"device.json", "policy.toml", "events.db", "ledger.db"} <= modes.keys()
     assert set(modes.values()) == {0o600}
+
+
+def test_authorities_are_checked_when_a_device_is_created(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(dumps(a_policy().model_dump(exclude_none=True)))
+    init = (
+        *("init", "--policy", str(tmp_path / "policy.toml"), "--registry", "https://log.example/"),
+        *("--key-file", str(tmp_path / "key"), "--ca-bundle", str(tmp_path / "authorities.pem")),
+    )
+    assert "authorities" in Command(tmp_path)(*init, code=2)
+    _, certificate = a_certificate(tmp_path)
+    certificate.rename(tmp_path / "authorities.pem")
+    Command(tmp_path)(*init)
+    assert "authorities.pem" in (tmp_path / "device" / "device.json").read_text()
 
 
 def test_a_folder_that_can_t_be_made_is_explained(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from chorister.canonical import b64url_decode, sha256
 from chorister.cli import app
 from chorister.clock import SettableClock
 from chorister.device import Device, KeyFile, Sandbox
-from chorister.device.attempts import State
 from chorister.device.audit import AuditEntry, Event
+from chorister.device.records import AttemptState
 from chorister.device.store import EventStore
 from chorister.device.transport import Answer
 from chorister.recipe import Recipe, SignedRecipe
@@ -192,8 +192,8 @@ def test_the_interrupted_question_is_answered_with_oov_and_its_query_never_runs(
         assert len(entries(device, Event.UPLOADED, "interrupted")) == 1
         assert budgets(device).items() >= old.expected["budgets"].items()  # charged once
         before, after = old.expected["states"], device.status().recipes
-        assert after.get(State.CHARGED, 0) == 0
-        assert after[State.SENT] == before["SENT"] + before["CHARGED"] + before["QUEUED"]
+        assert after.get(AttemptState.CHARGED, 0) == 0
+        assert after[AttemptState.SENT] == before["SENT"] + before["CHARGED"] + before["QUEUED"]
         assert made.sent is not None
         (report,) = [each for each in old.network.reports if sha256(each).hex() == made.sent.digest]
         task, bits = bits_of(device.policy, old.recipe("interrupted"), report, old.keys)

@@ -38,7 +38,7 @@ from chorister.console.config import ConsoleConfig
 from chorister.console.workspace import Workspace
 from chorister.device import Device, Run, Sandbox
 from chorister.device.audit import Event
-from chorister.device.run import Step
+from chorister.device.run import RunStep
 from chorister.device.transport import Answer
 from chorister.recipe import Recipe
 from tests.aggregator.operators import Operators
@@ -126,8 +126,8 @@ def write_device(folder: Path, copy: Path) -> dict[str, Any]:
         with open_device(folder, clock, network, sandbox=sandbox) as device:
             _live(device, network, clock, recipes)
 
-        def kill(step: Step) -> None:
-            if step is Step.CHARGED:
+        def kill(step: RunStep) -> None:
+            if step is RunStep.CHARGED:
                 raise _Killed
 
         device = open_device(folder, clock, network, sandbox=sandbox, hook=kill)

@@ -19,7 +19,7 @@ import pytest
 from chorister.clock import SettableClock
 from chorister.device.audit import Event
 from chorister.device.ledger.entries import Charged
-from chorister.device.run import Step
+from chorister.device.run import RunStep
 from tests.conftest import REPOSITORY
 from tests.crash.victim import DiskNetwork, a_device, lines
 from tests.device.world import DAY, NOW, Log, a_policy, a_recipe, bits_of
@@ -39,7 +39,7 @@ class Nursery:
         self,
         folder: Path,
         *,
-        step: Step | None = None,
+        step: RunStep | None = None,
         now: int = NOW,
         upload: bool = True,
         down: bool = False,
@@ -145,16 +145,21 @@ def test_without_a_crash_one_report_leaves(nursery: Nursery, folder: Path) -> No
 
 
 # The head is written before the charge is committed: a crash in between costs the answer.
-UNANSWERED = {Step.CHARGE_WRITTEN}
+UNANSWERED = {RunStep.CHARGE_WRITTEN}
 
 
 # Passed only where the person said something, or the ledger is out of step.
-RARE = [Step.CONSENT_CHANGED, Step.CONSENT_WRITTEN, Step.CONSENT_RECORDED, Step.SETTLE_WRITTEN]
+RARE = [
+    RunStep.CONSENT_CHANGED,
+    RunStep.CONSENT_WRITTEN,
+    RunStep.CONSENT_RECORDED,
+    RunStep.SETTLE_WRITTEN,
+]
 
 
-@pytest.mark.parametrize("step", [step for step in Step if step not in RARE])
+@pytest.mark.parametrize("step", [step for step in RunStep if step not in RARE])
 def test_a_device_killed_at_any_step_goes_on_safely(
-    step: Step, nursery: Nursery, folder: Path
+    step: RunStep, nursery: Nursery, folder: Path
 ) -> None:
     assert nursery.live(folder, step=step) == KILLED
     before = check(folder)
@@ -174,10 +179,10 @@ def test_a_device_killed_at_any_step_goes_on_safely(
     _, bits = bits_of(POLICY, RECIPE, bytes.fromhex(after.uploads[0]))
     assert len(bits) == RECIPE.encoding.size
     assert after.events.count(Event.UPLOADED) == 1
-    ran = {Step.QUERIED, Step.RANDOMIZED, Step.SEALED, Step.QUEUE_WRITTEN}
+    ran = {RunStep.QUERIED, RunStep.RANDOMIZED, RunStep.SEALED, RunStep.QUEUE_WRITTEN}
     if step in ran:
         assert (before.queries, after.queries) == (1, 1)
-    if step is Step.CHARGED:
+    if step is RunStep.CHARGED:
         assert after.queries == 0, "after a charge that was found at a start no query runs"
 
 
@@ -185,12 +190,12 @@ def test_a_device_killed_at_any_step_goes_on_safely(
 def test_a_recovered_charge_is_told_with_its_recovery(
     times: int, nursery: Nursery, folder: Path
 ) -> None:
-    assert nursery.live(folder, step=Step.CHARGE_WRITTEN) == KILLED
+    assert nursery.live(folder, step=RunStep.CHARGE_WRITTEN) == KILLED
     for _ in range(times):
-        assert nursery.live(folder, step=Step.SETTLE_WRITTEN) == KILLED
+        assert nursery.live(folder, step=RunStep.SETTLE_WRITTEN) == KILLED
         found = check(folder)
         assert (found.charges, found.events.count(Event.RECOVERED)) == (0, 0)
-    assert nursery.live(folder, step=Step.RECIPE_ARRIVED) in {KILLED, 0}
+    assert nursery.live(folder, step=RunStep.RECIPE_ARRIVED) in {KILLED, 0}
     found = check(folder)
     assert (found.charges, found.events.count(Event.RECOVERED)) == (1, 1)
     assert nursery.live(folder, now=NOW + 3600) == 0
@@ -203,7 +208,7 @@ def test_a_policy_is_told_with_its_entry(nursery: Nursery, folder: Path) -> None
     changed = a_policy({"device/epsilon": 2})
     (folder / "policy.json").write_text(changed.model_dump_json())
     told = check(folder).events.count(Event.POLICY)
-    assert nursery.live(folder, step=Step.SETTLE_WRITTEN) == KILLED
+    assert nursery.live(folder, step=RunStep.SETTLE_WRITTEN) == KILLED
     assert check(folder).events.count(Event.POLICY) == told
     assert nursery.live(folder) == 0
     assert check(folder).events.count(Event.POLICY) == told + 1
@@ -212,7 +217,7 @@ def test_a_policy_is_told_with_its_entry(nursery: Nursery, folder: Path) -> None
 def test_a_poll_is_written_whole_or_not_at_all(nursery: Nursery, folder: Path) -> None:
     with a_device(folder, SettableClock(NOW), POLICY) as device:
         before = device.status().checkpoint_time
-    assert nursery.live(folder, step=Step.POLL_WRITTEN) == KILLED
+    assert nursery.live(folder, step=RunStep.POLL_WRITTEN) == KILLED
     with a_device(folder, SettableClock(NOW), POLICY) as device:
         assert device.status().checkpoint_time == before
         assert device._opened().settings.get(f"size of {POLICY.log.origin}") == 2
@@ -231,10 +236,10 @@ def test_a_poll_is_written_whole_or_not_at_all(nursery: Nursery, folder: Path) -
     ],
 )
 @pytest.mark.parametrize(
-    "step", [Step.CONSENT_CHANGED, Step.CONSENT_WRITTEN, Step.CONSENT_RECORDED]
+    "step", [RunStep.CONSENT_CHANGED, RunStep.CONSENT_WRITTEN, RunStep.CONSENT_RECORDED]
 )
 def test_what_the_person_said_holds_and_is_told_once(
-    step: Step, act: str, event: Event, opted_in: bool, nursery: Nursery, folder: Path
+    step: RunStep, act: str, event: Event, opted_in: bool, nursery: Nursery, folder: Path
 ) -> None:
     """Between the two databases: killed there, the deed is done, and the log tells it later."""
     assert nursery.live(folder, upload=False) == 0
@@ -255,12 +260,13 @@ def test_what_the_person_said_holds_and_is_told_once(
 
 
 @pytest.mark.parametrize(
-    "again", [Step.RANDOMIZED, Step.SEALED, Step.QUEUE_WRITTEN, Step.QUEUED, Step.ANSWERED]
+    "again",
+    [RunStep.RANDOMIZED, RunStep.SEALED, RunStep.QUEUE_WRITTEN, RunStep.QUEUED, RunStep.ANSWERED],
 )
 def test_a_device_killed_again_while_it_recovers(
-    again: Step, nursery: Nursery, folder: Path
+    again: RunStep, nursery: Nursery, folder: Path
 ) -> None:
-    assert nursery.live(folder, step=Step.QUERIED) == KILLED
+    assert nursery.live(folder, step=RunStep.QUERIED) == KILLED
     assert nursery.live(folder, step=again, now=NOW + 60) == KILLED
     check(folder)
     assert nursery.live(folder, now=NOW + 3600) == 0
@@ -272,7 +278,7 @@ def test_a_device_killed_again_while_it_recovers(
 
 def test_an_answer_that_is_lost_brings_the_same_bytes_again(nursery: Nursery, folder: Path) -> None:
     assert nursery.live(folder, down=True) == 0
-    assert nursery.live(folder, step=Step.ANSWERED, now=NOW + DAY) == KILLED
+    assert nursery.live(folder, step=RunStep.ANSWERED, now=NOW + DAY) == KILLED
     assert nursery.live(folder, now=NOW + DAY) == 0
     found = check(folder)
     assert len(found.uploads) == 3
@@ -280,7 +286,7 @@ def test_an_answer_that_is_lost_brings_the_same_bytes_again(nursery: Nursery, fo
 
 
 def test_a_crash_that_outlasts_the_window_drops_the_report(nursery: Nursery, folder: Path) -> None:
-    assert nursery.live(folder, step=Step.QUERIED) == KILLED
+    assert nursery.live(folder, step=RunStep.QUERIED) == KILLED
     late = RECIPE.window.closes
     publish(folder, [], time=late)
     assert nursery.live(folder, now=late) == 0

@@ -17,7 +17,7 @@ from typing import Any
 
 from chorister.clock import SettableClock
 from chorister.device import Device, GivenKey, HeadFile, Timing
-from chorister.device.run import Step
+from chorister.device.run import RunStep
 from chorister.device.sandbox import Sandbox
 from chorister.device.store import Snapshot
 from chorister.device.transport import Answer
@@ -94,7 +94,7 @@ def live(task: Mapping[str, Any]) -> None:
     """One life of a device: a run at `now`, then the uploads that it planned."""
     folder, clock = Path(task["folder"]), SettableClock(task["now"])
 
-    def hook(step: Step) -> None:
+    def hook(step: RunStep) -> None:
         if step == task["step"]:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -18,15 +18,16 @@ from chorister.dap.draft import AGGREGATE_SHARE, PROBLEM, UPLOAD_REQUEST, Proble
 from chorister.dap.http import (
     MIN_LIMIT,
     HTTPClient,
-    Response,
     check_url,
     created_resource,
     invalid_message,
     is_media_type,
     parse_problem,
     problem_document,
+    retry_after,
 )
 from chorister.errors import DecodeError, InvalidInput, ProblemError, Unreachable
+from chorister.http_client import Response
 from tests.adversary.test_trickling import HEAD, trickling
 from tests.certificates import a_certificate
 from tests.device.loopback import Reply, Seen, serve
@@ -170,7 +171,7 @@ def test_a_file_without_authorities(tmp_path: Path) -> None:
 )
 def test_retry_after(value: str, seconds: int | None) -> None:
     response = Response(status=200, headers={"retry-after": value}, body=b"")
-    assert response.retry_after(SettableClock(1000)) == seconds
+    assert retry_after(response, SettableClock(1000)) == seconds
 
 
 @given(
@@ -182,7 +183,7 @@ def test_retry_after(value: str, seconds: int | None) -> None:
 )
 def test_any_retry_after(value: str) -> None:
     response = Response(status=200, headers={"retry-after": value}, body=b"")
-    seconds = response.retry_after(SettableClock(1000))
+    seconds = retry_after(response, SettableClock(1000))
     assert seconds is None or seconds >= 0
 
 

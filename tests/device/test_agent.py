@@ -12,10 +12,10 @@ import pytest
 
 from chorister.canonical import b64url_encode
 from chorister.dap.draft import PROBLEM, UPLOAD_ERRORS, ReportError
-from chorister.device.attempts import State
 from chorister.device.audit import Event
-from chorister.device.report import Report, make_report
-from chorister.device.run import Step
+from chorister.device.outbox import Report, make_report
+from chorister.device.records import AttemptState
+from chorister.device.run import RunStep
 from chorister.device.transport import Answer
 from chorister.errors import Unreachable
 from chorister.recipe import Recipe
@@ -51,7 +51,7 @@ def test_a_recipe_becomes_one_verified_report(home: Home) -> None:
     assert dict(task.group.values) == {"user.locale": "de_DE"}
     assert sum(bits) <= recipe.randomizer.max_weight
     assert home.device.status().outbox == ()
-    assert home.device.status().recipes == {State.SENT: 1}
+    assert home.device.status().recipes == {AttemptState.SENT: 1}
     assert home.events()[-3:] == [Event.CHARGED, Event.REPORTED, Event.UPLOADED]
     reported = home.last(Event.REPORTED)
     assert reported.sent is not None
@@ -101,13 +101,13 @@ def test_without_consent_nothing_runs_and_what_waits_is_dropped(home: Home) -> N
     assert home.events()[-1] is Event.DROPPED
 
 
-@pytest.mark.parametrize("step", [Step.CHARGED, Step.QUEUED, Step.UPLOADING])
-def test_consent_withdrawn_in_the_middle_of_a_run(step: Step, tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [RunStep.CHARGED, RunStep.QUEUED, RunStep.UPLOADING])
+def test_consent_withdrawn_in_the_middle_of_a_run(step: RunStep, tmp_path: Path) -> None:
     """From that moment on no query runs and no further report leaves."""
     with at_home(tmp_path, a_generous_policy()) as home:
-        seen: list[Step] = []
+        seen: list[RunStep] = []
 
-        def hook(at: Step) -> None:
+        def hook(at: RunStep) -> None:
             seen.append(at)
             if at is step:
                 home.device.opt_out()
@@ -116,20 +116,22 @@ def test_consent_withdrawn_in_the_middle_of_a_run(step: Step, tmp_path: Path) ->
         home.ask(*(a_recipe(f"r{i}", {"study": f"s{i}"}) for i in range(3)))
         home.deliver()
         after = seen[seen.index(step) + 1 :]
-        assert Step.QUERIED not in after or step is Step.UPLOADING
-        assert len(home.network.posts) == (1 if step is Step.UPLOADING else 0)
+        assert RunStep.QUERIED not in after or step is RunStep.UPLOADING
+        assert len(home.network.posts) == (1 if step is RunStep.UPLOADING else 0)
         home.run()
         assert home.device.status().outbox == ()
         assert home.device._opened().attempts.unfinished() == []
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "crash between the databases"])
-@pytest.mark.parametrize("state", [State.QUEUED, State.CHARGED])
-def test_a_report_of_an_earlier_consent_never_leaves(home: Home, state: State, whole: bool) -> None:
+@pytest.mark.parametrize("state", [AttemptState.QUEUED, AttemptState.CHARGED])
+def test_a_report_of_an_earlier_consent_never_leaves(
+    home: Home, state: AttemptState, whole: bool
+) -> None:
     """All within one second, so that no time tells the two consents apart."""
 
-    def hook(step: Step) -> None:
-        if step is Step.CHARGED and state is State.CHARGED:
+    def hook(step: RunStep) -> None:
+        if step is RunStep.CHARGED and state is AttemptState.CHARGED:
             raise KeyboardInterrupt
 
     home.donate()
@@ -144,7 +146,7 @@ def test_a_report_of_an_earlier_consent_never_leaves(home: Home, state: State, w
     home.restart()
     home.device.opt_in()
     home.device.opt_in()
-    assert home.device.status().recipes == {State.DROPPED: 1}
+    assert home.device.status().recipes == {AttemptState.DROPPED: 1}
     home.run()
     home.deliver()
     home.clock.advance(DAY)
@@ -153,11 +155,13 @@ def test_a_report_of_an_earlier_consent_never_leaves(home: Home, state: State, w
     assert home.events().count(Event.DROPPED) == 1
 
 
-@pytest.mark.parametrize("step", [Step.RECIPE_ARRIVED, Step.CHARGED, Step.QUERIED])
-def test_consent_withdrawn_and_given_again_in_the_middle_of_a_run(home: Home, step: Step) -> None:
+@pytest.mark.parametrize("step", [RunStep.RECIPE_ARRIVED, RunStep.CHARGED, RunStep.QUERIED])
+def test_consent_withdrawn_and_given_again_in_the_middle_of_a_run(
+    home: Home, step: RunStep
+) -> None:
     other = home.build()
 
-    def hook(at: Step) -> None:
+    def hook(at: RunStep) -> None:
         if at is step:
             other.opt_out()
             other.opt_in()
@@ -167,7 +171,7 @@ def test_consent_withdrawn_and_given_again_in_the_middle_of_a_run(home: Home, st
     run = home.ask(a_recipe("one"))
     other.close()
     home.deliver()
-    late = step is not Step.RECIPE_ARRIVED
+    late = step is not RunStep.RECIPE_ARRIVED
     assert run.answered == (() if late else ("one",))
     assert len(home.network.posts) == (0 if late else 1)
 
@@ -198,14 +202,16 @@ def test_a_paused_device_does_nothing_until_it_goes_on(home: Home) -> None:
     assert len(home.network.posts) == 1
 
 
-@pytest.mark.parametrize("step", [Step.RECIPE_ARRIVED, Step.CHARGED, Step.QUEUED, Step.UPLOADING])
-def test_a_pause_by_another_process_in_the_middle_of_a_run(step: Step, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "step", [RunStep.RECIPE_ARRIVED, RunStep.CHARGED, RunStep.QUEUED, RunStep.UPLOADING]
+)
+def test_a_pause_by_another_process_in_the_middle_of_a_run(step: RunStep, tmp_path: Path) -> None:
     """From that moment on nothing is charged, queried or sent."""
     with at_home(tmp_path, a_generous_policy()) as home:
         other = home.build()
-        after: list[Step] = []
+        after: list[RunStep] = []
 
-        def hook(at: Step) -> None:
+        def hook(at: RunStep) -> None:
             if other.paused:
                 after.append(at)
             elif at is step:
@@ -215,9 +221,9 @@ def test_a_pause_by_another_process_in_the_middle_of_a_run(step: Step, tmp_path:
         home.ask(*(a_recipe(f"r{i}", {"study": f"s{i}"}) for i in range(3)))
         home.deliver()
         other.close()
-        assert not {Step.CHARGED, Step.QUERIED, Step.UPLOADING} & set(after)
-        assert len(home.network.posts) == (1 if step is Step.UPLOADING else 0)
-        assert home.charges() == {Step.RECIPE_ARRIVED: 0, Step.CHARGED: 1}.get(step, 3)
+        assert not {RunStep.CHARGED, RunStep.QUERIED, RunStep.UPLOADING} & set(after)
+        assert len(home.network.posts) == (1 if step is RunStep.UPLOADING else 0)
+        assert home.charges() == {RunStep.RECIPE_ARRIVED: 0, RunStep.CHARGED: 1}.get(step, 3)
 
 
 @pytest.mark.parametrize("how", ["opted in", "opted out", "paused", "no network"])
@@ -243,7 +249,7 @@ def test_the_coin_is_flipped_once_and_remembered(home: Home) -> None:
         home.ask(recipe)
         home.restart()
     assert home.events().count(Event.NOT_DRAWN) == 1
-    assert home.device.status().recipes == {State.DECLINED: 1}
+    assert home.device.status().recipes == {AttemptState.DECLINED: 1}
     assert not home.device.status().outbox
 
 
@@ -309,8 +315,8 @@ def test_a_report_that_can_t_be_made_stops_no_other(
             raise ValueError("an error of a kind that nobody thought of")
         return make_report(recipe, *rest)
 
-    def hook(step: Step) -> None:
-        if step is Step.QUERIED and interrupted:
+    def hook(step: RunStep) -> None:
+        if step is RunStep.QUERIED and interrupted:
             raise KeyboardInterrupt
 
     monkeypatch.setattr("chorister.device.agent.make_report", fail_for_one)
@@ -320,7 +326,7 @@ def test_a_report_that_can_t_be_made_stops_no_other(
             home.ask(a_recipe("one"), a_recipe("two"))
         home.restart()
         home.run()
-        assert home.device.status().recipes == {State.DROPPED: 1, State.QUEUED: 1}
+        assert home.device.status().recipes == {AttemptState.DROPPED: 1, AttemptState.QUEUED: 1}
         assert "ValueError" in home.last(Event.DROPPED).why
 
 
@@ -398,7 +404,7 @@ def test_outdated_config_drops_the_report_and_makes_no_other(home: Home) -> None
         home.ask(recipe)
         home.deliver()
     assert len(home.network.posts) == 1
-    assert home.device.status().recipes == {State.DROPPED: 1}
+    assert home.device.status().recipes == {AttemptState.DROPPED: 1}
     assert home.events()[-1] is Event.DROPPED
     assert "outdated_config" in home.why()
 

@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chorister.canonical import dumps, loads
-from chorister.device.audit import AuditEntry, AuditLog, Event, Question, Record, Sent, pack_bits
+from chorister.device.audit import (
+    AuditEntry,
+    AuditLog,
+    Event,
+    RecipeSummary,
+    Record,
+    Sent,
+    pack_bits,
+)
 from chorister.device.audit_pages import as_html, as_json, as_text, visible
 from chorister.device.database import transaction
 from chorister.device.ledger.budget import Charge
@@ -23,7 +31,7 @@ from tests.device.ledgers import START
 from tests.keyboard import AUTHOR, POLICY, RECIPE, recipe_at
 
 SIGNED = SignedRecipe.parse(sign(RECIPE, AUTHOR))
-QUESTION = Question.of(SIGNED, POLICY)
+QUESTION = RecipeSummary.of(SIGNED, POLICY)
 BITS = bytes([1, 0, 0, 1, 0, 0, 0, 0, 0, 1])
 SENT = Sent(
     report="ab" * 16,
@@ -260,7 +268,7 @@ def test_any_reason_can_be_written(why: str) -> None:
 def test_a_question_about_nothing_the_policy_has(connection: apsw.Connection) -> None:
     signed = SignedRecipe.parse(sign(recipe_at({"analysis": "unknown"}), AUTHOR))
     log = AuditLog(connection)
-    add(connection, log, entry(question=Question.of(signed, POLICY)))
+    add(connection, log, entry(question=RecipeSummary.of(signed, POLICY)))
     assert "a purpose that the policy does not know" in as_text(log.records())
 
 

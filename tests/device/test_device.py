@@ -16,7 +16,7 @@ from chorister.clock import SettableClock
 from chorister.device import Device, GivenKey, HeadKeyring, Run
 from chorister.device.keys import SecretKey
 from chorister.device.ledger.entries import Chain
-from chorister.device.run import Step
+from chorister.device.run import RunStep
 from chorister.device.status import Status
 from chorister.errors import DeviceBusy, InvalidInput, LedgerError, StoreError
 from chorister.recipe import SignedRecipe
@@ -169,12 +169,12 @@ def test_a_second_object_finds_the_device_busy(home: Home) -> None:
     other = home.build()
     found: list[str] = []
 
-    def hook(step: Step) -> None:
-        if step is Step.RECIPE_ARRIVED:
+    def hook(step: RunStep) -> None:
+        if step is RunStep.RECIPE_ARRIVED:
             with pytest.raises(DeviceBusy) as caught:
                 other.run_once()
             found.append(str(caught.value))
-        if step is Step.QUERIED:  # whether it still runs is not for others to see
+        if step is RunStep.QUERIED:  # whether it still runs is not for others to see
             found.append(str(other.run_once().silent))
 
     home.restart(hook=hook)

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from chorister._native import scan_reports
 from chorister.device.ledger.entries import Charged
-from chorister.device.run import Step
+from chorister.device.run import RunStep
 from chorister.errors import Unreachable
 from chorister.policy import Policy
 from chorister.recipe import Recipe
@@ -94,7 +94,7 @@ class DeviceMachine(RuleBasedStateMachine):
         self.backup: Path | None = None
         self.restored = False
         self.recipes: list[Recipe] = []
-        self.kill_at: Step | None = None
+        self.kill_at: RunStep | None = None
         self.queries: Counter[str] = Counter()
         self.head = self.home.folder / "elsewhere" / "head"
         self._restart()
@@ -107,7 +107,7 @@ class DeviceMachine(RuleBasedStateMachine):
         self.kill_at = None
         self.home.restart(hook=self._hook, sandbox=CountingSandbox(self.queries))
 
-    def _hook(self, step: Step) -> None:
+    def _hook(self, step: RunStep) -> None:
         if step is self.kill_at:
             raise Killed
 
@@ -148,13 +148,13 @@ class DeviceMachine(RuleBasedStateMachine):
     def poll(self) -> None:
         self._run(upload=False)
 
-    @rule(step=st.sampled_from(Step))
-    def crash(self, step: Step) -> None:
+    @rule(step=st.sampled_from(RunStep))
+    def crash(self, step: RunStep) -> None:
         self.kill_at = step
         self._run(upload=False)
 
-    @rule(step=st.sampled_from([Step.UPLOADING, Step.ANSWERED, Step.NOTED]))
-    def crash_while_uploading(self, step: Step) -> None:
+    @rule(step=st.sampled_from([RunStep.UPLOADING, RunStep.ANSWERED, RunStep.NOTED]))
+    def crash_while_uploading(self, step: RunStep) -> None:
         self.home.clock.advance(3600)
         self.kill_at = step
         self._run(upload=True)

@@ -190,7 +190,7 @@ def test_never_in_the_stores_folder(place: Place) -> None:
 
 def test_a_missing_folder_is_no_missing_head(place: Place) -> None:
     place.elsewhere.rmdir()
-    with pytest.raises(HeadUnavailable, match="not there"):
+    with pytest.raises(HeadUnavailable, match="is missing"):
         place.head().load()
     with pytest.raises(HeadUnavailable):
         place.head().save(b"entry")

@@ -304,7 +304,7 @@ def test_a_head_that_is_no_entry_is_silence(place: Place) -> None:
     ledger = grown(place, policy())
     for junk in (b"", b"{}", b'{"kind":"charge"}', b"\xff"):
         place.head().save(junk)
-        with pytest.raises(HeadUnavailable, match="no entry"):
+        with pytest.raises(HeadUnavailable, match="not an entry"):
             ledger.settle(START)
 
 

@@ -9,18 +9,17 @@ import apsw
 import pytest
 
 from chorister.clock import SECOND
-from chorister.device.attempts import Attempt, Attempts, State
-from chorister.device.audit import Question
+from chorister.device.audit import RecipeSummary
 from chorister.device.database import open_database, transaction
 from chorister.device.keys import SecretKey
 from chorister.device.outbox import Outbox, QueuedReport
-from chorister.device.records import PolledFiles, Refusals
+from chorister.device.records import Attempt, Attempts, AttemptState, PolledFiles, Refusals
 from chorister.errors import InternalError, StoreError
 from chorister.recipe import SignedRecipe
 from tests.device.world import NOW, a_policy, a_recipe, an_entry
 
 SIGNED = SignedRecipe.parse(an_entry(a_recipe("one", {"arms": []})).jws)
-QUESTION = Question.of(SIGNED, a_policy())
+QUESTION = RecipeSummary.of(SIGNED, a_policy())
 ATTEMPT = Attempt(
     recipe=SIGNED.digest,
     question=QUESTION,
@@ -84,14 +83,14 @@ def test_there_is_one_attempt_a_recipe_and_it_moves_forward(connection: apsw.Con
     assert attempts.unfinished() == [ATTEMPT]
     with pytest.raises(StoreError), transaction(connection):
         attempts.begin(SIGNED.recipe, ATTEMPT, now=NOW)
-    with pytest.raises(InternalError, match="not queued any more"):
-        attempts.move(SIGNED.digest, State.QUEUED, State.SENT)
-    attempts.move(SIGNED.digest, State.CHARGED, State.QUEUED)
+    with pytest.raises(InternalError, match="no longer queued"):
+        attempts.move(SIGNED.digest, AttemptState.QUEUED, AttemptState.SENT)
+    attempts.move(SIGNED.digest, AttemptState.CHARGED, AttemptState.QUEUED)
     assert attempts.unfinished() == []
-    with pytest.raises(InternalError, match="not charged any more"):
-        attempts.move(SIGNED.digest, State.CHARGED, State.QUEUED)
-    attempts.move(SIGNED.digest, State.QUEUED, State.SENT)
-    assert attempts.state(SIGNED.digest) is State.SENT
+    with pytest.raises(InternalError, match="no longer charged"):
+        attempts.move(SIGNED.digest, AttemptState.CHARGED, AttemptState.QUEUED)
+    attempts.move(SIGNED.digest, AttemptState.QUEUED, AttemptState.SENT)
+    assert attempts.state(SIGNED.digest) is AttemptState.SENT
     assert attempts.question(SIGNED.digest) == QUESTION
     # What the report was made from is gone, keys and group included.
     row = connection.execute(
@@ -108,10 +107,10 @@ def test_coins_are_forgotten_with_their_windows_and_charges_never(
     other = a_recipe("two")
     attempts.decline(other, QUESTION, now=NOW)
     attempts.forget(before=other.window.closes)
-    assert attempts.state(other.digest) is State.DECLINED
+    assert attempts.state(other.digest) is AttemptState.DECLINED
     attempts.forget(before=other.window.closes + 1)
     assert attempts.state(other.digest) is None
-    assert attempts.counts() == {State.CHARGED: 1}
+    assert attempts.counts() == {AttemptState.CHARGED: 1}
 
 
 def test_nobody_asks_about_what_was_never_decided(connection: apsw.Connection) -> None:

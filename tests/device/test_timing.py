@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chorister.clock import SECOND
-from chorister.device.outbox import FIRST_WAIT, LONGEST_WAIT, wait_after
+from chorister.device.outbox import FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS, wait_after
 from chorister.device.schedule import Timing, flip
 from chorister.errors import InvalidInput, QueryRefused
 from tests.device.world import NOW, a_recipe
@@ -74,8 +74,8 @@ def test_waits_double_are_jittered_and_end_with_the_window(tries: int, left: int
     )
     assert shortest >= 1
     assert longest <= max(left, 1)
-    if left > LONGEST_WAIT:
-        full = min(FIRST_WAIT * 2 ** (tries - 1), LONGEST_WAIT)
+    if left > MAX_WAIT_SECONDS:
+        full = min(FIRST_WAIT_SECONDS * 2 ** (tries - 1), MAX_WAIT_SECONDS)
         assert (shortest, longest) == (full // 2 + 1, full)
 
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -31,6 +32,7 @@ from chorister.device import (
 from chorister.device.audit_pages import as_html, as_json, as_text
 from chorister.device.loop import keep_running
 from chorister.errors import InvalidInput
+from chorister.http_client import authorities
 from chorister.policy import Policy
 from chorister.policy.values import duration_text
 from chorister.recipe import SignedRecipe
@@ -74,6 +76,9 @@ def init(
     proxy: Annotated[
         str | None, typer.Option(help="URL of a proxy that hides the network address.")
     ] = None,
+    ca_bundle: Annotated[
+        Path | None, typer.Option(help="The only certificate authorities to trust, PEM.")
+    ] = None,
     opt_in: Annotated[bool, typer.Option(help="The person agrees to take part.")] = False,
 ) -> None:
     """Create a device: a folder with two encrypted databases, and a key elsewhere."""
@@ -82,8 +87,13 @@ def init(
         raise InvalidInput(
             "give either --key-file or --keyring: the key must be outside the folder"
         )
-    head = _place(head_file, keyring)
-    settings = DeviceSettings(registry=registry, key=key, head=head, proxy=proxy)
+    settings = DeviceSettings(
+        registry=registry,
+        key=key,
+        head=_place(head_file, keyring),
+        proxy=proxy,
+        ca_bundle=None if ca_bundle is None else str(ca_bundle.absolute()),
+    )
     with create_device(folder, policy, settings) as device:
         if opt_in:
             device.opt_in()
@@ -351,6 +361,12 @@ class DeviceSettings(Model):
     key: _Place
     head: _Place | None = None
     proxy: str | None = None
+    ca_bundle: str | None = None
+
+    def transport(self) -> HTTPTransport:
+        if self.ca_bundle is None:
+            return HTTPTransport(proxy=self.proxy)
+        return HTTPTransport(proxy=self.proxy, tls=partial(authorities, Path(self.ca_bundle)))
 
 
 def create_device(folder: Path, policy: Path, settings: DeviceSettings) -> Device:
@@ -359,6 +375,8 @@ def create_device(folder: Path, policy: Path, settings: DeviceSettings) -> Devic
         raise InvalidInput(f"{folder} already has a device: choose another folder")
     data = read_file(policy)
     Policy.load(data)
+    if settings.ca_bundle is not None:
+        authorities(Path(settings.ca_bundle))  # fail now, not at the first poll
     _make_folder(folder)
     _write(folder / _POLICY, data)
     device = _device(folder, settings, create=True)
@@ -408,6 +426,6 @@ def _device(folder: Path, settings: DeviceSettings, *, create: bool = False) -> 
         settings.key.source(folder),
         registry=settings.registry,
         head=None if settings.head is None else settings.head.head(),
-        transport=HTTPTransport(proxy=settings.proxy),
+        transport=settings.transport(),
         create=create,
     )

@@ -33,7 +33,14 @@ from chorister.dap.draft import (
     aggregate_share_info,
     collection_jobs_path,
 )
-from chorister.dap.http import MIN_LIMIT, HTTPClient, created_resource, is_media_type, resource_url
+from chorister.dap.http import (
+    MIN_LIMIT,
+    HTTPClient,
+    created_resource,
+    is_media_type,
+    poll_delay,
+    resource_url,
+)
 from chorister.dap.messages import AggregateShareAad, CollectionJobReq, CollectionJobResp, Query
 from chorister.dap.task import (
     AdvertisedTask,
@@ -243,7 +250,7 @@ class Collector:
                 retry_after=_MAX_POLL_SECONDS, reason=f"too few reports yet: {error.detail}"
             )
         if not answer.body:
-            delay = answer.poll_delay(self._clock, longest=_MAX_POLL_SECONDS)
+            delay = poll_delay(answer, self._clock, longest=_MAX_POLL_SECONDS)
             return NotYet(retry_after=delay, reason="the leader has no result yet")
         if not is_media_type(answer.content_type, COLLECTION_JOB_RESPONSE):
             raise Unreachable(f"{handle.url} answers with {answer.content_type!r}")

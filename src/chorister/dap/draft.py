@@ -52,12 +52,12 @@ class Role(IntEnum):
 
 
 def input_share_info(recipient: Role) -> bytes:
-    """The HPKE info of an input share (section "Client Behavior")."""
+    """Return the HPKE info of an input share (section "Client Behavior")."""
     return VERSION_TAG + b" input share" + bytes([Role.CLIENT, recipient])
 
 
 def aggregate_share_info(sender: Role) -> bytes:
-    """The HPKE info of an aggregate share (section "Aggregate Share Encryption")."""
+    """Return the HPKE info of an aggregate share (section "Aggregate Share Encryption")."""
     return VERSION_TAG + b" aggregate share" + bytes([sender, Role.COLLECTOR])
 
 
@@ -72,12 +72,6 @@ class TaskExtensionType(IntEnum):
     """Section "Task Extensions Registry"."""
 
     TASK_INTERVAL = 1
-
-
-class AggregationJobExtensionType(IntEnum):
-    """Section "Aggregation Job Extensions Registry"; its only entry is for a mode we don't have."""
-
-    LEADER_SELECTED_BATCH_ID = 1
 
 
 class VerifyRespType(IntEnum):

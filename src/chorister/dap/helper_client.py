@@ -22,13 +22,14 @@ from chorister.dap.draft import (
 from chorister.dap.http import (
     MIN_LIMIT,
     HTTPClient,
-    Response,
     created_resource,
     is_media_type,
+    poll_delay,
     resource_url,
 )
 from chorister.dap.task import AdvertisedTask, advertise
 from chorister.errors import Unreachable
+from chorister.http_client import Response
 
 _MAX_POLL_SECONDS: Final = 30
 
@@ -94,7 +95,7 @@ class HelperClient:
         while not response.body:
             if location is None or "location" in response.headers:
                 location = created_resource(url, response.headers.get("location", ""))
-            delay = response.poll_delay(self._clock, longest=_MAX_POLL_SECONDS)
+            delay = poll_delay(response, self._clock, longest=_MAX_POLL_SECONDS)
             if self._monotonic() + delay > deadline:
                 raise Unreachable(f"{location} is not ready after {self._max_wait:g} s")
             self._sleep(delay)

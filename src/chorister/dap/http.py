@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +21,7 @@ from chorister.canonical import b64url_decode, b64url_encode
 from chorister.clock import Clock
 from chorister.dap.draft import ERROR_PREFIX, PROBLEM, TITLES, Problem
 from chorister.errors import DecodeError, InvalidInput, ProblemError, Unreachable
-from chorister.http_client import ERROR_BYTES, WebClient, printable
+from chorister.http_client import ERROR_BYTES, Response, WebClient, printable
 
 MIN_LIMIT: Final = ERROR_BYTES
 """Bytes of an answer that are always read, because it may be a problem document."""
@@ -34,33 +33,22 @@ _POLL_SECONDS: Final = 1
 """Time between two polls, unless the server asks for more."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Response:
-    """A successful answer."""
+def retry_after(response: Response, clock: Clock) -> int | None:
+    """Return the seconds of `Retry-After`, a number or a date; None if it is neither."""
+    value = response.headers.get("retry-after", "").strip()
+    if re.fullmatch(r"[0-9]{1,9}", value):
+        return int(value)
+    try:
+        date = parsedate_to_datetime(value)
+        return max(0, int(date.timestamp()) - clock.now())
+    except (ValueError, OverflowError, OSError):
+        return None
 
-    status: int  # 200 to 299
-    headers: Mapping[str, str]  # names in lower case
-    body: bytes
 
-    @property
-    def content_type(self) -> str:
-        return self.headers.get("content-type", "")
-
-    def retry_after(self, clock: Clock) -> int | None:
-        """Return the seconds of `Retry-After`, a number or a date; None if it is neither."""
-        value = self.headers.get("retry-after", "").strip()
-        if re.fullmatch(r"[0-9]{1,9}", value):
-            return int(value)
-        try:
-            date = parsedate_to_datetime(value)
-            return max(0, int(date.timestamp()) - clock.now())
-        except (ValueError, OverflowError, OSError):
-            return None
-
-    def poll_delay(self, clock: Clock, *, longest: int) -> int:
-        """Return how many seconds to wait before polling again."""
-        asked = self.retry_after(clock)
-        return min(_POLL_SECONDS if asked is None else max(asked, _POLL_SECONDS), longest)
+def poll_delay(response: Response, clock: Clock, *, longest: int) -> int:
+    """Return how many seconds to wait before polling again."""
+    asked = retry_after(response, clock)
+    return min(_POLL_SECONDS if asked is None else max(asked, _POLL_SECONDS), longest)
 
 
 class HTTPClient:
@@ -101,15 +89,14 @@ class HTTPClient:
         time: no connection, an answer that is late or too long, a redirect, a server error.
         """
         check_url(url)
-        answer = self._web.exchange(
+        response = self._web.exchange(
             method,
             url,
             headers={**self._headers, **(headers or {})},
             body=body,
             limit=max(limit, MIN_LIMIT),
         )
-        self._answered(answer.headers)
-        response = Response(status=answer.status, headers=answer.headers, body=answer.body)
+        self._answered(response.headers)
         if 200 <= response.status < 300:
             return response
         refusal = parse_problem(response.status, response.content_type, response.body)

@@ -1,7 +1,7 @@
-"""The device: the guardian of its person's data, budget and log.
+"""The device: it keeps a person's data, budget and audit log, and answers recipes.
 
-Host apps use `Device`; everything else here is for those who look closer. Names are loaded when
-they are first used, so that the sandbox's process holds nothing of the rest.
+Host apps use `Device` and the names below. They are imported when first used, so that the sandbox's
+process loads nothing else.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from chorister.device.device import Device, HeadFile, HeadKeyring
+    from chorister.device.device import Device
     from chorister.device.keys import GivenKey, KeyFile, KeyringKey
+    from chorister.device.ledger.head_store import HeadFile, HeadKeyring
     from chorister.device.run import Run
     from chorister.device.sandbox import Sandbox
     from chorister.device.schedule import Timing
@@ -37,8 +38,8 @@ _MODULES: Final = {
     "Device": "device",
     "GivenKey": "keys",
     "HTTPTransport": "transport",
-    "HeadFile": "device",
-    "HeadKeyring": "device",
+    "HeadFile": "ledger.head_store",
+    "HeadKeyring": "ledger.head_store",
     "KeyFile": "keys",
     "KeyringKey": "keys",
     "Run": "run",

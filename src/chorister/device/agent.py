@@ -12,8 +12,8 @@
 
 The network comes first and data last, so that no request is ever sent later because a query took
 longer. For the same reason all recipes are charged, and their upload times drawn, before the first
-query runs; and nothing is sent, by whatever process, before the end of the reserved time
-(`chorister.device.schedule`). What a crash leaves charged is finished at the next start as OOV,
+query runs; and no process sends anything before the reserved time is over
+(`chorister.device.schedule`). What a crash left charged is finished at the next start as OOV,
 without a query.
 """
 
@@ -26,36 +26,35 @@ from dataclasses import dataclass
 
 from chorister.clock import SECOND, uptime
 from chorister.dap.task import task_configuration
-from chorister.dap.upload_client import check_hpke_config, new_report_id
-from chorister.device.attempts import Attempt, State
-from chorister.device.audit import Question
+from chorister.dap.upload_client import new_report_id
+from chorister.device.audit import RecipeSummary
 from chorister.device.database import transaction
 from chorister.device.databases import Databases
 from chorister.device.ledger.budget import Charge
 from chorister.device.ledger.entries import Entry
-from chorister.device.outbox import QueuedReport
+from chorister.device.outbox import OOV_BIN, QueryOutcome, QueuedReport, make_report
 from chorister.device.poll import Listed, Poll, poll
-from chorister.device.records import LEDGER, pair_subject, upload_subject
-from chorister.device.report import OOV_BIN, Outcome, make_report, prepare
-from chorister.device.run import Hook, Run, Step, Tally, no_hook
+from chorister.device.records import LEDGER, Attempt, AttemptState, pair_subject, upload_subject
+from chorister.device.run import Hook, Run, RunStep, Tally, no_hook
 from chorister.device.sandbox import Sandbox
 from chorister.device.schedule import Timing, flip
 from chorister.device.transport import LogSource, Transport
 from chorister.device.uploader import Uploader
-from chorister.device.verifier import permitted_functions, verify_query
+from chorister.device.verifier import (
+    permitted_functions,
+    verify_encoding,
+    verify_keys,
+    verify_query,
+)
 from chorister.errors import (
     BudgetExceeded,
     ChoristerError,
-    DecodeError,
-    HPKEError,
     LedgerError,
     QueryRefused,
     SandboxUnavailable,
 )
 from chorister.policy import Policy
 from chorister.recipe import Recipe, SignedRecipe, verify_recipe
-
-__all__ = ["Agent"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,8 +63,8 @@ class _Ready:
 
     listed: Listed
     charge: Charge
-    question: Question
-    configs: tuple[bytes, bytes]  # the leader's and the helper's
+    question: RecipeSummary
+    keys: tuple[bytes, bytes]  # the leader's and the helper's
 
 
 class _StoppedError(Exception):
@@ -73,7 +72,7 @@ class _StoppedError(Exception):
 
 
 class Agent:
-    """One device at work. Everything it uses is passed in; one process at a time may use it."""
+    """One run of a device. Everything it uses is passed in; one process at a time may use it."""
 
     def __init__(
         self,
@@ -90,24 +89,17 @@ class Agent:
         stopping: Callable[[], bool] = lambda: False,
         randbelow: Callable[[int], int] = secrets.randbelow,
     ) -> None:
+        """`wait` returns at the moment of the first request."""
         self._policy = policy
-        self._connection = databases.connection
-        self._store = databases.store
-        self._ledger = databases.ledger
+        self._db = databases
         self._clock = databases.clock
-        self._schedule = databases.schedule
         self._attempts = databases.attempts
-        self._refusals = databases.refusals
-        self._files = databases.files
-        self._settings = databases.settings
-        self._outbox = databases.outbox
-        self._writer = databases.writer
         self._sandbox = sandbox
         self._source = LogSource(transport, registry)
-        # A size counts for the log of that name only: a policy update may name another.
+        # A size is only valid for the log of that name: a policy update may name another.
         self._log_size = f"size of {policy.log.origin}"
         self._timing = timing
-        self._wait = wait  # for the moment of the first request
+        self._wait = wait
         self._reserved = 0  # until when; 0 if this run has not reserved any time yet
         self._hook = hook
         self._stopping = stopping
@@ -117,7 +109,7 @@ class Agent:
             db=databases,
             transport=transport,
             credential=credential,
-            consent=self._may_send,
+            may_send=self._may_send,
             hook=hook,
             randbelow=randbelow,
         )
@@ -125,34 +117,36 @@ class Agent:
     # --- One run ---
 
     def run_once(self) -> Run:
-        """Everything that is to be done now."""
-        tally = Tally.empty()
+        """Poll, send what is due, and answer what may be answered."""
+        tally = Tally()
         silent = self._go(self._poll, tally)
-        # Last, whether anything has expired or not, in time that is reserved whether it is needed
-        # or not: how long it takes depends on data.
+        # Always last, and in time that is reserved whether anything has expired or not: how long it
+        # takes depends on data.
         self._reserve(0, tally)
         self._expire(tally)
         return tally.run(silent=silent)
 
     def upload_due(self) -> Run:
         """Only send what is due, without a poll."""
-        tally = Tally.empty()
+        tally = Tally()
         silent = self._go(lambda _: Poll.nothing(), tally)
         return tally.run(silent=silent)
 
     def rest(self, silent: str) -> Run:
-        """Send nothing. That is no reason to keep anything for longer."""
-        tally = Tally.empty()
+        """Send nothing, but delete what has expired."""
+        tally = Tally()
         self._reserve(0, tally)
         self._expire(tally)
         return tally.run(silent=silent)
 
     def _go(self, look: Callable[[Tally], Poll], tally: Tally) -> str | None:
-        """The run; returns why nothing was done, if so."""
-        # Consent is read before the moment: how long a read of the events' database takes depends
-        # on what is in it. From then on the ledger's database and this process know of a change.
-        if not self._store.consent.opted_in:
-            self._uploader.withdraw(tally)
+        """Do everything but the deletion; return why nothing was done, if so."""
+        # Consent is read before the drawn moment: how long it takes to read the events' database
+        # depends on what is in it. From then on a change shows in the ledger's database, or in this
+        # process.
+        if not self._db.store.consent.opted_in:
+            with transaction(self._db.connection):
+                tally.dropped += self._db.withdraw()
             return "the person has not opted in"
         self._prepare(tally)
         self._wait()
@@ -164,9 +158,9 @@ class Agent:
         try:
             self._settle()
         except LedgerError as error:
-            with transaction(self._connection):
-                if self._refusals.record(LEDGER, type(error).__name__, str(error)):
-                    self._writer.silent(error)
+            with transaction(self._db.connection):
+                if self._db.refusals.record(LEDGER, type(error).__name__, str(error)):
+                    self._db.writer.silent(error)
             return str(error)
         ready = self._check_all(found, tally)
         self._uploader.send_due(
@@ -180,13 +174,13 @@ class Agent:
         for number, (recipe, attempt) in enumerate(self._decide(ready, until, tally), start=1):
             if not self._may_go_on():
                 break  # the next run drops what was charged, or reports OOV after a pause
-            if self._attempts.state(attempt.recipe) is State.CHARGED:
+            if self._attempts.state(attempt.recipe) is AttemptState.CHARGED:
                 share = number * (self._timing.query + self._timing.slack)
                 self._answer(recipe, attempt, tally, until=begun + share - self._timing.slack / 2)
         return None
 
     def _prepare(self, tally: Tally) -> None:
-        """Before the drawn moment: what a crash left, which may have been the data's doing."""
+        """Clean up after a crash, which data may have caused, before the drawn moment."""
         with suppress(SandboxUnavailable):  # what is queued leaves without it
             self._sandbox().revive()
         if self._newest_checkpoint():
@@ -197,96 +191,97 @@ class Agent:
     def _reserve(self, queries: int, tally: Tally) -> int:
         """Keep every process quiet for the time that data may take; the first call counts."""
         if not self._reserved:
-            with transaction(self._connection):
-                self._reserved = self._schedule.reserve(queries)
+            with transaction(self._db.connection):
+                self._reserved = self._db.schedule.reserve(queries)
             self._uploader.make_way(self._reserved, self._timing.spread, tally)
             tally.busy_until = -(-self._reserved // SECOND)
         return self._reserved
 
     def _expire(self, tally: Tally) -> None:
         try:
-            self._store.expire(self._timing.housekeeping / 2)
-        except Exception as error:  # of whatever kind, the lack of memory included
+            self._db.store.expire(self._timing.housekeeping / 2)
+        except Exception as error:  # of any kind, including a lack of memory
             # Whether there was something to delete must not decide whether the device goes on.
             tally.problems.append(f"expired events could not be deleted: {error}")
 
     def _may_send(self) -> bool:
-        """Asked before each request, for another process or thread may change it at any time.
+        """Asked before each request, because another process or thread may change it at any time.
 
-        Reads no events: whoever opts out drops what is queued before `opt_out` returns.
+        Reads no events: `opt_out` drops what is queued before it returns.
         """
-        return not (self._stopping() or self._settings.paused)
+        return not (self._stopping() or self._db.settings.paused)
 
     def _may_go_on(self) -> bool:
         """Asked before each step that touches data."""
-        return self._may_send() and self._store.consent.opted_in
+        return self._may_send() and self._db.store.consent.opted_in
 
     def _settle(self) -> None:
         """Bring the ledger into step with its head and the policy, or raise."""
 
         def tell(entry: Entry) -> None:
-            self._writer.settled(entry)
-            self._hook(Step.SETTLE_WRITTEN)
+            self._db.writer.settled(entry)
+            self._hook(RunStep.SETTLE_WRITTEN)
 
-        self._ledger.settle(self._clock.decision_time(), tell)
-        self._refusals.clear(LEDGER)
+        self._db.ledger.settle(self._clock.decision_time(), tell)
+        self._db.refusals.clear(LEDGER)
 
     def _finish_interrupted(self, tally: Tally) -> None:
-        """What a crash left charged becomes OOV: the query may have run, so it never runs again."""
+        """Report OOV for what a crash left charged: its query may have run, and must not again."""
         now = self._clock.now()
         for attempt in self._attempts.unfinished():
             try:
                 recipe = SignedRecipe.parse(attempt.jws).recipe
             except ChoristerError as error:
                 why = f"it can't be read any more: {error}"
-                self._uploader.drop(attempt.recipe, State.CHARGED, why[:1000], tally)
+                self._uploader.drop(attempt.recipe, AttemptState.CHARGED, why[:1000], tally)
                 continue
             if now >= recipe.window.closes:
                 self._uploader.drop(
-                    attempt.recipe, State.CHARGED, "its answer period is over", tally
+                    attempt.recipe, AttemptState.CHARGED, "its answer period is over", tally
                 )
                 continue
-            self._send_off(recipe, attempt, OOV_BIN, Outcome.INTERRUPTED, tally)
+            self._queue_report(recipe, attempt, OOV_BIN, QueryOutcome.INTERRUPTED, tally)
 
     # --- Poll ---
 
     def _poll(self, tally: Tally) -> Poll:
-        next_poll = self._schedule.draw_poll()
+        db = self._db
+        next_poll = db.schedule.draw_poll()
         found = poll(
             self._source,
             policy=self._policy,
             clock=self._clock,
             not_before=self._newest_checkpoint(),
-            not_smaller=self._settings.get(self._log_size),
-            kept=self._files.all,
-            forget=self._files.delete,
+            not_smaller=db.settings.get(self._log_size),
+            kept=db.files.all,
+            forget=db.files.delete,
         )
-        with transaction(self._connection):
-            self._schedule.plan_poll(next_poll)
+        with transaction(db.connection):
+            db.schedule.plan_poll(next_poll)
             if found.checkpoint is not None:
                 self._clock.accept_checkpoint(found.checkpoint.time)
-                self._settings.set(self._log_size, found.checkpoint.size)
+                db.settings.set(self._log_size, found.checkpoint.size)
                 # By the cosigners' time: after a jump of the clock a coin would be flipped again.
                 self._attempts.forget(before=self._clock.decision_time())
             if found.files is not None:
-                self._files.replace(found.files)
+                db.files.replace(found.files)
             if not found.problems:
                 digests = [listed.signed.digest for listed in found.listed]
                 addresses = [each.address for each in found.unreadable]
-                waiting = [upload_subject(queued.recipe) for queued in self._outbox.all()]
-                self._refusals.keep_only([LEDGER, *digests, *addresses, *waiting])
+                waiting = [upload_subject(queued.recipe) for queued in db.outbox.all()]
+                db.refusals.keep_only([LEDGER, *digests, *addresses, *waiting])
             for pair, error in found.problems:
                 tally.problems.append(f"{pair}: {error}")
-                if self._refusals.record(pair_subject(pair), type(error).__name__, str(error)):
-                    self._writer.silent(error, pair=pair)
+                if db.refusals.record(pair_subject(pair), type(error).__name__, str(error)):
+                    db.writer.silent(error, pair=pair)
             for each in found.unreadable:
-                if self._refusals.record(each.address, "unreadable", str(each.error)):
-                    self._writer.unreadable(each.address, each.error)
-            self._hook(Step.POLL_WRITTEN)
+                if db.refusals.record(each.address, "unreadable", str(each.error)):
+                    db.writer.unreadable(each.address, each.error)
+            self._hook(RunStep.POLL_WRITTEN)
         return found
 
     def _newest_checkpoint(self) -> int:
-        """The time of the newest checkpoint that was ever accepted."""
+        """Return the time of the newest checkpoint that was ever accepted, or 0."""
         try:
             return self._clock.decision_time()
         except LedgerError:
@@ -295,13 +290,12 @@ class Agent:
     # --- Decide ---
 
     def _check_all(self, found: Poll, tally: Tally) -> list[_Ready]:
-        """What may be charged; all that takes time is done here, before upload times are drawn."""
+        """Return what may be charged. All slow work is done here, before upload times are drawn."""
         ready: list[_Ready] = []
         for listed in found.listed:
-            recipe = listed.signed.recipe
             if self._attempts.state(listed.signed.digest) is not None:
                 continue
-            self._hook(Step.RECIPE_ARRIVED)
+            self._hook(RunStep.RECIPE_ARRIVED)
             if not self._may_send() or len(ready) == self._timing.max_queries:
                 break
             try:
@@ -310,9 +304,23 @@ class Agent:
                 tally.problems.append(str(error))
                 break  # the next poll tries again
             except (QueryRefused, BudgetExceeded, LedgerError) as error:
-                self._refuse(listed.signed, error)
-                tally.refused.append(recipe.id)
+                self._refuse(listed.signed, error, tally)
         return ready
+
+    def _check(self, listed: Listed) -> _Ready:
+        """Check everything that needs no decision; raise the reason to refuse."""
+        recipe = listed.signed.recipe
+        verify_recipe(listed.signed, self._policy, now=self._clock.now())
+        verify_query(self._policy, recipe, self._sandbox())
+        keys = verify_keys(listed)
+        verify_encoding(recipe)
+        charge = Charge.of(recipe)
+        # The charge's transaction checks these again, for good. Here they save the time of a recipe
+        # that does not fit.
+        self._check_study(recipe)
+        self._db.ledger.check(charge, self._clock.decision_time())
+        question = RecipeSummary.of(listed.signed, self._policy)
+        return _Ready(listed=listed, charge=charge, question=question, keys=keys)
 
     def _decide(
         self, ready: list[_Ready], busy_until: int, tally: Tally
@@ -326,8 +334,7 @@ class Agent:
             except _StoppedError:
                 break
             except (QueryRefused, BudgetExceeded, LedgerError) as error:
-                self._refuse(each.listed.signed, error)
-                tally.refused.append(recipe.id)
+                self._refuse(each.listed.signed, error, tally)
             else:
                 if attempt is None:
                     tally.declined.append(recipe.id)
@@ -335,49 +342,27 @@ class Agent:
                     charged.append((recipe, attempt))
         return charged
 
-    def _check(self, listed: Listed) -> _Ready:
-        """Everything that can be said without a decision; raises the reason to refuse."""
-        recipe = listed.signed.recipe
-        verify_recipe(listed.signed, self._policy, now=self._clock.now())
-        verify_query(self._policy, recipe, self._sandbox())
-        if listed.leader_config is None or listed.helper_config is None:
-            raise QueryRefused(check="keys", why="no accepted checkpoint lists this pair's keys")
-        for config in (listed.leader_config, listed.helper_config):
-            _check_key(config)
-        prepare(recipe)
-        charge = Charge.of(recipe)
-        # Decided on for good inside the charge's transaction; here, so that what has no room
-        # delays nobody.
-        self._check_study(recipe)
-        self._ledger.check(charge, self._clock.decision_time())
-        return _Ready(
-            listed=listed,
-            charge=charge,
-            question=Question.of(listed.signed, self._policy),
-            configs=(listed.leader_config, listed.helper_config),
-        )
-
     def _charge(self, ready: _Ready, busy_until: int) -> Attempt | None:
-        """Step (1): check the budgets and commit the charge; None if the coin says no."""
+        """Step (1): check the budgets and commit the charge; return None if the coin says no."""
         signed, charge, question = ready.listed.signed, ready.charge, ready.question
         recipe = signed.recipe
         groups = {
-            field: self._policy.group_value(field, self._store.profile(field))
+            field: self._policy.group_value(field, self._db.store.profile(field))
             for field in recipe.group_by
         }
-        with transaction(self._connection):
+        with transaction(self._db.connection):
             if not self._may_go_on():
                 raise _StoppedError
             now, decided = self._clock.now(), self._clock.decision_time()
             self._check_study(recipe)
-            self._ledger.check(charge, decided)
-            # Before the coin, for it may refuse: a coin is flipped once, and then it counts.
+            self._db.ledger.check(charge, decided)
+            # Before the coin, because this may refuse: a coin is flipped once, and then it counts.
             upload_at = self._timing.draw_upload(
                 recipe, busy_until=busy_until, randbelow=self._randbelow
             )
             if not flip(recipe.participation.probability, randbelow=self._randbelow):
                 self._attempts.decline(recipe, question, now=now)
-                self._writer.declined(question, recipe)
+                self._db.writer.declined(question, recipe)
                 return None
             arm = recipe.draw_arm(randbelow=self._randbelow)
             task = task_configuration(self._policy, recipe, groups, arm)
@@ -390,48 +375,48 @@ class Agent:
                 groups=groups,
                 report_id=new_report_id(),
                 configuration=task.configuration.encode(),
-                leader_config=ready.configs[0],
-                helper_config=ready.configs[1],
+                leader_config=ready.keys[0],
+                helper_config=ready.keys[1],
                 signers=ready.listed.signers,
             )
             self._attempts.begin(recipe, attempt, now=now)
-            self._writer.charged(question, charge, attempt.upload_at)
-            self._ledger.append(charge, decided)
-            self._hook(Step.CHARGE_WRITTEN)
-        self._hook(Step.CHARGED)
+            self._db.writer.charged(question, charge, attempt.upload_at)
+            self._db.ledger.append(charge, decided)
+            self._hook(RunStep.CHARGE_WRITTEN)
+        self._hook(RunStep.CHARGED)
         return attempt
 
     def _check_study(self, recipe: Recipe) -> None:
-        """Inside the transaction: another process may have been quicker."""
         if not recipe.participation.once_per_study:
             return
-        if self._ledger.charged_study(recipe.analysis, recipe.study):
+        if self._db.ledger.charged_study(recipe.analysis, recipe.study):
             why = f"a recipe of study {recipe.study} was answered before"
             raise QueryRefused(check="participation", why=why)
 
-    def _refuse(self, signed: SignedRecipe, error: ChoristerError) -> None:
+    def _refuse(self, signed: SignedRecipe, error: ChoristerError, tally: Tally) -> None:
         name = type(error).__name__
         if isinstance(error, QueryRefused):
             name = error.check
         elif isinstance(error, BudgetExceeded):
             name = error.field
-        with transaction(self._connection):
-            if self._refusals.record(signed.digest, name, str(error)):
-                self._writer.refused(Question.of(signed, self._policy), error)
+        with transaction(self._db.connection):
+            if self._db.refusals.record(signed.digest, name, str(error)):
+                self._db.writer.refused(RecipeSummary.of(signed, self._policy), error)
+        tally.refused.append(signed.recipe.id)
 
     # --- Answer ---
 
     def _answer(self, recipe: Recipe, attempt: Attempt, tally: Tally, *, until: float) -> None:
         """Steps (2) and (3), once for every charge."""
         bin_, outcome = self._query(recipe, until)
-        self._hook(Step.QUERIED)
-        self._send_off(recipe, attempt, bin_, outcome, tally)
+        self._hook(RunStep.QUERIED)
+        self._queue_report(recipe, attempt, bin_, outcome, tally)
 
-    def _query(self, recipe: Recipe, until: float) -> tuple[int, Outcome]:
-        """The bin to report. Whatever fails on the data is OOV, and nobody else learns of it."""
+    def _query(self, recipe: Recipe, until: float) -> tuple[int, QueryOutcome]:
+        """Return the bin to report. Whatever fails on the data is OOV, and nobody else learns."""
         analysis = self._policy.analyses[recipe.analysis]
         try:
-            snapshot = self._store.snapshot(recipe.reads, until)
+            snapshot = self._db.store.snapshot(recipe.reads, until)
             bin_ = self._sandbox().choose(
                 recipe.query,
                 snapshot,
@@ -440,25 +425,25 @@ class Agent:
                 selection=recipe.selection,
                 until=min(until, uptime() + self._timing.query),
             )
-        except Exception:  # of whatever kind: that there is none to see is the point
-            return OOV_BIN, Outcome.FAILED
-        return bin_, Outcome.RAN
+        except Exception:  # of any kind: the point is that nobody sees one
+            return OOV_BIN, QueryOutcome.FAILED
+        return bin_, QueryOutcome.RAN
 
-    def _send_off(
-        self, recipe: Recipe, attempt: Attempt, bin_: int, outcome: Outcome, tally: Tally
+    def _queue_report(
+        self, recipe: Recipe, attempt: Attempt, bin_: int, outcome: QueryOutcome, tally: Tally
     ) -> None:
         try:
             report = make_report(recipe, attempt, bin_, self._hook)
         except MemoryError:
             return  # reading events may be why: the next run reports OOV instead
-        except Exception as error:  # of whatever kind: the next start would meet it again
-            # Nothing known leads here; but what failed once must not be tried for ever.
+        except Exception as error:  # of any kind: the next start would meet it again
+            # Nothing known leads here; but what failed once must not be tried forever.
             why = f"no report can be made: {type(error).__name__}, {error}"
-            self._uploader.drop(attempt.recipe, State.CHARGED, why[:1000], tally)
+            self._uploader.drop(attempt.recipe, AttemptState.CHARGED, why[:1000], tally)
             return
         now, upload_at = self._clock.microseconds(), attempt.upload_at
-        if now >= upload_at and outcome is not Outcome.INTERRUPTED:
-            # The machine stood still. What it missed is not made up for when the query ends.
+        if now >= upload_at and outcome is not QueryOutcome.INTERRUPTED:
+            # The machine was suspended. A missed upload must not leave when the query ends.
             upload_at = self._timing.draw_late_upload(
                 now, recipe.window.closes, randbelow=self._randbelow
             )
@@ -470,20 +455,12 @@ class Agent:
             closes=recipe.window.closes,
             next_try=upload_at,
         )
-        with transaction(self._connection):
-            if self._attempts.state(attempt.recipe) is not State.CHARGED:
+        with transaction(self._db.connection):
+            if self._attempts.state(attempt.recipe) is not AttemptState.CHARGED:
                 return  # consent was withdrawn meanwhile, and perhaps given again
-            self._attempts.move(attempt.recipe, State.CHARGED, State.QUEUED)
-            self._outbox.put(queued)
-            self._writer.reported(recipe, attempt, report, outcome)
-            self._hook(Step.QUEUE_WRITTEN)
-        self._hook(Step.QUEUED)
+            self._attempts.move(attempt.recipe, AttemptState.CHARGED, AttemptState.QUEUED)
+            self._db.outbox.put(queued)
+            self._db.writer.reported(recipe, attempt, report, outcome)
+            self._hook(RunStep.QUEUE_WRITTEN)
+        self._hook(RunStep.QUEUED)
         tally.answered.append(recipe.id)
-
-
-def _check_key(config: bytes) -> None:
-    """A key that nothing can be sealed to is found before the charge, not after it."""
-    try:
-        check_hpke_config(config)
-    except (DecodeError, HPKEError) as error:
-        raise QueryRefused(check="keys", why=f"an aggregator's HPKE key: {error}") from None

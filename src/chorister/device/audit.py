@@ -1,8 +1,8 @@
 """The audit log: what was asked of this device, what it decided and why, and what left it.
 
 Append-only and hash-chained, in the same encrypted database as the ledger, and written in the
-transactions of what it tells: an entry is there if, and only if, that happened. It holds what was
-sent, never the data it was made from.
+transaction of the event that it records: an entry exists if, and only if, that happened. It holds
+what was sent, never the data behind it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import apsw
 import numpy as np
@@ -18,7 +18,7 @@ from pydantic import (
     Field,
     PlainValidator,
     StringConstraints,
-    ValidationError,
+    TypeAdapter,
     ValidationInfo,
     WithJsonSchema,
     model_validator,
@@ -33,22 +33,17 @@ from chorister.canonical import (
     Model,
     b64url_decode,
     b64url_encode,
-    first_error,
-    loads,
     sha256,
 )
 from chorister.device.database import upgrade
 from chorister.device.ledger.budget import Charge
-from chorister.device.ledger.entries import FIRST
+from chorister.device.ledger.entries import FIRST, MAX_BYTES, decode_canonical
 from chorister.errors import DecodeError, InvalidInput, LedgerTampered
 from chorister.policy import Policy
 from chorister.policy.values import URL, FieldRef, Identifier, Name
 from chorister.recipe import SignedRecipe
 from chorister.unicode14 import separate_unassigned
 
-__all__ = ["AuditEntry", "AuditLog", "Event", "Question", "Record", "Sent", "pack_bits"]
-
-_MAX_BYTES: Final = 4_000_000
 _MAX_TEXT: Final = 20_000
 _Text: TypeAlias = Annotated[
     str, StringConstraints(min_length=1, max_length=_MAX_TEXT, strict=True)
@@ -56,9 +51,9 @@ _Text: TypeAlias = Annotated[
 
 
 def _words(value: object, info: ValidationInfo) -> str:
-    """Words of others (a server's answer, say) in a form that can be hashed."""
+    """Turn other people's words (a server's answer, for example) into a form that can be hashed."""
     if not isinstance(value, str) or not value:
-        raise ValueError("a reason is a text, and not empty")
+        raise ValueError("a reason must be text, and not empty")
     if info.context is not WIRE:
         value = value.encode("utf-8", "replace").decode("utf-8")[:_MAX_TEXT]
         value = unicodedata.normalize("NFC", separate_unassigned(value))[:_MAX_TEXT]
@@ -102,7 +97,7 @@ class Event(StrEnum):
     PURGED = "data deleted"
 
 
-class Question(Model):
+class RecipeSummary(Model):
     """What was asked, and by whom."""
 
     recipe: Hex32
@@ -120,8 +115,8 @@ class Question(Model):
     bins: Int
 
     @classmethod
-    def of(cls, signed: SignedRecipe, policy: Policy) -> Question:
-        """The question that a recipe puts."""
+    def of(cls, signed: SignedRecipe, policy: Policy) -> RecipeSummary:
+        """Return the question that a recipe asks."""
         recipe = signed.recipe
         analysis = policy.analyses.get(recipe.analysis)
         return cls(
@@ -150,13 +145,13 @@ class Sent(Model):
     length: Annotated[Int, Field(ge=1)]
     """How many bits the randomized vector has."""
     bits: str
-    """The randomized bits, eight a byte, the first one highest, as base64url."""
+    """The randomized bits, eight per byte, the first one highest, as base64url."""
     digest: Hex32
     """SHA-256 of the sealed report, byte for byte as it is uploaded."""
 
     @property
     def ones(self) -> tuple[int, ...]:
-        """The places of the bits that are 1."""
+        """The indices of the bits that are 1."""
         data = b64url_decode(self.bits)
         return tuple(i for i in range(self.length) if data[i // 8] >> (7 - i % 8) & 1)
 
@@ -173,7 +168,7 @@ class Sent(Model):
 
 
 class AuditEntry(Model):
-    """One line of the log; the parts that do not apply are left out."""
+    """One line of the log, without the parts that do not apply."""
 
     time: Annotated[Int, Field(ge=0, le=MAX_INT)]
     event: Event
@@ -181,13 +176,13 @@ class AuditEntry(Model):
     """In words: which check refused, what was drawn, what the server answered."""
     check: _Text | None = None
     """The rule or limit that decided, by the name that the policy gives it."""
-    question: Question | None = None
+    question: RecipeSummary | None = None
     charge: Charge | None = None
     sent: Sent | None = None
 
 
 class Record(Model):
-    """An entry in its place in the chain."""
+    """An entry at its place in the chain."""
 
     sequence: Annotated[Int, Field(ge=0, le=MAX_INT)]
     previous: Hex32
@@ -199,10 +194,13 @@ class Record(Model):
         return sha256(self.canonical()).hex()
 
 
+_ADAPTER: Final = TypeAdapter(Record)
+
+
 def pack_bits(bits: bytes) -> str:
-    """A vector of bytes 0 and 1 as `Sent.bits` has it."""
+    """Encode a vector of bytes 0 and 1 as `Sent.bits`."""
     if not bits or max(bits) > 1:
-        raise InvalidInput("pack_bits() takes one byte a bit, each 0 or 1, and at least one")
+        raise InvalidInput("pack_bits() takes one byte per bit, each 0 or 1, and at least one")
     return b64url_encode(np.packbits(np.frombuffer(bits, dtype=np.uint8)).tobytes())
 
 
@@ -214,19 +212,19 @@ class AuditLog:
         upgrade(connection, "audit", _SCHEMA)
 
     def append(self, entry: AuditEntry) -> Record:
-        """Write an entry, inside the transaction of what it tells."""
+        """Write an entry, inside the transaction of what it records."""
         if self._connection.txn_state("main") != apsw.SQLITE_TXN_WRITE:
             raise InvalidInput("append() belongs inside transaction(): commit what goes with it")
         sequence, previous = self._next()
         record = Record(sequence=sequence, previous=previous, entry=entry)
         data = record.canonical()
-        if len(data) > _MAX_BYTES:
-            raise InvalidInput(f"an audit entry of {len(data):,} bytes: {_MAX_BYTES:,} at most")
+        if len(data) > MAX_BYTES:
+            raise InvalidInput(f"an audit entry of {len(data):,} bytes: {MAX_BYTES:,} at most")
         self._connection.execute("INSERT INTO audit VALUES (?, ?)", (record.sequence, data))
         return record
 
     def records(self, *, newest: int | None = None) -> Iterator[Record]:
-        """All records, or the `newest` so many; the oldest first. Each is verified on the way."""
+        """Iterate over all records, or the `newest` ones, oldest first, and verify each."""
         first = 0
         if newest is not None:
             last = self._last()
@@ -241,27 +239,28 @@ class AuditLog:
             record = decode_record(sequence, data)
             if record.previous != previous:
                 raise LedgerTampered(
-                    "the audit log's entry does not follow the one before it", sequence=sequence
+                    "the entry of the audit log does not follow the one before", sequence=sequence
                 )
             previous = record.digest
             yield record
 
     def verify(self) -> int:
-        """Verify the whole chain and return how many records it has; raises `LedgerTampered`.
+        """Verify the whole chain and return its length; raise `LedgerTampered` if it was changed.
 
-        Records cut off at the end leave an intact chain: compare `head()` with an earlier one.
+        A log that was cut off at the end is still an intact chain: compare `head()` with an earlier
+        one.
         """
         return sum(1 for _ in self.records())
 
     def head(self) -> str:
-        """The hash of the newest record: whoever keeps it can tell whether the log was cut."""
+        """Return the hash of the newest record. Keep it to notice a log that was cut off."""
         last = self._last()
         return FIRST if last is None else last.digest
 
     def _next(self) -> tuple[int, str]:
-        """The place of the next record, and what it names as `previous`.
+        """Return the number of the next record, and what it names as `previous`.
 
-        The one before is hashed as it is: it was verified when it was written, and is when read.
+        The last record is hashed as it is: it was verified when written, and will be when read.
         """
         row = self._connection.execute(
             "SELECT sequence, record FROM audit ORDER BY sequence DESC LIMIT 1"
@@ -270,7 +269,7 @@ class AuditLog:
             return 0, FIRST
         sequence, data = row
         if not isinstance(sequence, int) or not isinstance(data, bytes):
-            raise LedgerTampered("the audit log's row is no record", sequence=0)
+            raise LedgerTampered("this row of the audit log is not a record", sequence=0)
         return sequence + 1, sha256(data).hex()
 
     def _last(self) -> Record | None:
@@ -287,26 +286,12 @@ class AuditLog:
 
 
 def decode_record(sequence: int, data: object) -> Record:
-    """A stored row as a record, or `LedgerTampered`."""
+    """Decode a stored row, or raise `LedgerTampered`."""
     try:
-        record = _decode(data)
+        record = decode_canonical(_ADAPTER, data)
     except DecodeError as error:
-        why = f"the audit log's row is no record ({error})"
+        why = f"this row of the audit log is not a record ({error})"
         raise LedgerTampered(why, sequence=sequence) from None
     if record.sequence != sequence:
-        raise LedgerTampered("the audit log's entry is at another's place", sequence=sequence)
-    return record
-
-
-def _decode(data: object) -> Record:
-    if not isinstance(data, bytes):
-        raise DecodeError("not bytes")
-    value: Any = loads(data, max_bytes=_MAX_BYTES)
-    try:
-        record = Record.model_validate(value, context=WIRE)
-    except ValidationError as error:
-        field, message = first_error(error)
-        raise DecodeError(message, field=field) from None
-    if record.canonical() != data:
-        raise DecodeError("not in its canonical form")
+        raise LedgerTampered("the entry of the audit log is out of place", sequence=sequence)
     return record

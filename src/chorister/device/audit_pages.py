@@ -1,7 +1,7 @@
-"""The audit log for a person: as words on a terminal, as one web page, or as JSON for programs.
+"""The audit log for people and programs: as text for a terminal, as one web page, or as JSON.
 
-Recipes are written by strangers. On a terminal their control characters would move the cursor, on
-a page their markup would run; both are shown, never obeyed.
+Recipes are written by strangers. On a terminal their control characters could move the cursor, and
+on a page their markup could run. Both are displayed, never obeyed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from typing import Final
 from chorister.clock import utc_text
 from chorister.device.audit import AuditEntry, Event, Record
 from chorister.policy.values import number_text
-
-__all__ = ["Shown", "as_html", "as_json", "as_text", "shown"]
 
 _WHAT: Final = {
     Event.REFUSED: "A question was refused",
@@ -48,7 +46,7 @@ _STYLE: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shown:
-    """An entry in words, for other pages; they escape it as their own."""
+    """An entry in words, for other pages, which escape it themselves."""
 
     sequence: int
     heading: str
@@ -58,7 +56,7 @@ class Shown:
 
 
 def shown(record: Record) -> Shown:
-    """An entry as a person reads it; nothing in it moves a cursor or turns text around."""
+    """Return an entry as a person reads it; nothing in it moves a cursor or reverses text."""
     return Shown(
         sequence=record.sequence,
         heading=_WHAT[record.entry.event],
@@ -69,7 +67,7 @@ def shown(record: Record) -> Shown:
 
 
 def as_json(records: Iterable[Record]) -> str:
-    """All that is stored, with each record's hash; numbers with a fraction are strings."""
+    """Return everything that is stored, with each record's hash; decimal numbers are strings."""
     rows = [
         {**record.model_dump(mode="json", exclude_none=True), "hash": record.digest}
         for record in records
@@ -78,7 +76,7 @@ def as_json(records: Iterable[Record]) -> str:
 
 
 def as_text(records: Iterable[Record]) -> str:
-    """For a terminal: an entry is a heading and indented lines."""
+    """Return text for a terminal: each entry is a heading and indented lines."""
     blocks = []
     for record in records:
         heading = f"{record.sequence}. {utc_text(record.entry.time)}  {_WHAT[record.entry.event]}"
@@ -88,7 +86,7 @@ def as_text(records: Iterable[Record]) -> str:
 
 
 def as_html(records: Iterable[Record]) -> str:
-    """One page that needs nothing else, and may load nothing else."""
+    """Return one web page that needs nothing else, and may load nothing else."""
     articles = []
     for record in records:
         rows = "".join(
@@ -113,7 +111,7 @@ def as_html(records: Iterable[Record]) -> str:
 
 
 def visible(text: str) -> str:
-    """The text with everything that a terminal or page might obey spelled out."""
+    """Return the text with every character that a terminal or page might obey spelled out."""
     return "".join(_visible(character) for character in text)
 
 

@@ -1,4 +1,4 @@
-"""What the agent has to say for the audit log, in words that a person understands."""
+"""Writes what the agent does to the audit log, in words that a person understands."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ from typing import Final
 
 from chorister.canonical import sha256
 from chorister.clock import SECOND, Clock, utc_text
-from chorister.device.attempts import Attempt
-from chorister.device.audit import AuditEntry, AuditLog, Event, Question, Sent, pack_bits
+from chorister.device.audit import AuditEntry, AuditLog, Event, RecipeSummary, Sent, pack_bits
 from chorister.device.ledger.budget import Charge
 from chorister.device.ledger.entries import Charged, Created, Entry, PolicyTaken, Restarted, Resumed
-from chorister.device.report import Outcome, Report
+from chorister.device.outbox import QueryOutcome, Report
+from chorister.device.records import Attempt
 from chorister.errors import BudgetExceeded, ChoristerError, InternalError, QueryRefused
 from chorister.recipe import Recipe
 
-__all__ = ["AuditWriter"]
-
 _REPORTED: Final = {
-    Outcome.RAN: "the query ran; one row that it found, or OOV if none, was hidden in noise",
-    Outcome.FAILED: "the query failed here, so OOV was reported, hidden in the same noise",
-    Outcome.INTERRUPTED: (
+    QueryOutcome.RAN: "the query ran; one row that it found, or OOV if none, was hidden in noise",
+    QueryOutcome.FAILED: "the query failed here, so OOV was reported, hidden in the same noise",
+    QueryOutcome.INTERRUPTED: (
         "the device was interrupted after the charge; the query is not run again, so OOV was "
         "reported, hidden in the same noise"
     ),
@@ -33,8 +31,8 @@ class AuditWriter:
         self._audit = audit
         self._clock = clock
 
-    def refused(self, question: Question, error: ChoristerError) -> None:
-        """A recipe that is not answered."""
+    def refused(self, question: RecipeSummary, error: ChoristerError) -> None:
+        """Record a recipe that is not answered."""
         check, why = type(error).__name__, str(error)
         if isinstance(error, QueryRefused):
             check, why = error.check, error.why
@@ -42,22 +40,24 @@ class AuditWriter:
             check = error.field
         self._write(Event.REFUSED, why, check=check, question=question)
 
-    def declined(self, question: Question, recipe: Recipe) -> None:
-        """The coin said no."""
+    def declined(self, question: RecipeSummary, recipe: Recipe) -> None:
+        """Record that the coin said no."""
         probability = recipe.participation.probability
         why = (
             f"a coin that says yes with probability {probability} said no; it is not flipped again"
         )
         self._write(Event.NOT_DRAWN, why, check="participation", question=question)
 
-    def charged(self, question: Question, charge: Charge, upload_at: int) -> None:
-        """A recipe that will be answered."""
+    def charged(self, question: RecipeSummary, charge: Charge, upload_at: int) -> None:
+        """Record a recipe that will be answered."""
         when = utc_text(upload_at // SECOND)
         why = f"every check passed; the report will leave at {when} or later"
         self._write(Event.CHARGED, why, question=question, charge=charge)
 
-    def reported(self, recipe: Recipe, attempt: Attempt, report: Report, outcome: Outcome) -> None:
-        """A report in the outbox, with every bit that leaves."""
+    def reported(
+        self, recipe: Recipe, attempt: Attempt, report: Report, outcome: QueryOutcome
+    ) -> None:
+        """Record a report in the outbox, with every bit that leaves."""
         sent = Sent(
             report=attempt.report_id.hex(),
             leader=recipe.aggregators.leader,
@@ -69,32 +69,32 @@ class AuditWriter:
         )
         self._write(Event.REPORTED, _REPORTED[outcome], question=attempt.question, sent=sent)
 
-    def uploaded(self, question: Question, tries: int) -> None:
-        """The leader has the report."""
+    def uploaded(self, question: RecipeSummary, tries: int) -> None:
+        """Record that the leader has the report."""
         times = "at the first try" if tries == 1 else f"at try {tries}, the same bytes each time"
-        self._write(Event.UPLOADED, f"the leader took the report {times}", question=question)
+        self._write(Event.UPLOADED, f"the leader accepted the report {times}", question=question)
 
-    def postponed(self, question: Question, error: ChoristerError) -> None:
-        """A leader that did not take a report yet."""
+    def postponed(self, question: RecipeSummary, error: ChoristerError) -> None:
+        """Record that the leader has not accepted a report yet."""
         why = f"the same bytes are sent again later, for as long as they may be: {error}"
         self._write(Event.POSTPONED, why[:20_000], check=type(error).__name__, question=question)
 
-    def dropped(self, question: Question, why: str) -> None:
-        """A report that will never be sent. What it cost stays spent."""
+    def dropped(self, question: RecipeSummary, why: str) -> None:
+        """Record a report that will never be sent. What it cost stays spent."""
         self._write(Event.DROPPED, why, question=question)
 
     def unreadable(self, address: bytes, error: ChoristerError) -> None:
-        """An entry of the log that is no recipe."""
-        why = f"entry {address.hex()} of the log is no recipe that this device understands: {error}"
+        """Record an entry of the public log that is not a recipe."""
+        why = f"this device can't read entry {address.hex()} of the log as a recipe: {error}"
         self._write(Event.REFUSED, why[:20_000], check="recipe")
 
     def silent(self, error: ChoristerError, *, pair: str | None = None) -> None:
-        """Nothing can be answered: the log, or the ledger, is not to be trusted now."""
+        """Record that nothing is answered: the public log or the ledger can't be trusted now."""
         why = str(error) if pair is None else f"aggregators {pair}: {error}"
         self._write(Event.SILENT, why, check=type(error).__name__)
 
     def settled(self, entry: Entry) -> None:
-        """What the ledger added to itself before the first decision."""
+        """Record what the ledger added to itself before the first decision."""
         match entry:
             case Charged():
                 why = "a crash came between the charge and its commit: it counts, without an answer"
@@ -114,7 +114,7 @@ class AuditWriter:
                 raise InternalError(f"the ledger added {entry.kind}, which has no words here")
 
     def record(self, event: Event, why: str) -> None:
-        """What the person or the host app did."""
+        """Record what the person or the host app did."""
         self._write(event, why)
 
     def _write(
@@ -123,7 +123,7 @@ class AuditWriter:
         why: str,
         *,
         check: str | None = None,
-        question: Question | None = None,
+        question: RecipeSummary | None = None,
         charge: Charge | None = None,
         sent: Sent | None = None,
     ) -> None:

@@ -1,12 +1,12 @@
-"""Encrypted databases: SQLite3 Multiple Ciphers, opened in the one way that Chorister uses.
+"""Encrypted databases (SQLite3 Multiple Ciphers), all opened in the same way.
 
-ChaCha20-Poly1305 over every page, under a raw 32-byte key: whoever has the file learns its size,
-and a page that was changed does not decrypt.
+ChaCha20-Poly1305 covers every page, under a raw 32-byte key: whoever has the file learns only its
+size, and a page that was changed does not decrypt.
 
-**The write-ahead log**, not a rollback journal: with `synchronous=FULL` a commit is durable when it
-returns, after one sync of one file instead of three or four; a query's snapshot is read while the
-app donates; and a process that is killed leaves nothing to be rolled back. The log is encrypted
-with the same key. What was deleted stays in it (encrypted) until `forget` empties it.
+They use **the write-ahead log**, not a rollback journal. With `synchronous=FULL` a commit is
+durable when it returns, after one sync of one file instead of three or four; a query's snapshot is
+read while the app donates; and a killed process leaves nothing to roll back. The log is encrypted
+with the same key. Deleted data stays in it (encrypted) until `forget` empties it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ import apsw
 from chorister.device.keys import SecretKey
 from chorister.errors import InternalError, StoreError
 
-__all__ = ["forget", "no_checkpoint", "open_database", "transaction", "upgrade", "waiting"]
-
 _CIPHER: Final = "chacha20"
 _BUSY_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 0.02
@@ -40,9 +38,9 @@ def open_database(
     create: bool = True,
     busy_seconds: float = _BUSY_SECONDS,
 ) -> apsw.Connection:
-    """Open, or `create`, the database at `path` under a key made for it (`SecretKey.derive`).
+    """Open, or `create`, the database at `path` under its own key (`SecretKey.derive`).
 
-    Raises `StoreError` if the key is another one, or the file damaged or no database of ours.
+    Raises `StoreError` if the key does not fit, or if the file is damaged or not one of ours.
     """
     path = Path(path)
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW | apsw.SQLITE_OPEN_EXRESCODE
@@ -52,22 +50,22 @@ def open_database(
         elif path.lstat().st_size == 0:
             # SQLite would take it for a new database, in which nothing was ever spent.
             raise StoreError(
-                f"the database {path} is empty: if another process is not just creating it, it was "
-                "cut off; restore it from a backup, or make a store with `chorister device init`"
+                f"the database {path} is empty: unless another process is just creating it, it was "
+                "cut off; restore it from a backup, or create a store with `chorister device init`"
             )
         connection = apsw.Connection(os.fspath(path.parent.resolve() / path.name), flags=flags)
     except (apsw.Error, OSError) as error:
         raise StoreError(
             f"the database {path} can't be opened: {_reason(error)}; check that its folder exists "
-            "and can be written to, or make a store with `chorister device init`"
+            "and is writable, or create a store with `chorister device init`"
         ) from None
     try:
         connection.set_busy_timeout(round(1000 * busy_seconds))
         _set_key(connection, key)
-        _patiently(lambda: _prepare(connection), busy_seconds)
+        _retry_while_busy(lambda: _prepare(connection), busy_seconds)
     except apsw.Error as error:
         connection.close()
-        raise StoreError(_why_not(path, error)) from None
+        raise StoreError(_explain_failure(path, error)) from None
     except BaseException:
         connection.close()
         raise
@@ -76,10 +74,9 @@ def open_database(
 
 
 class _Cursor(apsw.Cursor):
-    """Says what to do where a page turns out to be damaged, whichever statement meets it."""
+    """Raises an error that says what to do when a statement meets a damaged page."""
 
-    def execute(self, *args: Any, **options: Any) -> apsw.Cursor:  # noqa: ANN401 (whatever it takes)
-        """As `apsw.Cursor` does."""
+    def execute(self, *args: Any, **options: Any) -> apsw.Cursor:  # noqa: ANN401 (as apsw's)
         try:
             return super().execute(*args, **options)
         except _DAMAGED as error:
@@ -94,13 +91,13 @@ class _Cursor(apsw.Cursor):
     def _damaged(self, error: apsw.Error) -> StoreError:
         return StoreError(
             f"the database {self.connection.filename} is damaged ({error}): restore it from a "
-            "backup, or make a new store with `chorister device init`"
+            "backup, or create a new store with `chorister device init`"
         )
 
 
 @contextmanager
 def transaction(connection: apsw.Connection) -> Iterator[apsw.Connection]:
-    """One writer's transaction: all of it is on disk when the block is left, or nothing of it."""
+    """Write in one transaction: when the block ends, all of it is on disk, or nothing."""
     try:
         connection.execute("BEGIN IMMEDIATE")
     except apsw.BusyError:
@@ -111,7 +108,7 @@ def transaction(connection: apsw.Connection) -> Iterator[apsw.Connection]:
         yield connection
         connection.execute("COMMIT")
     except BaseException as error:
-        # A full disk, say, may have rolled it back already.
+        # SQLite may have rolled it back already, if the disk is full for example.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         if isinstance(error, apsw.Error):
@@ -122,8 +119,8 @@ def transaction(connection: apsw.Connection) -> Iterator[apsw.Connection]:
 def upgrade(connection: apsw.Connection, part: str, steps: Sequence[str]) -> None:
     """Bring one part of a database (`events`, `ledger`, …) to its newest schema.
 
-    `steps` are SQL scripts; step i leads from version i to i + 1. Steps are never changed, only
-    added to. Each part keeps its own version in the table `schema_version`.
+    `steps` are SQL scripts; step i leads from version i to i + 1. Existing steps never change; new
+    ones are added. Each part has its own version in the table `schema_version`.
     """
     if _version(connection, part) == len(steps):
         return
@@ -148,11 +145,11 @@ def upgrade(connection: apsw.Connection, part: str, steps: Sequence[str]) -> Non
 
 
 def forget(connection: apsw.Connection, seconds: float | None = None) -> bool:
-    """After deletions: move the log into the database, where they were overwritten, and empty it.
+    """Move the write-ahead log into the database, overwriting what was deleted, and empty it.
 
-    Waits for nobody, and ends after so many seconds: a log is as long as what others wrote while
-    somebody read. False if that, a reader or a full disk is in the way: what was deleted then stays
-    in the log, encrypted, until the next call.
+    Waits for nobody and stops after `seconds`, because the log can be long. Returns False if the
+    time, a reader or a full disk prevented it: then deleted data stays in the log, encrypted, until
+    the next call.
     """
     try:
         with waiting(connection, 0.0), _interrupted_after(connection, seconds):
@@ -178,7 +175,7 @@ def _interrupted_after(connection: apsw.Connection, seconds: float | None) -> It
 
 @contextmanager
 def no_checkpoint(connection: apsw.Connection) -> Iterator[None]:
-    """Let the transactions in the block leave the log alone, however long it is."""
+    """Let no transaction in the block checkpoint the write-ahead log, however long it is."""
     connection.wal_autocheckpoint(0)
     try:
         yield
@@ -188,7 +185,7 @@ def no_checkpoint(connection: apsw.Connection) -> Iterator[None]:
 
 @contextmanager
 def waiting(connection: apsw.Connection, seconds: float) -> Iterator[None]:
-    """Let the statements in the block wait this long for other writers, and no longer."""
+    """Let statements in the block wait at most this long for other writers."""
     connection.set_busy_timeout(round(1000 * seconds))
     try:
         yield
@@ -197,13 +194,13 @@ def waiting(connection: apsw.Connection, seconds: float) -> Iterator[None]:
 
 
 def _create_file(path: Path) -> None:
-    # SQLite would let everybody read it: encrypted, but its size and times tell something.
+    # SQLite would let everybody read it. It is encrypted, but its size and times reveal something.
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     os.close(os.open(path, flags, 0o600))
 
 
-def _patiently(step: Callable[[], None], seconds: float) -> None:
-    """SQLite waits for others by itself, but not where two want to switch to the log at once."""
+def _retry_while_busy(step: Callable[[], None], seconds: float) -> None:
+    """Repeat a step: SQLite does not wait by itself if two processes switch to the log at once."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -215,14 +212,14 @@ def _patiently(step: Callable[[], None], seconds: float) -> None:
 
 
 def _set_key(connection: apsw.Connection, key: SecretKey) -> None:
-    # "raw:" skips the derivation from a passphrase, which 32 random bytes do not need.
+    # "raw:" skips the key derivation that a passphrase would need.
     material = f"raw:{key.reveal().hex()}".encode().hex()
     try:
         cipher = connection.pragma("cipher", _CIPHER)
         answer = connection.pragma("hexkey", material)
     except apsw.Error:
-        # Without its cause: SQLite's message quotes the statement, and with it the key.
-        raise InternalError("the key was not taken by the database") from None
+        # Without its cause: SQLite's message quotes the statement, which has the key in it.
+        raise InternalError("the database did not accept the key") from None
     if (cipher, answer) != (_CIPHER, "ok"):
         raise InternalError("this SQLite can't encrypt: apsw-sqlite3mc must be installed, not apsw")
 
@@ -234,7 +231,7 @@ def _prepare(connection: apsw.Connection) -> None:
         "journal_mode": "wal",
         "synchronous": 2,  # FULL
         "secure_delete": 1,
-        "temp_store": 2,  # memory: nothing in clear in a temporary file
+        "temp_store": 2,  # memory: temporary files would not be encrypted
         "foreign_keys": 1,
         "trusted_schema": 0,
         "cell_size_check": 1,
@@ -243,7 +240,7 @@ def _prepare(connection: apsw.Connection) -> None:
         connection.pragma(name, value)
         if connection.pragma(name) != value:
             raise StoreError(
-                f"SQLite can't work here with {name}={value}: put the store on a local disk"
+                f"SQLite does not support {name}={value} here: put the store on a local disk"
             )
     connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
     connection.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)
@@ -258,11 +255,11 @@ def _version(connection: apsw.Connection, part: str) -> int:
     return version if isinstance(version, int) else 0
 
 
-def _why_not(path: Path, error: apsw.Error) -> str:
+def _explain_failure(path: Path, error: apsw.Error) -> str:
     if isinstance(error, _DAMAGED):
         return (
-            f"{path} does not open with this key: it belongs to another key, is damaged, or is no "
-            "database of Chorister's; restore key and store together"
+            f"{path} does not open with this key: it belongs to another key, is damaged, or is not "
+            "one of Chorister's databases; restore key and store together"
         )
     if isinstance(error, apsw.BusyError):
         return f"{path} is in use by another process: try again"

@@ -1,8 +1,15 @@
-"""The two encrypted databases of a device, opened together, and everything that lives in them."""
+"""A device's folder: two encrypted databases, opened together, and the lock for whoever runs it.
+
+Events and consent are in one database, everything else is in the ledger's: whatever belongs
+together there is written in one `transaction(connection)`.
+"""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -10,31 +17,39 @@ from typing import Final
 import apsw
 
 from chorister.clock import Clock
-from chorister.device.attempts import Attempts
-from chorister.device.audit import AuditLog
+from chorister.device.audit import AuditLog, Event
 from chorister.device.audit_writer import AuditWriter
-from chorister.device.database import open_database
+from chorister.device.database import open_database, transaction
 from chorister.device.device_clock import DeviceClock
 from chorister.device.keys import SecretKey
 from chorister.device.ledger import HeadStore, Ledger
 from chorister.device.outbox import Outbox
-from chorister.device.records import PolledFiles, Refusals, Settings
+from chorister.device.records import Attempts, AttemptState, PolledFiles, Refusals, Settings
+from chorister.device.run import Hook, RunStep
 from chorister.device.schedule import Schedule, Timing
-from chorister.device.store import EventStore
+from chorister.device.store import ConsentEvent, EventStore
+from chorister.errors import DeviceBusy
 from chorister.policy import Policy
 
-EVENTS: Final = "events.db"
-LEDGER: Final = "ledger.db"
+_EVENTS_FILE: Final = "events.db"
+_LEDGER_FILE: Final = "ledger.db"
+_NOTHING: Final = "no recipe runs and nothing is sent any more"
+_WORDS: Final = {
+    ConsentEvent.OPTED_IN: (Event.OPTED_IN, "donations are kept, and recipes may run"),
+    ConsentEvent.OPTED_OUT: (
+        Event.OPTED_OUT,
+        f"{_NOTHING}; events are kept until their retention ends",
+    ),
+    ConsentEvent.OPTED_OUT_AND_PURGED: (Event.OPTED_OUT, f"{_NOTHING}; all events were deleted"),
+    ConsentEvent.PURGED: (Event.PURGED, "every event and profile; what was spent stays spent"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Databases:
-    """Everything that is open while a device is. `store` has its own database; all else shares one.
+    """Everything that is open while a device is: `store` has the events, the ledger all else."""
 
-    Whatever goes together is written in one `transaction(connection)`.
-    """
-
-    connection: apsw.Connection
+    connection: apsw.Connection  # to the ledger's database
     store: EventStore
     ledger: Ledger
     audit: AuditLog
@@ -50,9 +65,40 @@ class Databases:
     stack: ExitStack
 
     def next_upload(self) -> int | None:
-        """When the first report leaves, including those that a crash left unfinished."""
+        """Return when the first report leaves, including those that a crash left unfinished."""
         times = (self.outbox.next_time(), self.attempts.next_upload())
         return min((time for time in times if time is not None), default=None)
+
+    def withdraw(self) -> int:
+        """Drop every report that has not left, inside the caller's transaction; return how many."""
+        waiting = [(attempt.recipe, AttemptState.CHARGED) for attempt in self.attempts.unfinished()]
+        waiting += [(queued.recipe, AttemptState.QUEUED) for queued in self.outbox.all()]
+        for recipe, state in waiting:
+            self.outbox.remove(recipe)
+            self.attempts.move(recipe, state, AttemptState.DROPPED)
+            self.writer.dropped(self.attempts.question(recipe), "the person opted out")
+        return len(waiting)
+
+    def record_consent_events(self, hook: Hook) -> None:
+        """Write consent and deletion to the audit log, each event exactly once.
+
+        They change the events' database, but the audit log is in the ledger's. So an event is
+        noted in the transaction that makes the change, and recorded here later, however often the
+        process ends in between. Opting out also drops every report that has not left.
+        """
+        for name, consent_event in self.store.consent_events():
+            event, why = _WORDS[consent_event]
+            recorded = f"deed {name}"
+            with transaction(self.connection):
+                if not self.settings.get(recorded):
+                    self.settings.set(recorded, 1)
+                    self.writer.record(event, why)
+                    if event is Event.OPTED_OUT:
+                        self.withdraw()
+                hook(RunStep.CONSENT_WRITTEN)
+            hook(RunStep.CONSENT_RECORDED)
+            self.store.delete_consent_event(name)
+            self.settings.delete(recorded)
 
 
 def open_databases(
@@ -65,11 +111,11 @@ def open_databases(
     *,
     create: bool,
 ) -> Databases:
-    """Open both databases; whoever calls this closes `stack`."""
+    """Open both databases; the caller closes `stack`."""
     with ExitStack() as stack:
-        store = EventStore(folder / EVENTS, key, policy, clock, create=create)
+        store = EventStore(folder / _EVENTS_FILE, key, policy, clock, create=create)
         stack.callback(store.close)
-        connection = open_database(folder / LEDGER, key.derive("ledger"), create=create)
+        connection = open_database(folder / _LEDGER_FILE, key.derive("ledger"), create=create)
         stack.callback(connection.close)
         device_clock = DeviceClock(connection, clock)
         audit = AuditLog(connection)
@@ -89,3 +135,28 @@ def open_databases(
             head=head,
             stack=stack.pop_all(),
         )
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Let one process at a time run the device, or raise `DeviceBusy`.
+
+    Other processes may donate and look meanwhile. The lock ends with its process, however that
+    ends.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(folder / "lock", flags, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DeviceBusy(
+                "another process runs this device: let it finish, or stop it"
+            ) from None
+        try:
+            yield
+        finally:
+            # Closing is not enough: a process that the app forked meanwhile has it open, too.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)

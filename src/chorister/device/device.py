@@ -6,67 +6,39 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from chorister.clock import SECOND, Clock, SystemClock
 from chorister.closing import Closing
 from chorister.dap.http import check_url
-from chorister.device import lock
 from chorister.device.agent import Agent
 from chorister.device.audit import AuditLog, Event
-from chorister.device.consent import record_consent_events
 from chorister.device.database import transaction
-from chorister.device.databases import Databases, open_databases
-from chorister.device.keys import KeySource, SecretKey
+from chorister.device.databases import Databases, open_databases, run_lock
+from chorister.device.keys import KeySource
 from chorister.device.ledger.budget import Charge
-from chorister.device.ledger.head_store import FileHeadStore, HeadStore, KeyringHeadStore
-from chorister.device.run import Hook, Run, Step, no_hook
+from chorister.device.ledger.head_store import HeadFile, HeadKeyring
+from chorister.device.run import Hook, Run, RunStep, no_hook
 from chorister.device.sandbox import Sandbox
-from chorister.device.schedule import Plan, Timing
+from chorister.device.schedule import SendTimes, Timing
 from chorister.device.status import Status, read_status
 from chorister.device.transport import HTTPTransport, Transport
-from chorister.device.uploader import withdraw
 from chorister.device.verifier import verify_query
 from chorister.errors import BudgetExceeded, LedgerError, QueryRefused
 from chorister.policy import Policy
 from chorister.recipe import Check, Recipe, SignedRecipe, check
 
-LOCK: Final = "lock"
-_LONGEST_WAIT: Final = 120 * SECOND
-"""For a drawn moment, with the device's lock held."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadFile:
-    """Keep the ledger's head in a file, outside the device's folder."""
-
-    path: str | os.PathLike[str]
-
-    def open(self, key: SecretKey, folder: Path) -> HeadStore:
-        """The head store."""
-        return FileHeadStore(self.path, key=key, store=folder)
-
-
-@dataclass(frozen=True, slots=True)
-class HeadKeyring:
-    """Keep the ledger's head in the system's keyring."""
-
-    name: str
-
-    def open(self, key: SecretKey, folder: Path) -> HeadStore:  # noqa: ARG002 (as HeadFile's)
-        """The head store."""
-        return KeyringHeadStore(self.name, key=key)
+_MAX_WAIT: Final = 120 * SECOND
+"""The longest wait for a drawn moment, because it holds the device's lock."""
 
 
 class Device(Closing):
-    """One device: its events, its budget, its log, and the agent that answers recipes.
+    """One device: its events, its budget, its audit log, and the agent that answers recipes.
 
     Its folder holds two encrypted databases; the key and the ledger's head are kept elsewhere. The
-    databases open when they are first needed and after `close` once more, so that thousands of
-    devices fit into one process. Threads may share a device; of several processes one runs it at a
-    time, and all may donate.
+    databases open when they are needed, also after `close`, so that thousands of devices fit into
+    one process. Threads may share a device. One process at a time runs it, and any may donate.
     """
 
     def __init__(
@@ -85,9 +57,9 @@ class Device(Closing):
         upload_credential: Callable[[], str] | None = None,
         hook: Hook = no_hook,
     ) -> None:
-        """`upload_credential` is asked before each upload for what the leader's host wants to see.
+        """`upload_credential` is called before each upload, for what the leader demands to see.
 
-        It must be the same for many devices, or a blind token: never a name of this one.
+        It must be the same for many devices, or a blind token. It must never identify this one.
         """
         check_url(registry)
         self.folder = Path(folder)
@@ -115,7 +87,7 @@ class Device(Closing):
         return f"Device({str(self.folder)!r}, policy={self.policy.name!r})"
 
     def close(self) -> None:
-        """Close the databases, and the sandbox if it is its own; what is called next opens them."""
+        """Close the databases, and the sandbox unless it was passed in. Later calls reopen them."""
         with self._mutex:
             if self._own_sandbox is not None:
                 self._own_sandbox.close()
@@ -127,88 +99,88 @@ class Device(Closing):
     # --- The person's data ---
 
     def opt_in(self) -> None:
-        """The person takes part: donations are kept, and recipes may run."""
-        with self._books() as opened:
+        """Let the person take part: donations are kept, and recipes may run."""
+        with self._databases() as opened:
             if not opened.store.consent.opted_in:
-                # What was made under an earlier consent never leaves under this one, even if the
-                # process ended in the middle of `opt_out`. Nothing is charged until the next line.
+                # A report made under an earlier consent never leaves under this one, even if the
+                # process ended in the middle of `opt_out`. Nothing is charged before `opt_in`.
                 with transaction(opened.connection):
-                    withdraw(opened)
+                    opened.withdraw()
             opened.store.opt_in()
             self._leaving.clear()
-            self._hook(Step.CONSENT_CHANGED)
-            self._record_consent_events(opened)
+            self._hook(RunStep.CONSENT_CHANGED)
+            opened.record_consent_events(self._hook)
 
     def opt_out(self, *, purge: bool = True) -> None:
-        """The person no longer takes part: nothing runs, nothing waiting is sent any more."""
+        """End the person's participation: nothing runs, and reports that wait are dropped."""
         self._leaving.set()
         self._opened().store.opt_out(purge=purge)  # at once, though another thread runs the device
-        self._hook(Step.CONSENT_CHANGED)
-        with self._books() as opened:
-            self._record_consent_events(opened)
+        self._hook(RunStep.CONSENT_CHANGED)
+        with self._databases() as opened:
+            opened.record_consent_events(self._hook)
 
     def donate(self, stream: str, event: Mapping[str, object]) -> bool:
-        """Keep one event; False if the person has not opted in."""
+        """Store one event; return False if the person has not opted in."""
         return self._opened().store.donate(stream, event)
 
     def donate_many(self, stream: str, events: Iterable[Mapping[str, object]]) -> bool:
-        """Keep all events, or none; False if the person has not opted in."""
+        """Store all events, or none; return False if the person has not opted in."""
         return self._opened().store.donate_many(stream, events)
 
     def set_profile(self, profile: str, row: Mapping[str, object]) -> bool:
-        """Replace the row of a profile; False if the person has not opted in."""
+        """Replace the row of a profile; return False if the person has not opted in."""
         return self._opened().store.set_profile(profile, row)
 
     def purge(self) -> None:
         """Delete every event and profile. What was spent, and the audit log, stay."""
         self._opened().store.purge()
-        self._hook(Step.CONSENT_CHANGED)
-        with self._books() as opened:
-            self._record_consent_events(opened)
+        self._hook(RunStep.CONSENT_CHANGED)
+        with self._databases() as opened:
+            opened.record_consent_events(self._hook)
 
     # --- At work ---
 
     def run_once(self, *, at: int | None = None, hold: bool = True) -> Run:
         """Poll, send what is due, answer what may be answered. Raises `DeviceBusy`.
 
-        The first request leaves at the time `at` in microseconds; if None, at a moment that is
-        drawn now and lies some seconds ahead (`Timing.settle`): whatever opens and reads
-        databases before it, and however long that takes, it leaves then. While data may be
-        touched (`Run.busy_until`) nothing is done, and `Run.waiting` is true.
+        The first request leaves at the time `at`, in microseconds. If `at` is None, that moment is
+        drawn now, some seconds ahead (`Timing.settle`). It does not depend on how long opening and
+        reading the databases takes. While data may be touched (`Run.busy_until`) this does nothing,
+        and `Run.waiting` is true.
 
-        Returns when the time that was reserved for data is over, so that whatever the app does
-        next does not show how long the data took. `hold=False` returns earlier, for callers whose
-        next steps have times of their own.
+        It returns when the time reserved for data is over, so that whatever the app does next does
+        not reveal how long the work took. `hold=False` returns as soon as the work is done, for
+        callers whose next steps have drawn times too.
         """
         return self._run(Agent.run_once, at, hold=hold)
 
     def upload_due(self, *, at: int | None = None) -> Run:
-        """Only send what is due: a device that runs for long does so at the times it drew."""
+        """Only send what is due, without a poll; `at` is as in `run_once`."""
         return self._run(Agent.upload_due, at, hold=True)
 
     def next_upload(self) -> float | None:
-        """When the next report is to be sent, in seconds."""
+        """Return when the next report is to be sent, in seconds."""
         planned = self._opened().next_upload()
         return None if planned is None else planned / SECOND
 
-    def plan(self) -> Plan:
-        """When to poll and when to send next."""
+    def plan(self) -> SendTimes:
+        """Return when to poll and when to send next."""
         opened = self._opened()
         upload_at, quiet_until = opened.next_upload(), opened.schedule.quiet_until
         if quiet_until <= self.clock.microseconds():
             quiet_until = 0
-        return Plan(
+        return SendTimes(
             poll_at=max(opened.schedule.next_poll, quiet_until),
             upload_at=None if upload_at is None else max(upload_at, quiet_until),
         )
 
     def quiet_seconds(self) -> float:
-        """For how long from now nothing may be sent, because data may be touched; 0 if it may."""
-        with self._books() as opened:
+        """Return for how many seconds nothing may be sent, because data may be touched."""
+        with self._databases() as opened:
             return max(0, opened.schedule.quiet_until - opened.clock.microseconds()) / SECOND
 
     def pause(self) -> None:
-        """Nothing runs until `resume`: no poll, no query, no upload. Donations are kept."""
+        """Stop until `resume`: no poll, no query, no upload. Donations are kept."""
         self._pausing.set()
         try:
             self._set_paused(Event.PAUSED, "no poll, no query, no upload")
@@ -216,19 +188,18 @@ class Device(Closing):
             self._pausing.clear()
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         self._set_paused(Event.UNPAUSED, "polls, queries and uploads go on")
 
     @property
     def paused(self) -> bool:
-        """Whether the device is paused."""
         return self._opened().settings.paused
 
     # --- Looking ---
 
     def status(self) -> Status:
-        """Consent, budgets, what waits, and what protects this device."""
-        with self._books() as opened:
+        """Return consent, budgets, what waits, and what this system does not protect against."""
+        with self._databases() as opened:
             return read_status(
                 policy=self.policy,
                 registry=self.registry,
@@ -237,8 +208,8 @@ class Device(Closing):
             )
 
     def explain(self, recipe: Recipe | SignedRecipe) -> list[Check]:
-        """Every rule with its outcome, budgets included: would this device answer now, and why."""
-        with self._books() as opened:
+        """Return every check with its outcome, budgets included: would this device answer now?"""
+        with self._databases() as opened:
             body = recipe.recipe if isinstance(recipe, SignedRecipe) else recipe
             found = check(recipe, self.policy, now=opened.clock.now())
             if body.analysis in self.policy.analyses:
@@ -248,12 +219,12 @@ class Device(Closing):
 
     @property
     def audit(self) -> AuditLog:
-        """The log of everything that was asked and what became of it."""
+        """The log of everything that was asked, decided and sent."""
         return self._opened().audit
 
     def verify(self) -> None:
-        """Read ledger and audit log from their first entries; raises `LedgerTampered`."""
-        with self._books() as opened:
+        """Verify ledger and audit log from the first entry; raises `LedgerTampered`."""
+        with self._databases() as opened:
             opened.ledger.verify()
             opened.audit.verify()
 
@@ -263,15 +234,15 @@ class Device(Closing):
         # Drawn before the databases are opened, which takes a time that depends on what is in them.
         moment = self.timing.draw_start(self.clock.microseconds()) if at is None else at
         # Asked before the mutex and the lock, which are held for as long as data is touched, and
-        # once more behind them: another thread or process may have been quicker.
-        with self._books() as opened:
+        # again once they are held: another thread or process may have been quicker.
+        with self._databases() as opened:
             if (waiting := _keep_quiet(opened)) is not None:
                 return waiting
         try:
             with self._mutex:
                 return self._run_alone(task, moment)
         finally:
-            # Whether this run touched data, or waited for a thread whose run did.
+            # Whether this run touched data, or waited for another thread that did.
             if hold and self.timing.settle and (seconds := self.quiet_seconds()):
                 self.clock.sleep(seconds)
 
@@ -279,8 +250,8 @@ class Device(Closing):
         opened = self._opened()
         if (waiting := _keep_quiet(opened)) is not None:
             return waiting
-        self._record_consent_events(opened)
-        with lock.held(self.folder / LOCK):
+        opened.record_consent_events(self._hook)
+        with run_lock(self.folder):
             if (waiting := _keep_quiet(opened)) is not None:
                 return waiting
             agent = Agent(
@@ -298,18 +269,18 @@ class Device(Closing):
             return agent.rest("paused") if self.paused else task(agent)
 
     def _wait_until(self, moment: int) -> None:
-        """Sleep until the drawn moment. One that has passed is drawn again, not made up for."""
+        """Sleep until the drawn moment. If it has passed, draw a new one instead of catching up."""
         now = self.clock.microseconds()
-        if not now <= moment <= now + _LONGEST_WAIT:  # or the clock was set back
+        if not now <= moment <= now + _MAX_WAIT:  # or the clock was set back
             moment = self.timing.draw_missed(min(moment, now), now)
         if moment > now:
             self.clock.sleep((moment - now) / SECOND)
 
     @contextmanager
-    def _books(self) -> Iterator[Databases]:
-        """For a call of the app's: the open databases or, while a run uses them, others.
+    def _databases(self) -> Iterator[Databases]:
+        """Provide the databases to a call of the app: a second set while a run uses the first.
 
-        An app that waited for a run would show how long the run takes.
+        An app that had to wait for a run would reveal how long the run takes.
         """
         if self._mutex.acquire(blocking=False):
             try:
@@ -322,7 +293,7 @@ class Device(Closing):
             yield others
 
     def _started(self) -> Sandbox:
-        """The sandbox: the host app's, or one of its own until it is closed."""
+        """Return the sandbox that was passed in, or start one, which `close` ends."""
         with self._starting:
             if self._sandbox is not None:
                 return self._sandbox
@@ -331,19 +302,16 @@ class Device(Closing):
             return self._own_sandbox
 
     def _set_paused(self, event: Event, why: str) -> None:
-        with self._books() as opened, transaction(opened.connection):
+        with self._databases() as opened, transaction(opened.connection):
             opened.settings.set_paused(paused=event is Event.PAUSED)
             opened.writer.record(event, why)
-
-    def _record_consent_events(self, opened: Databases) -> None:
-        record_consent_events(opened, self._hook)
 
     def _explain_query(self, recipe: Recipe) -> Check:
         try:
             verify_query(self.policy, recipe, self._started())
         except QueryRefused as error:
             return Check(name="query-class", passed=False, why=error.why, field=error.field)
-        return Check(name="query-class", passed=True, why="the query is of the permitted class")
+        return Check(name="query-class", passed=True, why="the query is in its class")
 
     def _explain_ledger(self, opened: Databases, recipe: Recipe) -> Check:
         try:
@@ -370,7 +338,7 @@ class Device(Closing):
 
 
 def _keep_quiet(opened: Databases) -> Run | None:
-    """What a run returns that may not send now; None if it may."""
+    """Return the result of a run that may not send now; None if it may."""
     until = opened.schedule.quiet_until
     if (wait := until - opened.clock.microseconds()) <= 0:
         return None

@@ -1,14 +1,14 @@
-"""The device's time: never decreasing, and no later than others vouch for where it matters.
+"""The device's time: it never decreases, and where it matters, cosigners vouch for it.
 
-Two times, both kept in the ledger's database:
+There are two times, both stored in the ledger's database:
 
-- **now**: the system's clock, but never before a time at which this device decided something. A
-  clock that is set back therefore makes no old checkpoint look fresh. The mark moves only with
-  a checkpoint whose freshness was verified, so it is ahead of the cosigners' time by at most the
-  policy's `checkpoint_max_age`: a clock that ran far ahead silences a device only while it does.
-- **decision time**: the time of the newest cosigned checkpoint, on which renewal and age are
-  decided. A clock that is set forward, or that jumps a period, renews nothing: both aggregators
-  would have to sign that time.
+- **now**: the system's clock, but never before the time at which this device last accepted a
+  checkpoint. So an old checkpoint does not look fresh because the clock was set back. That time is
+  at most the policy's `checkpoint_max_age` ahead of the cosigners' time: a clock that runs far
+  ahead silences a device only for as long as it does.
+- **decision time**: the time of the newest cosigned checkpoint, which decides about renewal and
+  age. A clock that is set forward, or jumps a period, renews nothing: both aggregators would have
+  to sign that time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from chorister.clock import Clock
 from chorister.device.database import upgrade
 from chorister.errors import InvalidInput, LedgerError, LedgerTampered
 
-__all__ = ["DeviceClock"]
-
 _SCHEMA: Final = (
     """
     CREATE TABLE device_time (
@@ -36,7 +34,7 @@ _SCHEMA: Final = (
 
 
 class DeviceClock:
-    """A `Clock` over the system's, with a memory in the ledger's database."""
+    """The system's clock, with two times stored in the ledger's database."""
 
     def __init__(self, connection: apsw.Connection, clock: Clock) -> None:
         self._connection = connection
@@ -44,29 +42,28 @@ class DeviceClock:
         upgrade(connection, "device_time", _SCHEMA)
 
     def now(self) -> int:
-        """The time now, in whole seconds."""
+        """Return the time in whole seconds."""
         marks = self._marks()
         return self._clock.now() if marks is None else max(marks[0], self._clock.now())
 
     def microseconds(self) -> int:
-        """The system's time, for the schedule: it may be set back, but it goes on from there."""
+        """Return the system's time, for the schedule. It may be set back."""
         return self._clock.microseconds()
 
     def sleep(self, seconds: float) -> None:
-        """Return when so much time has passed."""
         self._clock.sleep(seconds)
 
     def accept_checkpoint(self, time: int) -> None:
-        """Take over the time of a checkpoint, inside the caller's transaction.
+        """Store the time of a checkpoint, inside the caller's transaction.
 
-        Only after the log's reader has verified its signatures and that it is fresh by `now()`.
+        Call it only after its signatures, and that it is fresh by `now()`, were verified.
         """
         if not 0 <= time <= MAX_INT:
-            raise InvalidInput(f"a checkpoint's time lies between 0 and 2^53 - 1, not at {time}")
+            raise InvalidInput(f"a checkpoint's time must be between 0 and 2^53 - 1, not {time}")
         marks = self._marks()
         if marks is not None and time < marks[1]:
             raise InvalidInput(
-                f"a checkpoint of {time} after one of {marks[1]}: the log was rewound, refuse it"
+                f"a checkpoint of {time} after one of {marks[1]}: the log was rewound"
             )
         if not self._connection.in_transaction:
             raise InvalidInput("accept_checkpoint() belongs inside transaction()")
@@ -78,11 +75,11 @@ class DeviceClock:
         )
 
     def decision_time(self) -> int:
-        """When budgets renew and how old the ledger is, is decided as of this time."""
+        """Return the time that decides when budgets renew and how old the ledger is."""
         marks = self._marks()
         if marks is None:
             raise LedgerError(
-                "no cosigned checkpoint was accepted yet, so the time is not vouched for: "
+                "no cosigned checkpoint was accepted yet, so nobody vouches for the time: "
                 "poll the registry first"
             )
         return marks[1]

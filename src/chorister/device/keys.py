@@ -1,6 +1,6 @@
 """The device's key: 32 random bytes from the system's keyring, a file elsewhere, or the host app.
 
-Each database has a key of its own, derived by its name, so that no two files share one.
+Each database has its own key, derived from that one and the database's name.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from chorister.errors import DecodeError, InvalidInput, KeyUnavailable
 
-__all__ = ["KEY_BYTES", "GivenKey", "KeyFile", "KeySource", "KeyringKey", "SecretKey"]
-
 KEY_BYTES: Final = 32
 _PREFIX: Final = "chorister-device-key-1:"
 _TEXT_LENGTH: Final = len(_PREFIX) + 2 * KEY_BYTES
@@ -26,7 +24,7 @@ _LABEL: Final = b"chorister device database 1: "
 
 
 class SecretKey:
-    """32 bytes that never print, never pickle, and compare in constant time."""
+    """32 bytes that are never printed or pickled, and compare in constant time."""
 
     __slots__ = ("_material",)
 
@@ -37,12 +35,12 @@ class SecretKey:
 
     @classmethod
     def generate(cls) -> SecretKey:
-        """A new key from the operating system's generator."""
+        """Return a new key from the operating system's generator."""
         return cls(secrets.token_bytes(KEY_BYTES))
 
     @classmethod
     def parse(cls, text: str) -> SecretKey:
-        """The key in one line of text, as `text` writes it."""
+        """Parse a key in one line of text, as `text` returns it."""
         digits = text.removeprefix(_PREFIX)
         hexadecimal = len(text) == _TEXT_LENGTH and not digits.strip("0123456789abcdef")
         if not text.startswith(_PREFIX) or not hexadecimal:
@@ -50,15 +48,15 @@ class SecretKey:
         return cls(bytes.fromhex(digits))
 
     def text(self) -> str:
-        """The key as one line of text, for key files and keyrings only."""
+        """Return the key as one line of text, for key files and keyrings only."""
         return f"{_PREFIX}{self._material.hex()}"
 
     def reveal(self) -> bytes:
-        """The bytes, for the one call that needs them."""
+        """Return the bytes, for the one call that needs them."""
         return self._material
 
     def derive(self, label: str) -> SecretKey:
-        """The key of one database (HKDF-SHA256): `events`, `ledger`."""
+        """Derive the key of one database, `events` or `ledger` (HKDF-SHA256)."""
         hkdf = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=_LABEL + label.encode())
         return SecretKey(hkdf.derive(self._material))
 
@@ -73,25 +71,24 @@ class SecretKey:
         return "SecretKey(…)"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a SecretKey is not pickled: pass the KeySource instead")
+        raise TypeError("a SecretKey can't be pickled: pass the KeySource instead")
 
 
 class KeySource(Protocol):
     """Where the device's key lives."""
 
     def obtain(self, *, create: bool) -> SecretKey:
-        """The key. Where there is none, `create` makes one; else `KeyUnavailable` is raised."""
+        """Return the key. If there is none, `create` one or raise `KeyUnavailable`."""
         ...
 
 
 class GivenKey:
-    """A key that the host app keeps: in a secure enclave, say."""
+    """A key that the host app keeps, in a secure enclave for example."""
 
     def __init__(self, material: bytes) -> None:
         self._key = SecretKey(material)
 
     def obtain(self, *, create: bool) -> SecretKey:  # noqa: ARG002 (there always is one)
-        """The key that was given."""
         return self._key
 
     def __repr__(self) -> str:
@@ -99,9 +96,9 @@ class GivenKey:
 
 
 class KeyFile:
-    """A key in a file that only its owner can read, and that does not lie in the store's folder.
+    """A key in a file that only its owner can read, outside the store's folder.
 
-    Beside the database it would travel with every backup and copy of it, and protect nothing.
+    Next to the database it would be part of every backup and copy of it, and protect nothing.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, store: str | os.PathLike[str]) -> None:
@@ -109,7 +106,7 @@ class KeyFile:
         self.store = Path(store)
 
     def obtain(self, *, create: bool) -> SecretKey:
-        """The key in the file, which `create` writes if there is none."""
+        """Return the key in the file, which `create` writes if there is none."""
         self._check_place()
         try:
             if create and not os.path.lexists(self.path):
@@ -122,11 +119,9 @@ class KeyFile:
             ) from None
 
     def _check_place(self) -> None:
-        # Resolved each time: a link may have been put in the way since.
-        path, store = self.path.resolve(), self.store.resolve()
-        if path.is_relative_to(store):
+        if is_inside(self.path, self.store):
             raise KeyUnavailable(
-                f"the key file lies in the store's folder {store}: put it elsewhere"
+                f"the key file is in the store's folder {self.store}: move it elsewhere"
             )
 
     def _write(self, key: SecretKey) -> None:
@@ -138,13 +133,13 @@ class KeyFile:
                 file.write(key.text() + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-            # A link, not a rename: of two processes that create a key at once, the second finds
-            # the first one's and must not replace it.
+            # A link, not a rename: if two processes create a key at once, the second must not
+            # replace the first one's.
             try:
                 os.link(draft, self.path)
             except FileExistsError:
                 return
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
         finally:
             draft.unlink()
 
@@ -156,7 +151,7 @@ class KeyFile:
                 raise KeyUnavailable(f"{self.path} is not a regular file")
             if status.st_uid != os.geteuid() or status.st_mode & 0o077:
                 raise KeyUnavailable(
-                    f"others can read or own the key file: `chmod 600 {self.path}`, as its owner"
+                    f"others can read or own the key file: run `chmod 600 {self.path}` as its owner"
                 )
             data = file.read(_TEXT_LENGTH + 2)
         return _parse(data.removesuffix(b"\n"), f"the key file {self.path}")
@@ -173,16 +168,16 @@ class KeyringKey:
         self.name = name
 
     def obtain(self, *, create: bool) -> SecretKey:
-        """The key in the keyring, which `create` stores if there is none."""
-        # Looking for keyrings takes long, and most devices never do.
+        """Return the key in the keyring, which `create` stores if there is none."""
+        # Imported here: looking for keyrings is slow, and most devices have no use for them.
         import keyring
         from keyring.errors import KeyringError
 
         backend = keyring.get_keyring()
-        # Below 1 are the ones that store nothing, or plain text.
+        # A priority below 1 means that it stores nothing, or plain text.
         if backend.priority < 1:
             raise KeyUnavailable(
-                f"this system's keyring ({backend.name}) is not safe: use a key file, or give a key"
+                f"this system's keyring ({backend.name}) is not safe: use a key file, or pass a key"
             )
         try:
             found = backend.get_password(self.service, self.name)
@@ -196,8 +191,8 @@ class KeyringKey:
             ) from None
         if found is None:
             raise KeyUnavailable(
-                f"the keyring has no {self.service} key {self.name}: `chorister device init` makes "
-                "one, together with a new store"
+                f"the keyring has no {self.service} key {self.name}: `chorister device init` "
+                "creates one, together with a new store"
             )
         return _parse(found.encode(), f"the keyring's {self.service} key {self.name}")
 
@@ -209,11 +204,20 @@ def _parse(data: bytes, where: str) -> SecretKey:
     try:
         return SecretKey.parse(data.decode("ascii"))
     except (UnicodeDecodeError, DecodeError):
-        # Neither the bytes nor the codec's complaint: both quote the secret.
-        raise KeyUnavailable(f"{where} holds no key: restore it from where it was saved") from None
+        # Without the bytes and the codec's message: both quote the secret.
+        raise KeyUnavailable(f"{where} has no key: restore it from a backup") from None
 
 
-def _sync_folder(folder: Path) -> None:
+# --- Also for the ledger's head -------------------------------------------------------------------
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Return whether a path leads into a folder, resolved now: a link may have been created."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""A device that runs for as long as its process: polls and uploads, each at its own drawn time."""
+"""Runs a device for as long as the process lives: polls and uploads, each at its drawn time."""
 
 from __future__ import annotations
 
@@ -8,37 +8,35 @@ from typing import Final
 from chorister.clock import SECOND
 from chorister.device.device import Device
 from chorister.device.run import Run
-from chorister.device.schedule import Plan
-
-__all__ = ["keep_running"]
+from chorister.device.schedule import SendTimes
 
 _PAUSE_SECONDS: Final = 60.0
-"""Between two looks at the clock, which may be set meanwhile, and at a device that is paused."""
+"""Between two looks at the clock, which may be set, and at a device, which may be paused."""
 
 
 def keep_running(device: Device) -> Iterator[Run]:
-    """Run without end; yields what each run did.
+    """Run forever, and yield what each run did.
 
-    Every time is absolute and was drawn before data was touched (`chorister.device.schedule`):
-    when a run ends, however long it took, says nothing about when the next one sends.
-    A failure, of the disk for example, is reported as a silent run and never ends the loop.
+    Every time is absolute and was drawn before data was touched (`chorister.device.schedule`): when
+    the next run sends does not depend on when this one ends. A failure, of the disk for example, is
+    yielded as a silent run and never ends the loop.
     """
     clock, timing = device.clock, device.timing
-    # After a missed moment, and after a run that failed or changed nothing: a failing disk must not
-    # make a device poll more.
+    # Set after a missed moment, and after a run that failed or changed nothing: a failing disk must
+    # not make a device poll more often.
     next_poll = next_upload = 0
     while True:
         begun = clock.microseconds()  # before the databases are opened, if they are not yet
         try:
             plan = device.plan()
-        except Exception as error:  # of whatever kind: a device does not stop over one
+        except Exception as error:  # of any kind: a device does not stop because of one
             clock.sleep(_PAUSE_SECONDS)
             yield Run(silent=str(error))
             continue
         poll_at = max(plan.poll_at, next_poll)
         upload_at = poll_at if plan.upload_at is None else max(plan.upload_at, next_upload)
         at, is_poll = min(poll_at, upload_at), poll_at <= upload_at
-        if at < begun and timing.settle:  # it never polled, or missed that while nothing ran
+        if at < begun and timing.settle:  # it never polled, or missed this while nothing ran
             moment = timing.draw_missed(at, begun) if at else timing.draw_start(begun)
             next_poll, next_upload = (moment, next_upload) if is_poll else (next_poll, moment)
             continue
@@ -47,10 +45,10 @@ def keep_running(device: Device) -> Iterator[Run]:
             continue
         try:
             run = device.run_once(at=at, hold=False) if is_poll else device.upload_due(at=at)
-        except Exception as error:  # of whatever kind: a device does not stop over one
+        except Exception as error:  # of any kind: a device does not stop because of one
             run = Run(silent=str(error))
-        # What was drawn before data was touched counts, even if the run then failed. Nothing is
-        # drawn from when it ended: that may depend on data.
+        # Times drawn before data was touched stay valid, even if the run then failed. No time is
+        # drawn from when the run ended: that may depend on data.
         changed, since = _has_changed(device, plan), max(at, begun)
         if is_poll:
             next_poll = 0 if changed else timing.draw_poll(since)
@@ -59,8 +57,8 @@ def keep_running(device: Device) -> Iterator[Run]:
         yield run
 
 
-def _has_changed(device: Device, plan: Plan) -> bool:
+def _has_changed(device: Device, plan: SendTimes) -> bool:
     try:
         return device.plan() != plan
-    except Exception:  # of whatever kind: the next look at the plan says which
+    except Exception:  # of any kind: the next look at the plan reports it
         return False

@@ -1,24 +1,37 @@
-"""Sealed reports that wait for their time, for the leader, or for a second try.
+"""Reports: made once from a bin, then kept as sealed bytes until the leader has them.
 
-A report is put here as the bytes that will be sent, and those bytes are sent each time: there is
-no way from here back to noise, shares or keys. Whatever the leader answers, a report ends in one
-of two ways only: the leader has it, or it is dropped. Then its bytes are deleted.
+    bin -> noisy bits -> two shares, sealed -> outbox -> leader
+
+Nothing here meets data: the sandbox chose the bin. If anything went wrong there the bin is 0, OOV
+in every feature, and the report is like any other.
+
+The outbox keeps the bytes that will be sent, and each attempt sends the same bytes: nothing leads
+back from here to noise, shares or keys. Whatever the leader answers, a report ends in one of two
+ways: the leader has it, or it is dropped. Then its bytes are deleted.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import Final
 
 import apsw
 
 from chorister.clock import SECOND
+from chorister.dap.task import TaskConfiguration
+from chorister.dap.upload_client import seal_report
 from chorister.device.database import upgrade
+from chorister.device.records import Attempt
+from chorister.device.run import Hook, RunStep
+from chorister.recipe import Recipe
 
-FIRST_WAIT: Final = 60
-LONGEST_WAIT: Final = 6 * 3600
+OOV_BIN: Final = 0
+"""OOV in every feature: what a device reports if it has no data, or if its query failed."""
+FIRST_WAIT_SECONDS: Final = 60
+MAX_WAIT_SECONDS: Final = 6 * 3600
 _SCHEMA: Final = (
     """
     CREATE TABLE outbox (
@@ -26,7 +39,7 @@ _SCHEMA: Final = (
         report_id BLOB NOT NULL,
         configuration BLOB NOT NULL,      -- the task's, as it is advertised
         report BLOB NOT NULL,             -- sealed; never changed
-        closes INTEGER NOT NULL,          -- from then on no leader takes it
+        closes INTEGER NOT NULL,          -- from then on no leader accepts it
         next_try INTEGER NOT NULL,        -- see the last step
         tries INTEGER NOT NULL DEFAULT 0
     ) STRICT, WITHOUT ROWID;
@@ -36,9 +49,46 @@ _SCHEMA: Final = (
 )
 
 
+# --- Making a report ------------------------------------------------------------------------------
+
+
+class QueryOutcome(StrEnum):
+    """How a report's bin was found. Only the device's own audit log knows."""
+
+    RAN = "ran"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """A sealed report, and its bits for the audit log."""
+
+    bits: bytes  # after the noise, one byte per bit
+    sealed: bytes
+
+
+def make_report(recipe: Recipe, attempt: Attempt, bin_: int, hook: Hook) -> Report:
+    """Draw the noise, shard and seal, once for every charge."""
+    bits = recipe.randomizer.randomize(bin_, bounded=recipe.privacy.report == "bounded")
+    hook(RunStep.RANDOMIZED)
+    sealed = seal_report(
+        TaskConfiguration.decode(attempt.configuration),
+        bits,
+        report_id=attempt.report_id,
+        leader_config=attempt.leader_config,
+        helper_config=attempt.helper_config,
+    )
+    hook(RunStep.SEALED)
+    return Report(bits=bits, sealed=sealed)
+
+
+# --- The outbox ----------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueuedReport:
-    """One report in the outbox."""
+    """One report in the outbox: a row of its table."""
 
     recipe: bytes  # digest
     report_id: bytes
@@ -52,25 +102,25 @@ class QueuedReport:
 def wait_after(
     tries: int, *, left: int, randbelow: Callable[[int], int] = secrets.randbelow
 ) -> int:
-    """How long to wait after so many failed tries, with `left` seconds of the window to go.
+    """Return how long to wait after so many failed tries, with `left` seconds of the window to go.
 
-    It doubles each time, and half of it is random, so that devices that failed together do not
-    come back together. When it would pass the window's end, a random part of what is left.
+    It doubles each time, and half of it is random, so that devices that failed together do not come
+    back together. If it would exceed the window, it is a random part of what is left.
     """
-    longest = min(FIRST_WAIT * 2 ** min(tries - 1, 20), LONGEST_WAIT)
+    longest = min(FIRST_WAIT_SECONDS * 2 ** min(tries - 1, 20), MAX_WAIT_SECONDS)
     wait = longest // 2 + 1 + randbelow(longest // 2)
     return wait if wait < left else 1 + randbelow(max(left, 1))
 
 
 class Outbox:
-    """The queue. Whatever writes belongs into the caller's transaction."""
+    """The queue of sealed reports. All writes belong in the caller's transaction."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
         upgrade(connection, "outbox", _SCHEMA)
 
     def put(self, queued: QueuedReport) -> None:
-        """Take in a report; a second one for the same recipe breaks the primary key."""
+        """Add a report; a second one for the same recipe would violate the primary key."""
         self._connection.execute(
             "INSERT INTO outbox (recipe, report_id, configuration, report, closes, next_try)"
             " VALUES (?, ?, ?, ?, ?, ?)",
@@ -81,7 +131,7 @@ class Outbox:
         )
 
     def due(self, now: int, *, closing: int = 0) -> list[QueuedReport]:
-        """What is to be sent now, in the order of its time, and what closes by `closing`.
+        """Return what is to be sent now, or closes by `closing`, in the order of its time.
 
         All times given and returned are in microseconds, but `QueuedReport.closes`.
         """
@@ -91,50 +141,36 @@ class Outbox:
         )
 
     def expired(self, now: int) -> list[QueuedReport]:
-        """What no leader takes any more."""
+        """Return what no leader accepts any more."""
         return self._select("WHERE closes <= ? ORDER BY closes", (now // SECOND,))
 
     def all(self) -> list[QueuedReport]:
-        """Everything that waits."""
         return self._select("ORDER BY next_try", ())
 
     def next_time(self) -> int | None:
-        """When the next report is to be sent."""
+        """Return when the next report is to be sent."""
         found = self._connection.execute("SELECT min(next_try) FROM outbox").fetchone()
         return None if found is None else found[0]
 
     def postpone(self, queued: QueuedReport, *, until: int) -> None:
-        """Try again later, with the same bytes."""
+        """Send it again later, after a failed try."""
         self._connection.execute(
             "UPDATE outbox SET next_try = ?, tries = tries + 1 WHERE recipe = ?",
             (until, queued.recipe),
         )
 
     def delay(self, queued: QueuedReport, *, until: int) -> None:
-        """Send it later; it was not tried."""
+        """Send it later, without counting a try."""
         self._connection.execute(
             "UPDATE outbox SET next_try = ? WHERE recipe = ?", (until, queued.recipe)
         )
 
     def remove(self, recipe: bytes) -> None:
-        """The leader has it, or it is dropped."""
+        """Delete a report: the leader has it, or it is dropped."""
         self._connection.execute("DELETE FROM outbox WHERE recipe = ?", (recipe,))
 
     def _select(self, clause: str, values: tuple[int, ...]) -> list[QueuedReport]:
-        rows = self._connection.execute(
-            "SELECT recipe, report_id, configuration, report, closes, next_try, tries"  # noqa: S608
-            f" FROM outbox {clause}",
-            values,
-        )
-        return [
-            QueuedReport(
-                recipe=recipe,
-                report_id=report_id,
-                configuration=configuration,
-                report=report,
-                closes=closes,
-                next_try=next_try,
-                tries=tries,
-            )
-            for recipe, report_id, configuration, report, closes, next_try, tries in rows
-        ]
+        names = [column.name for column in fields(QueuedReport)]
+        query = f"SELECT {', '.join(names)} FROM outbox {clause}"  # noqa: S608
+        rows = self._connection.execute(query, values)
+        return [QueuedReport(**dict(zip(names, row, strict=True))) for row in rows]

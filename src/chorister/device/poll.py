@@ -1,8 +1,8 @@
-"""One look at the public log: what is open now, and to which keys reports are sealed.
+"""A poll of the public log: which recipes are open now, and to which keys reports are sealed.
 
-Everything is fetched before anything is decided, all bodies of the policy's authors, whether they
-will be answered or not. What a server sees of a poll follows from the list that it shows and from
-the policy, but for one thing: whether these are the files of the device's last complete poll
+Everything is fetched before anything is decided: all bodies of the policy's authors, whether they
+will be answered or not. What a server sees of a poll follows from the list that it serves and from
+the policy, with one exception: whether these are the files of the device's last complete poll
 (`transparency.reader`). Data, budget, decisions, clock and earlier checkpoints do not show.
 """
 
@@ -23,8 +23,6 @@ from chorister.transparency.entries import RecipeEntry, open_recipe
 from chorister.transparency.reader import Current, read_log
 from chorister.transparency.trust import Trust
 
-__all__ = ["Listed", "Poll", "Unreadable", "poll"]
-
 _KEPT_JWS_BYTES: Final = 1 << 16
 
 
@@ -41,7 +39,7 @@ class Listed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unreadable:
-    """A body in the current list that is no recipe which this software understands."""
+    """A body in the current list that this software can't read as a recipe."""
 
     address: bytes
     error: ChoristerError
@@ -62,7 +60,7 @@ class Poll:
 
     @classmethod
     def nothing(cls) -> Poll:
-        """As if the log had not been asked."""
+        """Return the result of a poll that did not happen."""
         return cls(checkpoint=None, listed=(), unreadable=(), problems=(), files=None)
 
 
@@ -78,7 +76,7 @@ def poll(
 ) -> Poll:
     """Read and check everything that is open to this policy's analyses.
 
-    `kept` gives the bodies of the last complete poll; `forget` removes them from the store.
+    `kept` returns the bodies of the last complete poll; `forget` deletes them.
     """
     pairs = policy.aggregators
     try:
@@ -119,10 +117,9 @@ def poll(
     )
 
 
-# A recipe is listed for days, and a process may run many devices. One that is no recipe raises
-# each time: only what was verified is remembered. The network is silent by now, so whether one was
-# opened before moves no request of this poll; and what is long is opened each time, or an author
-# could fill the app's memory with one list after the other.
+# A recipe is listed for days, and a process may run many devices. Only verified recipes are cached.
+# This poll has sent all its requests by now, so a cache hit moves none of them. Long recipes are
+# parsed each time, or an author could fill the app's memory with one list after the other.
 _open_short = lru_cache(maxsize=64)(open_recipe)
 
 
@@ -131,7 +128,7 @@ def _open(entry: RecipeEntry) -> SignedRecipe:
 
 
 def _entries(currents: list[tuple[AggregatorPair, Current]]) -> Iterator[RecipeEntry]:
-    """Each listed recipe once, though several pairs may list it."""
+    """Iterate over the listed recipes, each once even if several pairs list it."""
     seen = set()
     for _, current in currents:
         for entry in current.recipes:
@@ -141,7 +138,7 @@ def _entries(currents: list[tuple[AggregatorPair, Current]]) -> Iterator[RecipeE
 
 
 def _with_keys(signed: SignedRecipe, currents: list[tuple[AggregatorPair, Current]]) -> Listed:
-    """A recipe with its own pair's keys: a checkpoint that another pair cosigned won't do."""
+    """Return a recipe with its own pair's keys: only that pair's checkpoint vouches for them."""
     wanted = signed.recipe.aggregators
     for pair, current in currents:
         if (pair.leader.url, pair.helper.url) == (wanted.leader, wanted.helper):

@@ -1,43 +1,235 @@
-"""Small things that a device remembers between runs, apart from what it decided about recipes.
+"""What a device remembers between runs: decisions about recipes, refusals, polled files, settings.
 
-Their tables are part of the schema of `chorister.device.attempts`. Whatever writes belongs into the
-caller's transaction.
+**Attempts.** Each recipe is answered at most once. A row of `attempts` is written in the
+transaction that charges the budget, before any data is touched. It has everything that a report
+needs except the data, so that a device can finish after a crash without asking anybody. Its
+`state` only ever moves forward:
+
+    declined                      the coin said no; nothing was charged
+    charged -> queued -> sent     the life of a report
+                      -> dropped  refused by the leader for good, too late, or consent withdrawn
+
+`charged` found at a start means that there was a crash: the query may have run, so it never runs
+again.
+
+All writes belong in the caller's transaction.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
-from typing import Final
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any, Final
 
 import apsw
+
+from chorister.canonical import loads
+from chorister.device.audit import RecipeSummary
+from chorister.device.database import upgrade
+from chorister.errors import InternalError
+from chorister.recipe import Recipe
 
 LEDGER: Final = b"ledger"
 """The ledger, as the subject of a refusal."""
 _PAUSED: Final = "paused"
+_MAX_QUESTION_BYTES: Final = 1_000_000
+
+_SCHEMA: Final = (
+    """
+    CREATE TABLE attempts (
+        recipe BLOB PRIMARY KEY,          -- digest
+        question BLOB NOT NULL,           -- JSON, for the audit log
+        closes INTEGER NOT NULL,          -- when the answer period ends
+        decided INTEGER NOT NULL,         -- when the coin was flipped
+        state TEXT NOT NULL,
+        upload_at INTEGER,                -- drawn before the query; see the last step
+        arm TEXT,
+        groups TEXT,                      -- JSON, field -> value
+        report_id BLOB,
+        configuration BLOB,               -- the task's
+        -- What a report is made from; emptied once it is sealed.
+        jws BLOB, leader_config BLOB, helper_config BLOB
+    ) STRICT, WITHOUT ROWID;
+    -- The last reason given for a recipe that is not answered: recorded once, not at every poll.
+    CREATE TABLE refusals (
+        recipe BLOB PRIMARY KEY,
+        name TEXT NOT NULL,
+        why TEXT NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    -- Files of the log, by their digest: those of the last complete poll.
+    CREATE TABLE bodies (path TEXT PRIMARY KEY, body BLOB NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE memory (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+    """,
+    # The cosigning keys that vouch for the keys to which the report is sealed.
+    "ALTER TABLE attempts ADD COLUMN signers BLOB",
+    # In microseconds, like all times at which something is sent.
+    "UPDATE attempts SET upload_at = upload_at * 1000000",
+)
+
+
+# --- Attempts -------------------------------------------------------------------------------------
+
+
+class AttemptState(StrEnum):
+    """What was decided about a recipe (see above)."""
+
+    DECLINED = "declined"
+    CHARGED = "charged"
+    QUEUED = "queued"
+    SENT = "sent"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """A charged recipe without a report yet, and everything drawn or read for it."""
+
+    recipe: bytes  # digest
+    question: RecipeSummary
+    jws: bytes
+    upload_at: int  # microseconds
+    arm: str | None
+    groups: dict[str, str]
+    report_id: bytes
+    configuration: bytes  # the task's, of this group and arm
+    leader_config: bytes  # from the cosigned log
+    helper_config: bytes
+    signers: bytes  # the cosigning keys that vouch for the two
+
+
+_ATTEMPT_COLUMNS: Final = tuple(column.name for column in fields(Attempt))
+
+
+class Attempts:
+    """Decisions about recipes, one per recipe."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+        upgrade(connection, "attempts", _SCHEMA)
+
+    def state(self, recipe: bytes) -> AttemptState | None:
+        """Return what was decided about a recipe; None if nothing was."""
+        found = self._connection.execute(
+            "SELECT state FROM attempts WHERE recipe = ?", (recipe,)
+        ).fetchone()
+        return None if found is None else AttemptState(found[0])
+
+    def decline(self, recipe: Recipe, question: RecipeSummary, *, now: int) -> None:
+        """Remember that the coin said no."""
+        self._connection.execute(
+            "INSERT INTO attempts (recipe, question, closes, decided, state)"
+            " VALUES (?, ?, ?, ?, ?)",
+            (recipe.digest, question.canonical(), recipe.window.closes, now, AttemptState.DECLINED),
+        )
+
+    def begin(self, recipe: Recipe, attempt: Attempt, *, now: int) -> None:
+        """Store the attempt. A second one for the same recipe would violate the primary key."""
+        row = {name: getattr(attempt, name) for name in _ATTEMPT_COLUMNS} | {
+            "question": attempt.question.canonical(),
+            "groups": json.dumps(attempt.groups),
+            "closes": recipe.window.closes,
+            "decided": now,
+            "state": AttemptState.CHARGED,
+        }
+        self._connection.execute(
+            f"INSERT INTO attempts ({', '.join(row)}) VALUES (:{', :'.join(row)})",  # noqa: S608
+            row,
+        )
+
+    def question(self, recipe: bytes) -> RecipeSummary:
+        """Return the question of a recipe that was decided about."""
+        found = self._connection.execute(
+            "SELECT question FROM attempts WHERE recipe = ?", (recipe,)
+        ).fetchone()
+        if found is None:
+            raise InternalError(f"nothing was decided about recipe {recipe.hex()}")
+        return _question(found[0])
+
+    def signers(self, recipe: bytes) -> bytes:
+        """Return the cosigning keys that vouched for the keys to which its report is sealed."""
+        found = self._connection.execute(
+            "SELECT signers FROM attempts WHERE recipe = ?", (recipe,)
+        ).fetchone()
+        return b"" if found is None else bytes(found[0] or b"")
+
+    def unfinished(self) -> list[Attempt]:
+        """Return charged attempts without a report: after a crash, or while it is being made."""
+        rows = self._connection.execute(
+            f"SELECT {', '.join(_ATTEMPT_COLUMNS)} FROM attempts"  # noqa: S608
+            " WHERE state = ? ORDER BY upload_at",
+            (AttemptState.CHARGED,),
+        )
+        return [_attempt(row) for row in rows]
+
+    def next_upload(self) -> int | None:
+        """Return when the first unfinished attempt is to be uploaded, in microseconds."""
+        found = self._connection.execute(
+            "SELECT min(upload_at) FROM attempts WHERE state = ?", (AttemptState.CHARGED,)
+        ).fetchone()
+        return None if found is None else found[0]
+
+    def move(self, recipe: bytes, old: AttemptState, new: AttemptState) -> None:
+        """Move to the next state; raise if another process was faster."""
+        # No state leads back to `charged`, so what the report was made from is no longer needed.
+        self._connection.execute(
+            "UPDATE attempts SET state = ?, jws = NULL, leader_config = NULL, helper_config = NULL,"
+            " configuration = NULL, groups = NULL WHERE recipe = ? AND state = ?",
+            (new, recipe, old),
+        )
+        if self._connection.changes() != 1:
+            raise InternalError(f"recipe {recipe.hex()} is no longer {old}; nothing was changed")
+
+    def forget(self, *, before: int) -> None:
+        """Delete declined recipes that can no longer be answered. Charged ones stay."""
+        self._connection.execute(
+            "DELETE FROM attempts WHERE state = ? AND closes < ?", (AttemptState.DECLINED, before)
+        )
+
+    def counts(self) -> dict[AttemptState, int]:
+        """Return the number of recipes in each state."""
+        rows = self._connection.execute("SELECT state, count(*) FROM attempts GROUP BY state")
+        return {AttemptState(state): int(count) for state, count in rows}
+
+
+def _attempt(row: tuple[Any, ...]) -> Attempt:
+    found = dict(zip(_ATTEMPT_COLUMNS, row, strict=True))
+    found["question"] = _question(found["question"])
+    found["groups"] = json.loads(found["groups"])
+    found["signers"] = found["signers"] or b""
+    return Attempt(**found)
+
+
+def _question(data: bytes) -> RecipeSummary:
+    return RecipeSummary.model_validate(loads(data, max_bytes=_MAX_QUESTION_BYTES))
+
+
+# --- Refusals -------------------------------------------------------------------------------------
 
 
 def pair_subject(name: str) -> bytes:
-    """Return what stands for a pair of aggregators whose log is refused."""
+    """Return the subject for a pair of aggregators whose log is refused."""
     return name.encode()
 
 
 def upload_subject(recipe: bytes) -> bytes:
-    """Return what stands for a queued report that its leader does not take."""
+    """Return the subject for a queued report that its leader does not accept."""
     return b"upload " + recipe
 
 
 class Refusals:
-    """The last reason that the audit log gives for a subject: written once, not at every poll.
+    """The last reason that the audit log has for each subject: recorded once, not at every poll.
 
-    A subject is the digest of a recipe, the address of an entry that is not a recipe, or one of
-    those above.
+    A subject is the digest of a recipe, the address of an entry that is not a recipe, `LEDGER`, or
+    what the two functions above return.
     """
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
 
     def record(self, subject: bytes, name: str, why: str) -> bool:
-        """Remember a refusal. Returns whether it is new, and belongs into the audit log."""
+        """Remember a refusal; return whether it is new, and belongs in the audit log."""
         known = self._connection.execute(
             "SELECT name FROM refusals WHERE recipe = ?", (subject,)
         ).fetchone()
@@ -63,8 +255,11 @@ class Refusals:
                 self.clear(subject)
 
 
+# --- Files and settings ---------------------------------------------------------------------------
+
+
 class PolledFiles:
-    """Files of the log by their digest: those of the last complete poll."""
+    """The files of the last complete poll, by their digest."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection

@@ -1,8 +1,9 @@
-"""Deleting what is older than its retention: a little at a time, and never for long.
+"""Deletes what is older than its retention, in small steps.
 
-How long it takes depends on data. So a device deletes only in time that it reserved whatever there
-is to delete (`chorister.device.schedule`), rows are found and deleted in small pieces, by bytes as
-well as by number, and apps donate in between. Queries do not see what has expired, deleted or not.
+How long that takes depends on data. So a device deletes only in time that it reserves whether there
+is anything to delete or not (`chorister.device.schedule`). Rows are found and deleted in small
+transactions, limited in rows and bytes, so that apps can donate in between. Queries never see what
+has expired, deleted or not.
 """
 
 from __future__ import annotations
@@ -16,12 +17,10 @@ import apsw
 from chorister.clock import Clock, uptime
 from chorister.device.schema import TableSchema, quoted
 
-__all__ = ["Retention"]
-
-_ROWS: Final = 2_000
-"""Looked at between two looks at the clock."""
-_BYTES: Final = 2**20
-"""Deleted in one transaction, but for one row that is larger by itself."""
+_MAX_ROWS: Final = 2_000
+"""Rows that are read in one transaction."""
+_MAX_BYTES: Final = 2**20
+"""Bytes that are deleted in one transaction, unless a single row is larger."""
 
 
 class Retention:
@@ -36,18 +35,18 @@ class Retention:
         self._connection = connection
         self._writing = writing
         self._clock = clock
-        self._places: dict[str, int] = {}  # by table: the id up to which all was looked at
-        self._oldest: dict[str, int] = {}  # of what was looked at: the oldest that stays
-        self._due: dict[str, int] = {}  # by table: before that nothing can expire
+        self._places: dict[str, int] = {}  # by table: the id up to which rows were read
+        self._oldest: dict[str, int] = {}  # of the rows read so far: the oldest that stays
+        self._due: dict[str, int] = {}  # by table: before this time nothing can expire
 
     def expire(self, tables: Iterator[TableSchema], seconds: float) -> int:
-        """Delete for at most so many seconds. Returns the number of rows deleted."""
+        """Delete for at most `seconds`; return the number of rows deleted."""
         until = uptime() + seconds
         return sum(self._expire(table, until) for table in tables)
 
     def _expire(self, table: TableSchema, until: float) -> int:
         deleted, now = 0, self._clock.now()
-        # A clock that was set back makes times wrong that were noted before: look again.
+        # If the clock was set back, times noted before are wrong: look again.
         if now < self._due.get(table.name, 0) <= now + table.retention:
             return 0
         more = True
@@ -62,20 +61,20 @@ class Retention:
         return deleted
 
     def _delete_some(self, table: TableSchema, now: int) -> tuple[int, bool]:
-        """Go on where the last call stopped: how many rows were deleted, whether there is more."""
+        """Continue where the last call stopped; return the rows deleted, and if there is more."""
         name = quoted(table.table)
         size = "+".join(f"ifnull(octet_length({quoted(column)}), 0)" for column in table.columns)
         rows: list[tuple[Any, ...]] = self._connection.execute(
-            f"SELECT id, donated, {size} FROM {name} WHERE id > ? ORDER BY id LIMIT {_ROWS}",
+            f"SELECT id, donated, {size} FROM {name} WHERE id > ? ORDER BY id LIMIT {_MAX_ROWS}",
             (self._places.get(table.name, -(2**63)),),
         ).fetchall()
         expired: list[tuple[int]] = []
         wrong: list[tuple[int, int]] = []
-        room, last = _BYTES, None
+        room, last = _MAX_BYTES, None
         oldest = self._oldest.get(table.name, now)
         for id_, donated, length in rows:
             if donated > now:
-                # The clock was wrong then or is wrong now; either way it is not kept for longer.
+                # The clock was wrong then or is wrong now; either way the row is not kept longer.
                 wrong.append((now, id_))
             elif donated > now - table.retention:
                 oldest = min(oldest, donated)
@@ -90,4 +89,4 @@ class Retention:
         self._oldest[table.name] = oldest
         if last is not None:
             self._places[table.name] = last
-        return len(expired), len(rows) == _ROWS or room < 0
+        return len(expired), len(rows) == _MAX_ROWS or room < 0

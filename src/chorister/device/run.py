@@ -8,7 +8,7 @@ that whatever is on disk at that moment is enough to continue safely.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -25,30 +25,24 @@ class Run:
     uploaded: int = 0
     postponed: int = 0
     dropped: int = 0
-    waiting: bool = False  # nothing was done, for data may be touched until `busy_until`
-    busy_until: int | None = None  # nothing is sent before: by then all work on data is over
+    waiting: bool = False  # nothing was done, because data may be touched until `busy_until`
+    busy_until: int | None = None  # nothing is sent before; by then all work on data is over
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a run is doing, until it is a `Run`."""
+    """What a run has done so far."""
 
-    problems: list[str]
-    refused: list[str]
-    declined: list[str]
-    answered: list[str]
+    problems: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    declined: list[str] = field(default_factory=list)
+    answered: list[str] = field(default_factory=list)
     uploaded: int = 0
     postponed: int = 0
     dropped: int = 0
     busy_until: int | None = None
 
-    @classmethod
-    def empty(cls) -> Tally:
-        """Nothing yet."""
-        return cls([], [], [], [])
-
     def run(self, *, silent: str | None = None) -> Run:
-        """All of it, for the caller of the device."""
         return Run(
             silent=silent,
             problems=tuple(self.problems),
@@ -62,8 +56,8 @@ class Tally:
         )
 
 
-class Step(StrEnum):
-    """In the order of one report's life; before it, what is rarer."""
+class RunStep(StrEnum):
+    """The steps of one report, in order, after those that are rarer."""
 
     CONSENT_CHANGED = "consent or data changed, not told"
     CONSENT_WRITTEN = "what the person said written, not committed"
@@ -83,9 +77,9 @@ class Step(StrEnum):
     NOTED = "leader's answer noted"
 
 
-Hook: TypeAlias = Callable[[Step], None]
+Hook: TypeAlias = Callable[[RunStep], None]
 
 
-def no_hook(step: Step) -> None:
-    """The hook of production: nothing happens."""
+def no_hook(step: RunStep) -> None:
+    """Do nothing: the hook of production."""
     del step

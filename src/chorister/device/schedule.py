@@ -1,17 +1,18 @@
-"""When a device may send: absolute times, drawn before data is touched and kept on disk.
+"""When a device may send: absolute times, drawn before data is touched, and stored.
 
 **The principle.** Everything that others can observe happens at absolute times that were drawn from
 fresh randomness before any data was touched. No process of the device sends anything earlier or
 later because of work on data.
 
-So two times are kept in the ledger's database, where the loop, `--once`, a second process and a
+So two times are stored in the ledger's database, where the loop, `--once`, a second process and a
 restarted one find them:
 
-- **quiet until**: before a run touches data it reserves the longest time that this may take, by
-  the number of queries alone. Until then nobody sends anything, whether the work is done or not.
+- **quiet until**: before a run touches data, it reserves the longest time that this may take, which
+  depends on the number of queries alone. Until then nothing is sent, whether the work is done or
+  not.
 - **next poll**: drawn before the poll that it follows.
 
-The time of each upload is kept with its attempt and its report. All are in microseconds.
+The time of each upload is stored with its attempt and its report. All are in microseconds.
 """
 
 from __future__ import annotations
@@ -31,51 +32,51 @@ from chorister.recipe import Recipe
 
 MAX_QUERY_SECONDS: Final = 3600
 MAX_QUIET_SECONDS: Final = 24 * 3600
-"""No run reserves more."""
+"""The longest time that a run may reserve."""
 _MISSED_SPREAD: Final = 60 * SECOND
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Seconds. The host app may change them; recipes and servers can't.
+    """A device's timings, in seconds. The host app may change them; recipes and servers can't.
 
-    Times that are drawn from them are in microseconds, each with a fresh fraction of a second.
+    Times drawn from them are in microseconds, each with a fresh fraction of a second.
     """
 
     query: int = 20
-    """What one query and the encoding of its rows may take; then it has failed."""
+    """The longest that one query and the encoding of its rows may take; then it has failed."""
     slack: int = 10
-    """What reading the events before it, noise and sealing after it may take."""
+    """The longest that reading the events before it, and noise and sealing after it, may take."""
     housekeeping: int = 5
-    """What deleting expired events after a poll may take, for which nothing is sent."""
+    """The longest that deleting expired events after a poll may take. Nothing is sent meanwhile."""
     settle: int = 2
-    """Opening databases, asking for consent and the like before a request; it leaves after that.
+    """Time for opening databases, reading consent and the like before a run's first request.
 
-    0 sends at once, for simulated fleets: how long such work takes can depend on data.
+    How long such work takes can depend on data. 0 sends at once: only for simulated fleets.
     """
     spread: int = 3600
-    """Uploads are spread over this much time, so that polls and uploads do not pair up."""
+    """The time over which uploads are spread, so that they can't be matched with polls."""
     poll: int = 3600
-    """Between two polls, on average."""
+    """The average time between two polls."""
 
     def __post_init__(self) -> None:
         if min(self.query, self.slack, self.housekeeping, self.spread, self.poll) < 1:
-            raise InvalidInput("every time but `settle` is at least one second")
+            raise InvalidInput("every time except `settle` must be at least one second")
         if self.settle < 0:
-            raise InvalidInput("`settle` is not negative")
+            raise InvalidInput("`settle` must not be negative")
         if self.query > MAX_QUERY_SECONDS or self.max_queries < 1:
             raise InvalidInput(
                 f"a query may take at most {MAX_QUERY_SECONDS} s, and with slack and housekeeping "
-                f"not more than {MAX_QUIET_SECONDS} s"
+                f"at most {MAX_QUIET_SECONDS} s"
             )
 
     @property
     def max_queries(self) -> int:
-        """In one run; what is more waits for the next."""
+        """The most queries that one run makes; the rest waits for the next run."""
         return (MAX_QUIET_SECONDS - self.housekeeping) // (self.query + self.slack)
 
     def busy_until(self, now: int, queries: int) -> int:
-        """When so many queries and the housekeeping, begun now, are over, whatever they find."""
+        """Return when so many queries and the housekeeping, begun now, must be over."""
         return now + (queries * (self.query + self.slack) + self.housekeeping) * SECOND
 
     def draw_upload(
@@ -85,10 +86,10 @@ class Timing:
         busy_until: int,
         randbelow: Callable[[int], int] = secrets.randbelow,
     ) -> int:
-        """When a report will be uploaded, drawn before its query runs.
+        """Draw when a report will be uploaded, before its query runs.
 
-        It lies after the deadlines of all queries of the same run: so the moment tells nothing of
-        how long any of them took.
+        It is after the deadlines of all queries of the same run, so it reveals nothing about how
+        long any of them took.
         """
         latest = min(busy_until + self.spread * SECOND, recipe.window.closes * SECOND - 1)
         if latest < busy_until:
@@ -98,23 +99,23 @@ class Timing:
     def draw_late_upload(
         self, now: int, closes: int, *, randbelow: Callable[[int], int] = secrets.randbelow
     ) -> int:
-        """For a report that was not ready at its time, because the machine stood still."""
+        """Draw a new time for a report that was not ready because the machine was suspended."""
         return now + randbelow(max(1, min(self.spread * SECOND, closes * SECOND - now)))
 
     def draw_poll(self, after: int, *, randbelow: Callable[[int], int] = secrets.randbelow) -> int:
-        """When to poll next: half to one and a half times the interval later."""
+        """Draw when to poll next: half to one and a half times the interval later."""
         return after + self.poll * SECOND // 2 + 1 + randbelow(self.poll * SECOND)
 
     def draw_start(self, now: int, *, randbelow: Callable[[int], int] = secrets.randbelow) -> int:
-        """When a run that somebody asked for now sends its first request."""
+        """Draw when a run that was requested now sends its first request."""
         return now + self.settle * SECOND + randbelow(SECOND) if self.settle else now
 
     def draw_missed(
         self, missed: int, now: int, *, randbelow: Callable[[int], int] = secrets.randbelow
     ) -> int:
-        """When a run sends that missed its moment, a minute or two after now.
+        """Draw when a run that missed its moment sends: a minute or two after now.
 
-        What made it late may depend on data. So it counts in whole minutes only.
+        The reason for the delay may depend on data, so only its whole minutes count.
         """
         if not self.settle:
             return now
@@ -124,7 +125,7 @@ class Timing:
 
 
 def flip(probability: Decimal, *, randbelow: Callable[[int], int] = secrets.randbelow) -> bool:
-    """True with exactly this probability: a decimal is a fraction over a power of ten."""
+    """Return True with exactly this probability: a decimal is a fraction over a power of ten."""
     numerator, denominator = probability.as_integer_ratio()
     return randbelow(denominator) < numerator
 
@@ -140,11 +141,11 @@ _SCHEMA: Final = (
     """,
 )
 _MAX_QUIET: Final = MAX_QUIET_SECONDS * SECOND
-"""A time further ahead was written under a clock that was wrong."""
+"""A time further ahead was written when the clock was wrong."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class SendTimes:
     """When a device sends next, in microseconds."""
 
     poll_at: int  # 0 if it never polled
@@ -152,7 +153,7 @@ class Plan:
 
 
 class Schedule:
-    """The two times. Whatever writes belongs into the caller's transaction."""
+    """The two stored times. All writes belong in the caller's transaction."""
 
     def __init__(
         self,
@@ -170,30 +171,29 @@ class Schedule:
 
     @property
     def quiet_until(self) -> int:
-        """Before this time nothing is sent; it may be over."""
+        """Before this time nothing is sent. It may have passed."""
         quiet_until, _ = self._read()
         return quiet_until if quiet_until <= self._clock.microseconds() + _MAX_QUIET else 0
 
     @property
     def next_poll(self) -> int:
-        """When to poll; 0 if this device never did."""
+        """When to poll next; 0 if this device never polled."""
         _, next_poll = self._read()
         longest = 2 * self._timing.poll * SECOND + _MAX_QUIET
         return next_poll if next_poll <= self._clock.microseconds() + longest else 0
 
     def draw_poll(self) -> int:
-        """The time of the poll after the one that begins now, to be kept by `plan_poll`."""
+        """Draw the time of the poll after the one that begins now; `plan_poll` stores it."""
         now = self._clock.microseconds()
         return self._timing.draw_poll(now, randbelow=self._randbelow)
 
     def plan_poll(self, time: int) -> None:
-        """Keep a time that was drawn before."""
         self._connection.execute("UPDATE schedule SET next_poll = ?", (time,))
 
     def reserve(self, queries: int) -> int:
-        """Keep quiet for as long as so many queries and the housekeeping may take, from now on.
+        """Reserve the time that so many queries and the housekeeping may take; return its end.
 
-        Returns the end. A poll that would fall before it is drawn again.
+        A poll that would fall before the end is drawn again.
         """
         if queries > self._timing.max_queries:
             raise InternalError(f"a run has at most {self._timing.max_queries} queries")

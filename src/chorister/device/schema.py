@@ -1,4 +1,4 @@
-"""What an event looks like: the policy's streams and profiles as tables, and the check of a row."""
+"""The policy's streams and profiles as tables, and the check of each row that is donated."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from typing import Any, Final, Literal, TypeAlias
 from chorister.errors import EventRefused
 from chorister.policy import DataField, Policy
 
-__all__ = ["MAX_TEXT_BYTES", "FieldType", "Row", "Schema", "TableSchema", "Value", "quoted"]
-
 MAX_TEXT_BYTES: Final = 65_536
 """The longest text of a field, in UTF-8."""
 
@@ -28,7 +26,7 @@ _MAX_EXACT: Final = 2**53
 
 
 def quoted(name: str) -> str:
-    """A name as SQL: policies' names have no quotation marks, and this does not rely on it."""
+    """Quote a name for SQL, even though names in policies have no quotation marks."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -43,7 +41,7 @@ class TableSchema:
 
     @property
     def table(self) -> str:
-        """Its table in the store."""
+        """The name of its table in the store."""
         return f"{'profile' if self.is_profile else 'stream'}_{self.name}"
 
     @property
@@ -60,7 +58,7 @@ class TableSchema:
         return itemgetter(*names)
 
     def row(self, event: Mapping[str, object]) -> Row:
-        """An event's values in the table's order; `EventRefused` names the field that is wrong."""
+        """Return an event's values in the table's order; `EventRefused` names a wrong field."""
         try:
             values = self._values(event)
         except (KeyError, TypeError, IndexError):
@@ -75,7 +73,7 @@ class TableSchema:
         )
 
     def rows(self, events: Iterable[Mapping[str, object]]) -> list[Row]:
-        """Many events' values: column by column, which is faster, and one by one if any is odd."""
+        """Return many events' values: checked by column, which is faster, or else one by one."""
         events = list(events)
         width = len(self.fields)
         try:
@@ -88,7 +86,6 @@ class TableSchema:
         return [self.row(event) for event in events]
 
     def refuse(self, field: str, why: str) -> EventRefused:
-        """The error for one field of this table."""
         return EventRefused(why, field=f"{self.name}.{field}")
 
     def _misshapen(self, event: object) -> EventRefused:
@@ -98,7 +95,7 @@ class TableSchema:
             return EventRefused(why, field=self.name)
         for name in self.fields:
             if name not in event:
-                why = "missing; a field whose value is not known is given as None"
+                why = "missing; pass None for a value that is not known"
                 return self.refuse(name, why)
         unknown = next(name for name in event if name not in self.fields)
         return self.refuse(str(unknown)[:64], f"the {what} has no such field")
@@ -112,7 +109,6 @@ class Schema:
 
     @classmethod
     def of(cls, policy: Policy) -> Schema:
-        """The tables of a policy."""
         tables: dict[str, TableSchema] = {}
         for group, is_profile in ((policy.streams, False), (policy.profiles, True)):
             for name, table in group.items():
@@ -125,7 +121,7 @@ class Schema:
         return cls(tables=tables)
 
     def table(self, name: str, *, is_profile: bool | None = None) -> TableSchema:
-        """A stream (`is_profile` False), a profile (True), or either."""
+        """Return a stream (`is_profile` False), a profile (True), or either (None)."""
         table = self.tables.get(name)
         if table is None or is_profile not in (None, table.is_profile):
             what = {None: "stream or profile", False: "stream", True: "profile"}[is_profile]
@@ -141,7 +137,7 @@ def _types(fields: Mapping[str, DataField]) -> dict[str, FieldType]:
 
 
 def _is_plain(column: Sequence[Any], kind: FieldType) -> bool:
-    """Whether every value of a column is certainly right as it stands; what is not may still be."""
+    """Return True if every value of a column is certainly valid; False says nothing."""
     types = set(map(type, column))
     if kind == "integer":
         return types == {int} and min(column) >= -_MAX_INTEGER and max(column) <= _MAX_INTEGER
@@ -155,7 +151,7 @@ def _is_plain(column: Sequence[Any], kind: FieldType) -> bool:
 
 
 def _integer(value: object, table: TableSchema, field: str) -> int:
-    # A bool is an int to Python, and means something else to everybody.
+    # Python says that a bool is an int; nobody else does.
     if not isinstance(value, int) or isinstance(value, bool):
         raise table.refuse(field, f"an integer, not {type(value).__name__}")
     if not -_MAX_INTEGER <= value <= _MAX_INTEGER:
@@ -167,9 +163,9 @@ def _real(value: object, table: TableSchema, field: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise table.refuse(field, f"a real number, not {type(value).__name__}")
     if isinstance(value, int) and abs(value) > _MAX_EXACT:
-        raise table.refuse(field, "an integer this large is no exact real number: give a float")
+        raise table.refuse(field, "an integer this large is not an exact real number: pass a float")
     if not math.isfinite(value):
-        raise table.refuse(field, "a finite number; one that is not known is given as None")
+        raise table.refuse(field, "a finite number; pass None for one that is not known")
     return float(value)
 
 
@@ -183,7 +179,7 @@ def _text(value: object, table: TableSchema, field: str) -> str:
     except UnicodeEncodeError:
         raise table.refuse(field, "text without lone surrogates") from None
     if size > MAX_TEXT_BYTES:
-        raise table.refuse(field, f"{size} bytes of text, where at most {MAX_TEXT_BYTES} are kept")
+        raise table.refuse(field, f"{size} bytes of text, but at most {MAX_TEXT_BYTES} are allowed")
     return str(value)
 
 

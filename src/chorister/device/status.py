@@ -1,21 +1,21 @@
-"""How a device stands: for the person, for the host app, for `chorister device status`."""
+"""The status of a device, for the person, the host app and `chorister device status`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from chorister.canonical import decimal_text
 from chorister.clock import SECOND
-from chorister.device.attempts import State
 from chorister.device.databases import Databases
 from chorister.device.ledger.budget import Standing
+from chorister.device.records import AttemptState
 from chorister.device.store import Consent
 from chorister.errors import LedgerError
 from chorister.policy import Policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Waiting:
+class WaitingReport:
     """A report in the outbox."""
 
     recipe: str
@@ -26,23 +26,22 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """Everything at one glance. Times are POSIX seconds."""
+    """The status of a device. Times are in POSIX seconds."""
 
     policy: str
     policy_digest: str
     registry: str
     consent: Consent
     paused: bool
-    silent: str | None  # why the ledger lets nothing be answered now
+    silent: str | None  # why the ledger allows no answer now
     checkpoint_time: int | None  # of the newest checkpoint that was accepted
-    budgets: tuple[Standing, ...]  # empty if the ledger can't tell
-    recipes: dict[State, int]  # decided so far
-    outbox: tuple[Waiting, ...]
+    budgets: tuple[Standing, ...]  # empty if the ledger can't be read
+    recipes: dict[AttemptState, int]  # decided so far
+    outbox: tuple[WaitingReport, ...]
     head: str  # where the ledger's head is kept: none, file or keyring
     weaknesses: tuple[str, ...]  # what this system does not let the device protect against
 
     def as_json(self) -> dict[str, object]:
-        """For programs."""
         return {
             "policy": self.policy,
             "policy_digest": self.policy_digest,
@@ -53,15 +52,7 @@ class Status:
             "checkpoint_time": self.checkpoint_time,
             "budgets": [_budget(standing) for standing in self.budgets],
             "recipes": {state.value: count for state, count in self.recipes.items()},
-            "outbox": [
-                {
-                    "recipe": each.recipe,
-                    "next_try": each.next_try,
-                    "closes": each.closes,
-                    "tries": each.tries,
-                }
-                for each in self.outbox
-            ],
+            "outbox": [asdict(waiting) for waiting in self.outbox],
             "head": self.head,
             "weaknesses": list(self.weaknesses),
         }
@@ -87,7 +78,7 @@ def read_status(
     databases: Databases,
     weaknesses: tuple[str, ...],
 ) -> Status:
-    """Read everything; writes nothing."""
+    """Read the status, and write nothing."""
     ledger, attempts, head = databases.ledger, databases.attempts, databases.head
     silent: str | None = None
     checkpoint_time: int | None = None
@@ -113,7 +104,7 @@ def read_status(
         budgets=budgets,
         recipes=attempts.counts(),
         outbox=tuple(
-            Waiting(
+            WaitingReport(
                 recipe=attempts.question(queued.recipe).id,
                 next_try=-(-queued.next_try // SECOND),
                 closes=queued.closes,

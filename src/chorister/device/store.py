@@ -1,7 +1,7 @@
 """The event store: what the app donates, encrypted, for as long as the policy allows.
 
-One table a stream (many rows) or profile (one row). Reads create nothing; nothing is kept before
-the person has opted in, nor after opting out.
+Each stream (many rows) and each profile (one row) is a table. Nothing is kept before the person has
+opted in, nor after they opted out.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ from chorister.device.schema import FieldType, Schema, TableSchema, Value, quote
 from chorister.errors import InvalidInput, StoreError
 from chorister.policy import Policy
 
-__all__ = ["Consent", "ConsentEvent", "EventStore", "Snapshot"]
-
 _STEPS: Final = (
     "CREATE TABLE consent ("
     " only INTEGER PRIMARY KEY CHECK (only = 1),"
@@ -49,16 +47,16 @@ _STEPS: Final = (
 )
 MAX_SNAPSHOT_ROWS: Final = 1_000_000
 MAX_SNAPSHOT_BYTES: Final = 2**26
-"""SQLite stops copying there: what a snapshot takes of the device's memory is about twice that."""
+"""SQLite stops copying there. A snapshot takes about twice that of the device's memory."""
 SNAPSHOT_SECONDS: Final = 4.0
-"""Then reading stops: noise and sealing need the rest of what `Timing.slack` leaves."""
+"""Then reading stops: noise and sealing need the rest of `Timing.slack`."""
 _STEPS_PER_CHECK: Final = 1_000
 _PAGE: Final = 4096
 _CACHE_KIB: Final = 65_536  # so that fetching rows in random order decrypts each page once
 
 
 class ConsentEvent(StrEnum):
-    """What the person said or did."""
+    """What the person decided or deleted."""
 
     OPTED_IN = "opted in"
     OPTED_OUT = "opted out"
@@ -71,19 +69,19 @@ class Consent:
     """Whether the person takes part."""
 
     opted_in: bool
-    since: int  # when that was last said; 0 if never
+    since: int  # when the person last decided; 0 if never
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """A database that holds the named fields of the named tables, in random order, and no more."""
+    """A database with the named fields of the named tables, in random order, and nothing else."""
 
     tables: Mapping[str, Mapping[str, FieldType]]
-    image: bytes = field(repr=False)  # SQLite's file format, in clear: never on disk
+    image: bytes = field(repr=False)  # SQLite's file format, not encrypted: never on disk
 
     @classmethod
     def empty(cls, tables: Mapping[str, Mapping[str, FieldType]]) -> Snapshot:
-        """The same tables without rows: what a query is compiled against."""
+        """Return these tables without rows, to compile a query against."""
         connection = apsw.Connection(":memory:")
         _create_tables(connection, "main", tables)
         image = connection.serialize("main")
@@ -94,8 +92,8 @@ class Snapshot:
 class EventStore(Closing):
     """The device's events and profiles. Threads may share one; processes may open the same file.
 
-    Reads have a connection of their own: neither does a query's snapshot, nor the question for
-    consent, wait for an app that donates, nor an app for them.
+    Reads have their own connection: neither a query's snapshot nor a look at consent waits for an
+    app that donates, nor the app for them.
     """
 
     def __init__(
@@ -107,7 +105,7 @@ class EventStore(Closing):
         *,
         create: bool = True,
     ) -> None:
-        """`key` is the device's; the database gets a key derived from it."""
+        """`key` is the device's; the database's own key is derived from it."""
         self.schema = Schema.of(policy)
         self._policy = policy
         self._clock = clock
@@ -129,19 +127,19 @@ class EventStore(Closing):
         }
 
     def close(self) -> None:
-        """Close the database; the store can't be used afterwards."""
+        """Close the database. The store can't be used afterwards."""
         with self._lock, self._reader_lock:
             self._stack.close()
 
     # --- donation ---------------------------------------------------------------------------------
 
     def donate(self, stream: str, event: Mapping[str, object]) -> bool:
-        """Keep one event, on disk when this returns. False: not kept, for there is no consent."""
+        """Store one event, on disk when this returns. Return False without consent."""
         row = self.schema.table(stream, is_profile=False).row(event)
         return self._keep(self._inserts[stream], row)
 
     def donate_many(self, stream: str, events: Iterable[Mapping[str, object]]) -> bool:
-        """Keep all events or, if one is refused, none. False: not kept, for there is no consent."""
+        """Store all events or, if one is refused, none. Return False without consent."""
         table = self.schema.table(stream, is_profile=False)
         rows = table.rows(events)
         now = self._clock.now()
@@ -152,12 +150,12 @@ class EventStore(Closing):
         return True
 
     def set_profile(self, profile: str, row: Mapping[str, object]) -> bool:
-        """Replace a profile's row. False: not kept, for there is no consent."""
+        """Replace a profile's row. Return False without consent."""
         values = self.schema.table(profile, is_profile=True).row(row)
         return self._keep(self._inserts[profile], values)
 
     def profile(self, ref: str) -> Value:
-        """The value of a profile's field ("user.locale"); None if there is none, or it expired."""
+        """Return the value of a profile's field ("user.locale"); None if absent or expired."""
         name, _, column = ref.partition(".")
         table = self.schema.table(name, is_profile=True)
         if column not in table.fields:
@@ -181,13 +179,13 @@ class EventStore(Closing):
         return Consent(opted_in=row[0] == 1, since=int(row[1] or 0))
 
     def opt_in(self) -> None:
-        """The person takes part: donations are kept, and recipes may run."""
+        """Let the person take part: donations are kept, and recipes may run."""
         with self._writing():
             self._set_consent(opted_in=True)
             self._note(ConsentEvent.OPTED_IN)
 
     def opt_out(self, *, purge: bool) -> None:
-        """The person no longer takes part: no recipe runs, nothing is kept, `purge` deletes all."""
+        """End participation: no recipe runs and no donation is kept; `purge` deletes everything."""
         with self._writing():
             self._set_consent(opted_in=False)
             self._note(ConsentEvent.OPTED_OUT_AND_PURGED if purge else ConsentEvent.OPTED_OUT)
@@ -204,23 +202,23 @@ class EventStore(Closing):
         self._forget()
 
     def consent_events(self) -> list[tuple[str, ConsentEvent]]:
-        """What the person said and the audit log does not tell yet, each under a name of its own.
+        """Return what the person decided that is not in the audit log yet, each with its own name.
 
-        Noted in the transaction that does it.
+        An event is noted in the transaction that makes the change.
         """
         with self._reading():
             rows = self._reader.execute("SELECT name, deed FROM deeds ORDER BY id").fetchall()
         return [(str(name), ConsentEvent(str(deed))) for name, deed in rows]
 
     def delete_consent_event(self, name: str) -> None:
-        """It was told."""
+        """Forget an event that is in the audit log now."""
         with self._writing():
             self._connection.execute("DELETE FROM deeds WHERE name = ?", (name,))
 
     def expire(self, seconds: float) -> int:
-        """Delete what is older than its retention. Returns the number of rows deleted.
+        """Delete what is older than its retention; return the number of rows deleted.
 
-        Stops after so many seconds; the next call goes on. Queries see none of it meanwhile.
+        Stops after `seconds`, and the next call continues. Queries see none of it meanwhile.
         """
         until = uptime() + seconds
         deleted = self._retention.expire(iter(self.schema.tables.values()), seconds / 2)
@@ -234,17 +232,15 @@ class EventStore(Closing):
     # --- what a query sees ------------------------------------------------------------------------
 
     def snapshot(self, fields: Mapping[str, Sequence[str]], until: float = math.inf) -> Snapshot:
-        """The named fields of the named tables, as a database of their own.
+        """Copy the named fields of the named tables to a database that has nothing else.
 
-        What is older than its retention is not in it, deleted or not: deleting takes a time of its
-        own, which nothing that follows a charge may depend on.
-        Rows are in a random order, drawn by the operating system. Nothing else is in the image.
-        Raises `StoreError` where the limits of memory and time are reached, at the latest at the
-        time `until` of `uptime()`.
+        Expired rows are left out, deleted or not: nothing that follows a charge may depend on how
+        long deleting takes. Rows are in a random order, drawn by the operating system. Raises
+        `StoreError` at the limits of memory and time, at the latest when `uptime()` is `until`.
         """
         tables = {name: self._named(name, columns) for name, columns in fields.items()}
         with self._reader_lock:
-            # Encrypted databases want a key for everything that they attach; this one has none.
+            # An encrypted database needs a key for whatever it attaches; this one has none.
             self._reader.execute("ATTACH DATABASE ':memory:' AS snapshot KEY ''")
             try:
                 self._reader.pragma("page_size", _PAGE, schema="snapshot")
@@ -258,7 +254,7 @@ class EventStore(Closing):
                 image = self._reader.serialize("snapshot")
             finally:
                 self._reader.execute("DETACH DATABASE snapshot")
-                # What was read is not kept in memory: it would be freed when others wait for it.
+                # Free the cache now, not later when others wait for it.
                 self._reader.pragma("shrink_memory")
         return Snapshot(tables=tables, image=image)
 
@@ -267,23 +263,23 @@ class EventStore(Closing):
         unknown = [c for c in columns if table is None or c not in table.fields]
         if table is None or unknown or not columns or len(set(columns)) != len(columns):
             raise InvalidInput(
-                f"{name}: a snapshot names fields of a stream or profile, each once; unknown here: "
+                f"{name}: name the fields of a stream or profile, each once; unknown: "
                 f"{', '.join(unknown) or 'none'}"
             )
         return {column: table.fields[column] for column in columns}
 
     def _copy(self, table: TableSchema, columns: Iterable[str], room: int) -> int:
-        """Copy a table of at most `room` rows; returns how many more there is room for."""
+        """Copy a table of at most `room` rows; return how many more there is room for."""
         source, target = quoted(table.table), f"snapshot.{quoted(table.name)}"
         names = ", ".join(quoted(f"field_{column}") for column in columns)
         found = self._range("id", f"main.{source}")
         if found is None:
             return room
-        # Of ids, which are at least as many: all of them are drawn.
+        # Counted in ids, of which there are at least as many as rows: all of them are drawn.
         room -= found[1] - found[0] + 1
         if room < 0:
             raise StoreError(f"a query reads at most {MAX_SNAPSHOT_ROWS} events")
-        # Rows are fetched in the order drawn; an id that has expired fetches nothing.
+        # Rows are fetched in the drawn order; the id of an expired row fetches nothing.
         self._reader.execute(
             f"INSERT INTO {target} SELECT {names} FROM carray(?) AS drawn"
             f" CROSS JOIN main.{source} AS event ON event.id = drawn.value AND donated > ?",
@@ -300,11 +296,11 @@ class EventStore(Closing):
 
     @contextmanager
     def _writing_soon(self, seconds: float) -> Iterator[None]:
-        """The same, but others that write are waited for no longer than that."""
+        """Write, but wait for other writers at most this long."""
         if not self._lock.acquire(timeout=max(seconds, 0.0)):
             raise StoreError("the app is writing to this store: try again")
         try:
-            # Without a checkpoint: what an app wrote while somebody read may be long.
+            # Without a checkpoint: the log can be long, if an app wrote while somebody read.
             with (
                 waiting(self._connection, max(seconds, 0.0)),
                 no_checkpoint(self._connection),
@@ -316,7 +312,7 @@ class EventStore(Closing):
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """One consistent view of all tables."""
+        """Provide one consistent view of all tables."""
         with self._reader_lock:
             try:
                 self._reader.execute("BEGIN")
@@ -324,7 +320,7 @@ class EventStore(Closing):
                     yield
                     self._reader.execute("COMMIT")
                 finally:
-                    # Not if SQLite has done so itself, as for a full database.
+                    # SQLite may have done so itself, for a full database for example.
                     if self._reader.in_transaction:
                         self._reader.execute("ROLLBACK")
             except apsw.FullError:
@@ -334,7 +330,7 @@ class EventStore(Closing):
 
     @contextmanager
     def _by(self, until: float) -> Iterator[None]:
-        """Statements fail at the time `until` of `uptime()`."""
+        """Make statements fail once `uptime()` exceeds `until`."""
         self._reader.set_progress_handler(lambda: uptime() > until, _STEPS_PER_CHECK)
         try:
             yield
@@ -376,7 +372,7 @@ class EventStore(Closing):
             forget(self._connection)
 
     def _range(self, column: str, table: str) -> tuple[int, int] | None:
-        # Two questions, each of which SQLite answers without a scan.
+        # Two subqueries: SQLite answers each without a scan.
         query = f"SELECT (SELECT min({column}) FROM {table}), (SELECT max({column}) FROM {table})"
         for low, high in self._reader.execute(query):
             if isinstance(low, int) and isinstance(high, int):
@@ -384,7 +380,7 @@ class EventStore(Closing):
         return None
 
     def _follow_policy(self) -> None:
-        """Make the tables those of the policy. What the policy no longer knows is deleted."""
+        """Adapt the tables to the policy, and delete whatever the policy no longer has."""
         wanted = {table.table: table.columns for table in self.schema.tables.values()}
         found = self._tables()
         if found == wanted:
@@ -426,9 +422,9 @@ class EventStore(Closing):
 
 
 def _random_order(first: int, last: int) -> NDArray[np.int64]:
-    """The integers first..last, in an order drawn by the operating system.
+    """Return the integers first..last in an order drawn by the operating system.
 
-    They are sorted by 64 random bits each: two of a million are equal with probability 3e-8, and
+    Each gets 64 random bits to sort by. Among a million, two are equal with probability 3e-8, and
     then stay in order.
     """
     keys = np.frombuffer(os.urandom(8 * (last - first + 1)), dtype=np.uint64)
@@ -446,7 +442,7 @@ def _insert_if_opted_in(table: TableSchema) -> str:
 
 
 def _insert_at(table: TableSchema, now: int) -> str:
-    # The time is the same for all rows: as a literal it is not bound a thousand times.
+    # The time is the same for all rows: a literal is not bound a thousand times.
     columns = ", ".join(quoted(column) for column in table.columns)
     marks = ", ?" * len(table.columns)
     return f"INSERT INTO {quoted(table.table)} (donated, {columns}) VALUES ({int(now)}{marks})"

@@ -1,7 +1,7 @@
 """The uploader sends sealed reports from the outbox to the leader.
 
-Whatever a leader answers, no second report is made: one that it refuses is dropped, and what it
-cost stays spent.
+Whatever a leader answers, no second report is made: a refused one is dropped, and what it cost
+stays spent.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from chorister.canonical import b64url_encode
 from chorister.clock import SECOND
 from chorister.dap.task import TaskConfiguration
 from chorister.dap.upload_client import MAX_ANSWER_BYTES, check_answer, upload
-from chorister.device.attempts import State
 from chorister.device.database import transaction
 from chorister.device.databases import Databases
 from chorister.device.outbox import QueuedReport, wait_after
-from chorister.device.records import upload_subject
-from chorister.device.run import Hook, Step, Tally, no_hook
+from chorister.device.records import AttemptState, upload_subject
+from chorister.device.run import Hook, RunStep, Tally, no_hook
 from chorister.device.transport import Transport
 from chorister.errors import DecodeError, Unreachable, UploadFailed
 from chorister.policy import Policy
@@ -32,23 +31,23 @@ _CREDENTIAL: Final = re.compile(r"[!-~]([ -~]{0,8190}[!-~])?")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Uploader:
-    """Sends, postpones and drops; each with its audit entry in one transaction."""
+    """Sends, postpones and drops reports, each with its audit entry in one transaction."""
 
     policy: Policy
     db: Databases
     transport: Transport
     credential: Callable[[], str] | None  # the host app's, for its leader
-    consent: Callable[[], bool]  # asked before each report: it may be withdrawn meanwhile
+    may_send: Callable[[], bool]  # asked before each report: consent may be withdrawn meanwhile
     hook: Hook = no_hook
     randbelow: Callable[[int], int] = secrets.randbelow
 
     def send_due(self, tally: Tally, *, busy_until: Callable[[], int]) -> None:
-        """Send what is due, or has no time left afterwards; what no leader takes is dropped."""
+        """Send what is due or would be too late afterwards; drop what no leader accepts."""
         now = self.db.clock.microseconds()
         for queued in self.db.outbox.expired(self.db.clock.now() * SECOND):
-            self.drop(queued.recipe, State.QUEUED, "its answer period is over", tally)
+            self.drop(queued.recipe, AttemptState.QUEUED, "its answer period is over", tally)
         tried: set[bytes] = set()
-        # A leader may be slow: what then has no time left afterwards is sent as well.
+        # A leader may be slow: whatever would then be too late afterwards is sent as well.
         while queued_reports := [
             queued
             for queued in self.db.outbox.due(now, closing=busy_until() + SECOND)
@@ -59,23 +58,23 @@ class Uploader:
                 return
 
     def _send(self, queued_reports: list[QueuedReport], tally: Tally) -> bool:
-        """Send these, one after the other; False if the person said stop."""
+        """Send these, one after the other; return False if the person said stop."""
         for queued in queued_reports:
-            if not self.consent():
+            if not self.may_send():
                 return False
-            if self.db.attempts.state(queued.recipe) is not State.QUEUED:
+            if self.db.attempts.state(queued.recipe) is not AttemptState.QUEUED:
                 continue  # consent was withdrawn meanwhile, and perhaps given again
             why = self._forbidden(queued)
             if why is None:
                 self._upload_one(queued, tally)
             else:
-                self.drop(queued.recipe, State.QUEUED, why, tally)
+                self.drop(queued.recipe, AttemptState.QUEUED, why, tally)
         return True
 
     def make_way(self, busy_until: int, spread: int, tally: Tally) -> None:
-        """Nothing falls due while data is touched: it would wait, and tell how long that took.
+        """Move reports that would fall due while data is touched: waiting would reveal how long.
 
-        What would is sent at a random time afterwards, which depends on the reserved time alone.
+        They are sent at a random time afterwards, which depends on the reserved time alone.
         """
         for queued in self.db.outbox.due(busy_until):
             room = min(spread * SECOND, queued.closes * SECOND - 1 - busy_until)
@@ -85,10 +84,10 @@ class Uploader:
                     self.db.outbox.delay(queued, until=until)
         for queued in self.db.outbox.expired(busy_until + SECOND):
             why = "its answer period ends before it could be tried again"
-            self.drop(queued.recipe, State.QUEUED, why, tally)
+            self.drop(queued.recipe, AttemptState.QUEUED, why, tally)
 
     def _forbidden(self, queued: QueuedReport) -> str | None:
-        """Why it may not leave any more: the policy may be another one than when it was charged."""
+        """Return why a report may no longer leave: the policy may have changed since its charge."""
         question = self.db.attempts.question(queued.recipe)
         analysis = self.policy.analyses.get(question.analysis)
         if analysis is None or question.collector not in analysis.collectors:
@@ -111,15 +110,15 @@ class Uploader:
         return "the policy no longer trusts this pair of aggregators, or the keys it is sealed to"
 
     def _upload_one(self, queued: QueuedReport, tally: Tally) -> None:
-        """Step (4): the same bytes each time, whatever was answered the last time."""
+        """Step (4): send the same bytes each time, whatever the last answer was."""
         request = upload(queued.configuration, queued.report)
-        self.hook(Step.UPLOADING)
+        self.hook(RunStep.UPLOADING)
         try:
             headers = {**request.headers, **self._credential()}
             answer = self.transport.post(
                 request.url, headers=headers, body=request.body, limit=MAX_ANSWER_BYTES
             )
-            self.hook(Step.ANSWERED)
+            self.hook(RunStep.ANSWERED)
             check_answer(
                 queued.report_id,
                 status=answer.status,
@@ -132,31 +131,31 @@ class Uploader:
             with transaction(self.db.connection):
                 self.db.outbox.remove(queued.recipe)
                 if (
-                    self.db.attempts.state(queued.recipe) is State.QUEUED
+                    self.db.attempts.state(queued.recipe) is AttemptState.QUEUED
                 ):  # else withdrawn meanwhile
-                    self.db.attempts.move(queued.recipe, State.QUEUED, State.SENT)
+                    self.db.attempts.move(queued.recipe, AttemptState.QUEUED, AttemptState.SENT)
                 self.db.writer.uploaded(self.db.attempts.question(queued.recipe), queued.tries + 1)
             tally.uploaded += 1
-        self.hook(Step.NOTED)
+        self.hook(RunStep.NOTED)
 
     def _credential(self) -> dict[str, str]:
         if self.credential is None:
             return {}
         try:
             value = self.credential()
-        except Exception as error:  # the host app's code: the report waits, the device goes on
+        except Exception as error:  # from the host app's code: the report waits, the device goes on
             raise Unreachable(
                 f"the app has no upload credential: {type(error).__name__}"
             ) from error
         if not _CREDENTIAL.fullmatch(value):
-            raise Unreachable("the app's upload credential is no header value")
+            raise Unreachable("the app's upload credential is not a valid header value")
         return {CREDENTIAL_HEADER: value}
 
     def _not_taken(
         self, queued: QueuedReport, error: UploadFailed | Unreachable, tally: Tally
     ) -> None:
         if isinstance(error, UploadFailed) and error.final:
-            self.drop(queued.recipe, State.QUEUED, str(error), tally)
+            self.drop(queued.recipe, AttemptState.QUEUED, str(error), tally)
             return
         now = self.db.clock.now()
         wait = wait_after(queued.tries + 1, left=queued.closes - now, randbelow=self.randbelow)
@@ -168,32 +167,12 @@ class Uploader:
                 self.db.writer.postponed(self.db.attempts.question(queued.recipe), error)
         tally.postponed += 1
 
-    def drop(self, recipe: bytes, state: State, why: str, tally: Tally) -> None:
-        """A charged recipe whose report will never be sent."""
+    def drop(self, recipe: bytes, state: AttemptState, why: str, tally: Tally) -> None:
+        """Record that the report of a charged recipe will never be sent."""
         with transaction(self.db.connection):
             if self.db.attempts.state(recipe) is not state:
                 return  # consent was withdrawn meanwhile
             self.db.outbox.remove(recipe)
-            self.db.attempts.move(recipe, state, State.DROPPED)
+            self.db.attempts.move(recipe, state, AttemptState.DROPPED)
             self.db.writer.dropped(self.db.attempts.question(recipe), why)
         tally.dropped += 1
-
-    def withdraw(self, tally: Tally) -> None:
-        """Without consent nothing leaves any more, including what is ready to leave."""
-        with transaction(self.db.connection):
-            tally.dropped += withdraw(self.db)
-
-
-def withdraw(databases: Databases) -> int:
-    """Drop every report that has not left, inside the caller's transaction.
-
-    Returns the number of reports dropped.
-    """
-    attempts, outbox = databases.attempts, databases.outbox
-    waiting = [(attempt.recipe, State.CHARGED) for attempt in attempts.unfinished()]
-    waiting += [(queued.recipe, State.QUEUED) for queued in outbox.all()]
-    for recipe, state in waiting:
-        outbox.remove(recipe)
-        attempts.move(recipe, state, State.DROPPED)
-        databases.writer.dropped(attempts.question(recipe), "the person opted out")
-    return len(waiting)

@@ -84,7 +84,7 @@ class HTTPSource(Closing):
         """
         self._base = url.rstrip("/")
         self._web = WebClient(
-            timeout=timeout, ca_bundle=ca_bundle, transport=transport, lasting=True
+            timeout=timeout, ca_bundle=ca_bundle, transport=transport, keep_alive=True
         )
 
     def close(self) -> None:

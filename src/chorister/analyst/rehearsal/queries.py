@@ -19,7 +19,7 @@ import numpy as np
 from chorister.analyst.rehearsal.columns import AnyColumn, Ints, WordIndex, column_of, joined_keys
 from chorister.analyst.rehearsal.device_tables import DeviceTable, class_rows, polars_type
 from chorister.analyst.tables import needed
-from chorister.device.sandbox.functions import TABLE_FUNCTIONS, bar, register
+from chorister.device.sandbox.functions import TABLE_FUNCTIONS, block_table_functions, register
 from chorister.errors import QueryRefused
 from chorister.policy import Policy
 from chorister.recipe import Recipe
@@ -276,7 +276,7 @@ def _run_by_class(
     """Return the class of every row, and the rows; no rows where the query fails on the data."""
     pl = needed("polars")
     connection = apsw.Connection(":memory:")
-    bar(connection)
+    block_table_functions(connection)
     for name in functions:
         if name in TABLE_FUNCTIONS:
             register(connection, name)

@@ -12,11 +12,10 @@ import math
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import httpx2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,11 +26,9 @@ from chorister.analyst.rehearsal.population import Population
 from chorister.analyst.rounds import Round
 from chorister.clock import SettableClock, SystemClock
 from chorister.closing import Closing
-from chorister.device import Device, GivenKey, Sandbox, Timing
-from chorister.device.transport import Answer
+from chorister.device import Device, GivenKey, HTTPTransport, Sandbox, Timing
 from chorister.errors import InvalidInput, ServiceError
 from chorister.fleet.deployment_files import Addresses, DeploymentFiles, with_keys
-from chorister.http_client import WebClient
 from chorister.policy import Policy
 from chorister.recipe import Recipe
 
@@ -44,7 +41,6 @@ _REGISTRY: Final = "https://registry.rehearsal.invalid/"
 _FINISH_SECONDS: Final = 6_000  # simulated, for the aggregators to finish: 60 real ones
 _WAIT_SECONDS: Final = 0.05  # real seconds that one simulated wait takes
 _TIMEOUT_SECONDS: Final = 60.0
-_REQUEST_SECONDS: Final = 30.0
 _CHECKPOINT_SECONDS: Final = 0.05  # between two checkpoints of the log
 
 
@@ -106,7 +102,7 @@ class ReportsRehearsal(LiveFleet, Closing):
                 registry=_REGISTRY,
                 create=True,
                 clock=self._clock,
-                transport=InProcessTransport(self._servers.network),
+                transport=HTTPTransport(network=self._servers.network),
                 sandbox=sandbox,
                 timing=Timing(query=10, slack=1, housekeeping=1, settle=0, spread=1, poll=1),
             )
@@ -244,23 +240,3 @@ class InProcessServers:
             service.cosigning.run()
         known = all(service.core.tasks.find(task) is not None for task in tasks)
         return known and bool(service.core.keys.published())
-
-
-class InProcessTransport:
-    """A device's transport to servers in the same process."""
-
-    def __init__(self, network: httpx2.BaseTransport) -> None:
-        self._web = WebClient(timeout=_REQUEST_SECONDS, transport=network)
-
-    def get(self, url: str, *, limit: int) -> Answer:
-        return self._exchange("GET", url, {}, None, limit)
-
-    def post(self, url: str, *, headers: Mapping[str, str], body: bytes, limit: int) -> Answer:
-        return self._exchange("POST", url, headers, body, limit)
-
-    def _exchange(
-        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, limit: int
-    ) -> Answer:
-        answer = self._web.exchange(method, url, headers=headers, body=body, limit=limit)
-        content_type = answer.headers.get("content-type", "")
-        return Answer(status=answer.status, content_type=content_type, body=answer.body)

@@ -1,4 +1,4 @@
-"""The budget of one device: charges in an append-only ledger, and what they leave of each limit."""
+"""The budget of one device: charges in an append-only ledger, and what is left of each limit."""
 
 from __future__ import annotations
 

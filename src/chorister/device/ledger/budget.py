@@ -1,12 +1,12 @@
 """What one answer costs, and whether a limit of the policy allows it: pure rules, no storage.
 
 A device checks three kinds of limits before it answers (the paper's section 4.3, with delta): its
-own, shared by all analyses; the analysis'; and each field's within the analysis. All three bound
-epsilon and delta under a *filter* (:mod:`chorister.privacy.filters`) and the number of reports;
-analysis and fields also bound the local epsilon of any one report, in the replacement model.
+own, shared by all analyses; the analysis'; and each field's within the analysis. All three limit
+epsilon and delta under a *filter* (`chorister.privacy.filters`), and the number of reports. Those
+of analysis and fields also limit the local epsilon of a single report, in the replacement model.
 `chorister.device.ledger.counting` decides which charges count against which limit, and for how
 long. Check 3, that the cohort brings the local epsilon down to what the recipe states, needs no
-ledger: `chorister.recipe.check` makes it.
+ledger: `chorister.recipe.check` does it.
 
 All arithmetic is decimal and exact: 0.1 + 0.2 fits into 0.3.
 """
@@ -28,15 +28,13 @@ from chorister.policy.values import FieldRef, Identifier
 from chorister.privacy import filters
 from chorister.recipe import Privacy, Recipe
 
-__all__ = ["Charge", "Limit", "Standing"]
-
 # The host app may have set another precision; 60 digits are never reached.
 _EXACT: Final = Context(prec=60)
 _ZERO: Final = Decimal(0)
 
 
 class Charge(Model):
-    """What one answer costs, and whom."""
+    """What one answer costs, and what it is charged to."""
 
     recipe: Hex32
     """SHA-256 of the recipe: no recipe is charged twice."""
@@ -48,7 +46,6 @@ class Charge(Model):
 
     @classmethod
     def of(cls, recipe: Recipe) -> Charge:
-        """The charge of a recipe."""
         return cls(
             recipe=recipe.digest.hex(),
             study=recipe.study,
@@ -64,7 +61,7 @@ class Charge(Model):
 
     @cached_property
     def filtered(self) -> filters.Charge:
-        """This charge as a filter takes it."""
+        """This charge in the form that filters use."""
         privacy = self.privacy
         release = filters.Release(setting=privacy.claim.setting, cohort=privacy.min_cohort)
         return filters.Charge(release=release, epsilon=privacy.epsilon, delta=privacy.delta)
@@ -78,7 +75,7 @@ class Charge(Model):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """One limit: what is spent of it now, and what it allows."""
+    """One limit: how much of it is spent now, and what it allows."""
 
     limit: str  # as in the policy: "device", "analyses.NAME.budget", "analyses.NAME.fields.REF"
     spent: filters.Spent  # the largest under any filter in force; with renyi, delta is all or none
@@ -89,7 +86,7 @@ class Standing:
 
     @property
     def remaining(self) -> filters.Spent:
-        """What is left; never below 0, even if the limit was lowered since."""
+        """What is left: never below 0, even if the limit was lowered since."""
         with localcontext(_EXACT):
             return filters.Spent(
                 epsilon=max(_ZERO, self.allowed.epsilon - self.spent.epsilon),
@@ -98,7 +95,6 @@ class Standing:
 
     @property
     def remaining_reports(self) -> int:
-        """How many reports are left."""
         return max(0, self.allowed_reports - self.reports)
 
 
@@ -113,7 +109,7 @@ class Limit:
     renews: int | None
 
     def admit(self, charge: Charge) -> None:
-        """Raise `BudgetExceeded`, naming this limit, if it does not allow one charge more."""
+        """Raise `BudgetExceeded`, naming this limit, unless it allows one more charge."""
         self._admit_local(charge)
         for composition in self.compositions:
             try:
@@ -135,7 +131,6 @@ class Limit:
             )
 
     def standing(self) -> Standing:
-        """What is spent of it."""
         spent = [self._after(each).spent for each in self.compositions]
         return Standing(
             limit=self.path,
@@ -160,7 +155,7 @@ class Limit:
             )
 
     def _after(self, composition: Composition) -> filters.Filter:
-        """The filter at this limit after all charges that count, whether or not they fit today."""
+        """Return the filter after all charges that count, whether or not they fit today."""
         epsilon, delta = self.budget.epsilon, self.budget.delta
         empty: filters.Filter = filters.BasicFilter(epsilon=epsilon, delta=delta)
         if isinstance(composition, Renyi):

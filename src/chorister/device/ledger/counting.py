@@ -1,27 +1,28 @@
 """Against which limits a charge counts, and for how long: a fold over the ledger's entries.
 
 **Periods.** A budget with a period P renews at offset + kP, where the offset was drawn once, when
-the ledger was created. A charge made at t *counts until* the end of the period that contains t; a
-budget without a period never renews. The guarantee is therefore per period.
+the ledger was created. A charge made at t *counts until* the end of the period that contains t. A
+budget without a period never renews. So the guarantee is per period.
 
-**A policy update never refunds.** Nothing is ever taken from the ledger. Each policy that the
-device had is an entry of it, so what a charge counts against follows from the entries alone, and
-every rule is a maximum, or a union, over the policies since the charge: one more never lowers
-anything.
+**A policy update never refunds.** Nothing is ever removed from the ledger. Each policy that the
+device had is one of its entries, so what a charge counts against follows from the entries alone.
+Every rule is a maximum, or a union, over the policies since the charge: one more policy never
+lowers anything.
 
 - *Changed period*: a charge counts until the latest end over the periods of all policies since it
-  was made. A shorter period does not renew early what was charged under a longer one, a longer
-  one takes back in what had renewed, and a policy without a period makes charges count for ever.
-- *Changed composition*: a filter that was in force while a charge counted stays in force, beside
-  the new one, until that charge counts no more. (To switch filters after seeing answers is no
-  filter: each branch would be covered by another bound. So one of them spans all branches.)
+  was made. A shorter period does not renew early what was charged under a longer one, a longer one
+  counts again what had renewed, and a policy without a period makes charges count forever.
+- *Changed composition*: a filter that was in force while a charge counted stays in force, in
+  addition to the new one, until that charge no longer counts. (Switching filters after seeing
+  answers is not a valid filter: each branch would have a different bound. So one filter spans all
+  branches.)
 - *Renamed or removed analysis*: a charge whose analysis is gone is inherited by every analysis that
-  may read a field which it read, and stays with them should the old name come back. One that
-  reads none of its fields asks about other data; the device-wide limit counts it all the same.
-- *Removed and re-added field*: charges name their fields; what is not in the policy is remembered.
-  A renamed field is another column, which the analysis' and the device's limits cover.
-- *Lowered, then raised limit*: limits are compared with what the entries add up to; below that,
-  nothing is allowed. Raising one allows the difference, as its author could have from the start.
+  may read a field that it read, and stays with them even if the old name comes back. An analysis
+  that reads none of these fields asks about other data; the device-wide limit still counts it.
+- *Removed and re-added field*: charges name their fields, and fields that left the policy are
+  remembered. A renamed field is another column, covered by the analysis' and the device's limits.
+- *Lowered, then raised limit*: limits are compared with the sum of the entries; below that, nothing
+  is allowed. Raising a limit allows the difference, as its author could have from the start.
 """
 
 from __future__ import annotations
@@ -38,24 +39,22 @@ from chorister.policy import AnalysisBudget, Composition, DeviceBudget, FieldBud
 from chorister.policy.model import Budget
 from chorister.policy.values import Duration, FieldRef, Identifier
 
-__all__ = ["AnalysisTerms", "Counts", "PolicyTerms", "Terms", "later", "period_end"]
-
 
 class Terms(Model):
-    """What a policy says about how a budget renews and adds up."""
+    """What a policy says about how a budget renews and composes."""
 
     period: Duration | None = None
     composition: Composition = "basic"
 
 
 class AnalysisTerms(Terms):
-    """The same of an analysis, with the fields that it may read."""
+    """The same for an analysis, with the fields that it may read."""
 
     fields: Annotated[tuple[FieldRef, ...], Field(min_length=1)]
 
 
 class PolicyTerms(Model):
-    """What the ledger remembers of a policy: all that decides for how long a charge counts."""
+    """What the ledger remembers of a policy: everything that decides how long a charge counts."""
 
     digest: Hex32
     device: Terms
@@ -63,7 +62,6 @@ class PolicyTerms(Model):
 
     @classmethod
     def of(cls, policy: Policy) -> PolicyTerms:
-        """The terms of a policy."""
         return cls(
             digest=policy.digest.hex(),
             device=Terms(period=policy.device.period, composition=policy.device.composition),
@@ -79,14 +77,14 @@ class PolicyTerms(Model):
 
 
 def period_end(time: int, period: int | None, offset: int) -> int | None:
-    """When the period that contains `time` ends: the device's budget then renews; None is never."""
+    """Return when the period that contains `time` ends and the budget renews; None is never."""
     if period is None:
         return None
     return ((time + offset) // period + 1) * period - offset
 
 
 def later(one: int | None, other: int | None) -> int | None:
-    """The later of two times, of which None is never."""
+    """Return the later of two times, where None is never."""
     return None if one is None or other is None else max(one, other)
 
 
@@ -94,11 +92,11 @@ def later(one: int | None, other: int | None) -> int | None:
 class _Level:
     """How a charge counts against the device's budget, or against its analysis' and fields'."""
 
-    until: int | None  # None: for ever
+    until: int | None  # None: forever
     compositions: frozenset[Composition]  # of all policies since the charge
 
     def under(self, terms: Terms, time: int, offset: int) -> _Level:
-        """The same after one policy more."""
+        """Return the same after one more policy."""
         return _Level(
             until=later(self.until, period_end(time, terms.period, offset)),
             compositions=self.compositions | {terms.composition},
@@ -132,19 +130,19 @@ class _Counted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counts:
-    """What counts against which limit: a fold over the ledger's entries, in their order."""
+    """What counts against which limit, computed from the ledger's entries in order."""
 
     offset: int  # the device's own, in seconds
     terms: PolicyTerms | None = None  # of the newest policy
     counted: tuple[_Counted, ...] = ()
 
     def with_policy(self, terms: PolicyTerms) -> Counts:
-        """After a policy took effect."""
+        """Return the counts after a policy took effect."""
         counted = tuple(each.under(terms, self.offset) for each in self.counted)
         return replace(self, terms=terms, counted=counted)
 
     def with_charge(self, charge: Charge, time: int) -> Counts:
-        """After a charge made at `time` under the newest policy."""
+        """Return the counts after a charge made at `time` under the newest policy."""
         fresh = _Level(until=time, compositions=frozenset())
         new = _Counted(
             charge=charge,
@@ -159,14 +157,14 @@ class Counts:
 
     @property
     def clear(self) -> int | None:
-        """From when on none of the charges counts against anything; None is never."""
+        """The time from which none of the charges counts against anything; None is never."""
         latest: int | None = 0
         for each in self.counted:
             latest = later(latest, later(each.device.until, each.analysis.until))
         return latest
 
     def check(self, charge: Charge, policy: Policy, now: int) -> None:
-        """Checks 1 and 2, device-wide first; raises `BudgetExceeded`, which names the limit."""
+        """Make checks 1 and 2, device-wide first; raise `BudgetExceeded`, which names the limit."""
         analysis = policy.analyses.get(charge.analysis)
         if analysis is None:
             why = f"policy {policy.name} has no analysis {charge.analysis}"
@@ -181,7 +179,7 @@ class Counts:
             self._field(charge.analysis, analysis.budget, ref, field, now).admit(charge)
 
     def limits(self, policy: Policy, now: int) -> list[Limit]:
-        """All limits of the policy, device-wide first."""
+        """Return all limits of the policy, device-wide first."""
         found = [self._device(policy.device, now)]
         for name, analysis in policy.analyses.items():
             found.append(self._analysis(name, analysis.budget, now))
@@ -213,7 +211,7 @@ class Counts:
         self,
         path: str,
         budget: Budget | FieldBudget,
-        renewal: Budget,  # a field's budget renews, and adds up, as its analysis'
+        renewal: Budget,  # a field's budget renews, and composes, as its analysis'
         found: list[tuple[Charge, _Level]],
         now: int,
     ) -> Limit:

@@ -1,7 +1,7 @@
 """The ledger's entries: models with one canonical encoding each, and the chain of their hashes.
 
-Every entry names its place, the hash of the one before it, and the time from which none of the
-charges up to it counts any more (`clear`). So the newest entry alone, kept in a `HeadStore`, tells
+Every entry has its number, the hash of the one before it, and the time from which none of the
+charges up to it counts any more (`clear`). So the newest entry alone, kept in a `HeadStore`, says
 how much a ledger has lost and for how long that matters.
 """
 
@@ -18,10 +18,11 @@ from chorister.device.ledger.counting import Counts, PolicyTerms
 from chorister.errors import DecodeError, InvalidInput, LedgerTampered
 
 FIRST: Final = "00" * 32
-"""What the first entry has for the hash of the one before it."""
+"""What the first entry has instead of the hash of the one before it."""
 MAX_BYTES: Final = 4_000_000
+"""The longest entry of the ledger, and of the audit log."""
 MAX_OFFSET: Final = 2**52
-"""Offsets are drawn below this: modulo any period (100 years at most) they are all but uniform."""
+"""Offsets are drawn below this: modulo any period (at most 100 years) they are almost uniform."""
 
 _Time: TypeAlias = Annotated[Int, Field(ge=0, le=MAX_INT)]
 
@@ -31,7 +32,7 @@ class _Entry(Model):
     previous: Hex32
     time: _Time
     clear: _Time | Literal["never"]
-    """From when on no charge up to here counts against anything."""
+    """From this time, no charge up to this entry counts against anything."""
 
 
 class Created(_Entry):
@@ -39,22 +40,22 @@ class Created(_Entry):
 
     kind: Literal["created"] = "created"
     offset: Annotated[Int, Field(ge=0, lt=MAX_OFFSET)]
-    """Where the device's periods begin, drawn at random."""
+    """When the device's periods begin, drawn at random."""
 
 
 class Restarted(_Entry):
-    """The head was missing or old, so entries may be too: the ledger's age begins again."""
+    """The head was missing or old, so entries may be missing too: the ledger's age begins again."""
 
     kind: Literal["restarted"] = "restarted"
     why: Literal["head-missing", "head-behind"]
 
 
 class Resumed(_Entry):
-    """Entries were lost, and by now none of them counts any more."""
+    """Entries were lost, but none of them counts any more."""
 
     kind: Literal["resumed"] = "resumed"
     lost: Annotated[Int, Field(ge=0, le=MAX_INT)]
-    """The place of the newest entry that was lost."""
+    """The number of the newest entry that was lost."""
 
 
 class PolicyTaken(_Entry):
@@ -76,25 +77,33 @@ Entry: TypeAlias = Created | Restarted | Resumed | PolicyTaken | Charged
 _ADAPTER: Final[TypeAdapter[Entry]] = TypeAdapter(Annotated[Entry, Field(discriminator="kind")])
 
 
-@lru_cache(maxsize=64)  # the head is the newest entry, and an entry is read as it is written
-def decode(data: bytes) -> Entry:
-    """Exactly what `Entry.canonical()` wrote; anything else raises `DecodeError`."""
-    value: Any = loads(data, max_bytes=MAX_BYTES)
-    try:
-        entry = _ADAPTER.validate_python(value, context=WIRE)
-    except ValidationError as error:
-        field, message = first_error(error)
-        raise DecodeError(message, field=field) from None
-    if entry.canonical() != data:
-        raise DecodeError("an entry is not in its canonical form")
-    return entry
-
-
+_M = TypeVar("_M", bound=Model)
 _E = TypeVar("_E", Created, Restarted, Resumed, PolicyTaken, Charged)
 
 
+def decode_canonical(adapter: TypeAdapter[_M], data: object) -> _M:
+    """Decode what `Model.canonical()` returned; raise `DecodeError` for anything else."""
+    if not isinstance(data, bytes):
+        raise DecodeError("not bytes")
+    value: Any = loads(data, max_bytes=MAX_BYTES)
+    try:
+        model = adapter.validate_python(value, context=WIRE)
+    except ValidationError as error:
+        field, message = first_error(error)
+        raise DecodeError(message, field=field) from None
+    if model.canonical() != data:
+        raise DecodeError("not in its canonical form")
+    return model
+
+
+@lru_cache(maxsize=64)  # the head is the newest entry, and an entry is read as it is written
+def decode(data: bytes) -> Entry:
+    """Decode an entry, or raise `DecodeError`."""
+    return decode_canonical(_ADAPTER, data)
+
+
 class Chain:
-    """Entries from the first on, without a gap."""
+    """All entries from the first one, without a gap."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -106,16 +115,15 @@ class Chain:
 
     @property
     def time(self) -> int:
-        """The time of the newest entry."""
         return self.entries[-1].time if self.entries else 0
 
     @property
     def digest(self) -> str:
-        """The hash that the next entry names."""
+        """The hash that the next entry has as `previous`."""
         return sha256(self.data).hex() if self.entries else FIRST
 
     def place(self, now: int) -> dict[str, Any]:
-        """What every kind of next entry has in common."""
+        """Return the fields that every kind of next entry has."""
         time = max(now, self.time)
         return {
             "sequence": len(self.entries),
@@ -125,12 +133,12 @@ class Chain:
         }
 
     def dated(self, entry: _E) -> _E:
-        """The entry with the time from which on nothing up to it counts any more."""
+        """Return the entry with its `clear` filled in."""
         clear = self._after(entry).clear
         return entry.model_copy(update={"clear": "never" if clear is None else clear})
 
     def extend(self, sequence: object, data: object) -> None:
-        """Take over a stored row, or raise `LedgerTampered`."""
+        """Add a stored row, or raise `LedgerTampered`."""
         place = len(self.entries)
         if sequence != place or not isinstance(data, bytes):
             raise LedgerTampered("the row that should be here is missing", sequence=place)
@@ -150,26 +158,23 @@ class Chain:
         self.data = data
 
     def ends_with(self, head: Entry) -> bool:
-        """Whether the head is the newest entry."""
         return bool(self.entries) and self.entries[-1] == head
 
     def has(self, head: Entry) -> bool:
-        """Whether the head is one of the entries."""
         return head.sequence < len(self.entries) and self.entries[head.sequence] == head
 
     def continues_with(self, head: Entry) -> bool:
-        """Whether the head is the very next entry."""
         return head.sequence == len(self.entries) and head.previous == self.digest
 
     def _check_place(self, entry: Entry) -> None:
         if entry.sequence != len(self.entries):
-            raise DecodeError(f"it says that it is entry {entry.sequence}")
+            raise DecodeError(f"it claims to be entry {entry.sequence}")
         if entry.previous != self.digest:
             raise DecodeError("it does not follow the entry before it")
         if entry.time < self.time:
-            raise DecodeError("it is dated before the entry before it")
+            raise DecodeError("it is dated earlier than the entry before it")
         if isinstance(entry, Created) == bool(self.entries):
-            raise DecodeError("a ledger is created by its first entry, and only by that")
+            raise DecodeError("the first entry creates a ledger, and no other")
         if isinstance(entry, Charged) and entry.charge.recipe in self.recipes:
             raise DecodeError("its recipe was charged before")
 

@@ -1,11 +1,12 @@
-"""Where the ledger's newest entry is kept a second time, apart from the ledger.
+"""A second copy of the ledger's newest entry, kept apart from the ledger.
 
 Whoever restores an old copy of the ledger would get back what was spent since. So the whole next
-entry is written here *before* the ledger commits it, under the ledger's write lock. What a mismatch
-means is decided in :mod:`chorister.device.ledger`. Restoring both together can't be noticed.
+entry is written here *before* the ledger commits it, under the ledger's write lock.
+`chorister.device.ledger.ledger` decides what a mismatch means. Restoring both together can't be
+noticed.
 
-The entry is sealed (AES-256-GCM, with a key derived from the device's): the place it is kept in
-tells nobody what was asked, and nobody else can put an entry there.
+The entry is sealed (AES-256-GCM, with a key derived from the device's): whoever can read it does
+not learn what was asked, and nobody else can put an entry there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import secrets
 import stat
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,14 +23,12 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from chorister.canonical import b64url_decode, b64url_encode
-from chorister.device.keys import SecretKey
+from chorister.device.keys import SecretKey, is_inside, sync_folder
 from chorister.device.ledger.entries import MAX_BYTES
 from chorister.errors import DecodeError, HeadUnavailable
 
 if TYPE_CHECKING:
     from keyring.backend import KeyringBackend
-
-__all__ = ["FileHeadStore", "HeadStore", "KeyringHeadStore"]
 
 _MAGIC: Final = b"chorister-head-1\n"
 _NONCE: Final = 12
@@ -36,7 +36,7 @@ _MAX_SEALED: Final = len(_MAGIC) + _NONCE + MAX_BYTES + 16
 
 
 class HeadStore(ABC):
-    """Keeps one entry. What can't be read or written raises `HeadUnavailable`: silence."""
+    """Keeps one entry. If it can't be read or written, `HeadUnavailable` silences the device."""
 
     kind: str
     """`file` or `keyring`, for `chorister device status`; a device without one says `none`."""
@@ -45,13 +45,13 @@ class HeadStore(ABC):
         self._cipher = AESGCM(key.derive("head").reveal())
 
     def load(self) -> bytes | None:
-        """The entry last saved, or None if there never was one (or somebody took it away)."""
+        """Return the entry last saved; None if there never was one, or if somebody removed it."""
         sealed = self._read()
         if sealed is None:
             return None
         nonce, text = sealed[len(_MAGIC) :][:_NONCE], sealed[len(_MAGIC) + _NONCE :]
         try:
-            # The magic is part of what is authenticated, so another one does not open either.
+            # The magic is authenticated too, so data with another one does not open.
             return self._cipher.decrypt(nonce, text, sealed[: len(_MAGIC)])
         except (InvalidTag, ValueError):
             raise HeadUnavailable(
@@ -60,14 +60,14 @@ class HeadStore(ABC):
             ) from None
 
     def save(self, entry: bytes) -> None:
-        """Keep this entry instead; when this returns, it is durable and was read back."""
+        """Replace the entry. When this returns, it is durable and was read back."""
         nonce = secrets.token_bytes(_NONCE)
         sealed = _MAGIC + nonce + self._cipher.encrypt(nonce, entry, _MAGIC)
         self._write(sealed)
-        # A place that forgets would look like a head that was taken away, again and again.
+        # A place that loses data would look as if somebody removed the head again and again.
         if self._read() != sealed:
             raise HeadUnavailable(
-                f"{self} does not keep the ledger's head that is written there: keep it elsewhere"
+                f"{self} does not keep what is written there: keep the ledger's head elsewhere"
             )
 
     @abstractmethod
@@ -78,9 +78,9 @@ class HeadStore(ABC):
 
 
 class FileHeadStore(HeadStore):
-    """In a file, outside the store's folder: inside, it would be restored together with it.
+    """A file outside the store's folder: inside, it would be restored together with the store.
 
-    Its folder must exist: one that is missing is an unmounted disk, not a missing head.
+    Its folder must exist: a missing folder means an unmounted disk, not a missing head.
     """
 
     kind = "file"
@@ -97,7 +97,7 @@ class FileHeadStore(HeadStore):
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             if not self.path.parent.is_dir():
-                raise HeadUnavailable(f"{self.path.parent}, with the ledger's head, is not there")
+                raise HeadUnavailable(f"{self.path.parent}, where the ledger's head is, is missing")
             descriptor = os.open(self.path, flags)
         except FileNotFoundError:
             return None
@@ -115,7 +115,7 @@ class FileHeadStore(HeadStore):
         self._check_place()
         draft = self.path.with_name(f".{self.path.name}.draft")
         try:
-            # One writer at a time, under the ledger's lock; a draft left by a crash is replaced.
+            # There is one writer, under the ledger's lock; a draft left by a crash is replaced.
             draft.unlink(missing_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             with os.fdopen(os.open(draft, flags, 0o600), "wb") as file:
@@ -123,20 +123,14 @@ class FileHeadStore(HeadStore):
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(self.path.parent)
         except OSError as error:
             raise self._unavailable(error) from None
 
     def _check_place(self) -> None:
-        # Resolved each time: a link may have been put in the way since.
-        path, store = os.path.realpath(self.path), os.path.realpath(self.store)
-        if os.path.commonpath([path, store]) == store:
+        if is_inside(self.path, self.store):
             raise HeadUnavailable(
-                f"{self}, the ledger's head, lies in the store's folder: put it elsewhere"
+                f"{self}, the ledger's head, is in the store's folder: move it elsewhere"
             )
 
     def _unavailable(self, error: OSError) -> HeadUnavailable:
@@ -150,7 +144,7 @@ class FileHeadStore(HeadStore):
 
 
 class KeyringHeadStore(HeadStore):
-    """In the system's keyring, which backups of files do not reach."""
+    """An entry in the system's keyring, which backups of files do not include."""
 
     kind = "keyring"
 
@@ -182,11 +176,11 @@ class KeyringHeadStore(HeadStore):
             raise self._unavailable(error) from None
 
     def _backend(self) -> KeyringBackend:
-        # Looking for keyrings takes long, and most devices never do.
+        # Imported here: looking for keyrings is slow, and most devices have no use for them.
         import keyring
 
         backend = keyring.get_keyring()
-        # Below 1 are the ones that store nothing, or in a file that backups reach.
+        # A priority below 1 means that it stores nothing, or uses a file that backups include.
         if backend.priority < 1:
             raise HeadUnavailable(
                 f"this system's keyring ({backend.name}) can't keep the ledger's head: keep it in "
@@ -196,9 +190,32 @@ class KeyringHeadStore(HeadStore):
 
     def _unavailable(self, error: Exception) -> HeadUnavailable:
         return HeadUnavailable(
-            f"the keyring does not give or take {self} ({type(error).__name__}): unlock it, then "
+            f"{self} can't be read or written ({type(error).__name__}): unlock the keyring, then "
             "try again; or keep the ledger's head in a file"
         )
 
     def __str__(self) -> str:
         return f"the keyring's {self.service} {self.name}"
+
+
+# --- Which one a device uses ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFile:
+    """Keep the ledger's head in a file outside the device's folder."""
+
+    path: str | os.PathLike[str]
+
+    def open(self, key: SecretKey, folder: Path) -> HeadStore:
+        return FileHeadStore(self.path, key=key, store=folder)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadKeyring:
+    """Keep the ledger's head in the system's keyring."""
+
+    name: str
+
+    def open(self, key: SecretKey, folder: Path) -> HeadStore:  # noqa: ARG002 (as HeadFile's)
+        return KeyringHeadStore(self.name, key=key)

@@ -1,23 +1,22 @@
-"""The ledger: append-only, hash-chained, and noticed if it goes back in time.
+"""The ledger: append-only and hash-chained; a device notices if an older copy was restored.
 
-Nothing is stored but the entries; `chorister.device.ledger.counting` derives from them what is
-spent.
-They live in the caller's encrypted database, so that a charge commits together with whatever else
-must not be lost with it.
+Only entries are stored, and `chorister.device.ledger.counting` computes from them what is spent.
+They are in the caller's encrypted database, so that a charge commits together with whatever else
+belongs to it.
 
-**The head.** Before an entry is committed it is saved in the `HeadStore`, under the database's
-write lock. So ledger and head can differ in these ways only:
+**The head.** Before an entry is committed, it is saved in the `HeadStore`, under the database's
+write lock. So ledger and head can differ only in these ways:
 
 ==================== ============================================================================
 head                 what happened, and what is done
 ==================== ============================================================================
 the newest entry     nothing: in step
-the very next entry  a crash between head and commit: the entry is appended. It may have been a
-                     charge; it counts, and its recipe is never answered
+the very next entry  a crash between head and commit: the entry is appended. If it is a charge, it
+                     counts, and its recipe is never answered
 further ahead, or    a restored backup, a deleted ledger, another device's: `LedgerBehind` until
 of another chain     everything lost has renewed under all policies it was charged under and
                      today's (never, if a budget does not renew), and its recipes have closed
-an older entry       the head itself was restored; the ledger may have been, too: its age begins
+an older entry       the head was restored, and perhaps the ledger too: the ledger's age begins
                      again (`min_ledger_age` of silence), and what is known stays charged
 missing              the same; or, with an empty ledger, a new device
 unreadable           `HeadUnavailable`: silence
@@ -25,12 +24,12 @@ unreadable           `HeadUnavailable`: silence
 
 One transaction appends at most one entry: with two, a crash would look like a restored backup.
 
-**Two times.** What has renewed, and how old the ledger is, is decided at `now`, the time of the
-newest accepted checkpoint. A registry may show one that is as old as the policy permits; so what
-is written is *dated* by the device's clock if that is later: a charge five minutes ahead of it, as
-a checkpoint may be. So unless the clock is slow, no budget renews before the date of a charge made
-by then, and no more is charged in any stretch of time than docs/concepts/budget.md proves. A clock
-that is fast only makes charges count for longer. No entry is dated before the last.
+**Two times.** `now`, the time of the newest accepted checkpoint, decides what has renewed and how
+old the ledger is. A registry may serve one that is as old as the policy permits. So an entry is
+*dated* by the device's clock if that is later: a charge five minutes ahead of it, as a checkpoint
+may be. So unless the clock is slow, no budget renews before the date of a charge made by then, and
+no more is charged in any stretch of time than docs/concepts/budget.md proves. A fast clock only
+makes charges count longer. No entry is dated before the last one.
 """
 
 from __future__ import annotations
@@ -70,8 +69,6 @@ from chorister.errors import (
 from chorister.policy import Policy
 from chorister.transparency.checkpoint import MAX_SKEW
 
-__all__ = ["Ledger"]
-
 _E = TypeVar("_E", Created, Restarted, Resumed, PolicyTaken, Charged)
 
 _SCHEMA: Final = (
@@ -100,7 +97,7 @@ class Ledger:
         clock: Clock,
         randbelow: Callable[[int], int] = secrets.randbelow,
     ) -> None:
-        """`clock` is the device's; it dates entries, and renews nothing."""
+        """`clock` is the device's: it dates entries, but decides no renewal."""
         self._connection = connection
         self._policy = policy
         self._terms = PolicyTerms.of(policy)
@@ -116,12 +113,12 @@ class Ledger:
     # --- before deciding -------------------------------------------------------------------------
 
     def settle(self, now: int, tell: Callable[[Entry], None] = lambda _: None) -> tuple[Entry, ...]:
-        """Bring ledger, head and policy into step, each entry in a transaction of its own.
+        """Bring ledger, head and policy into step; return the entries that were added.
 
-        `tell` is called inside it: what it writes is there if, and only if, the entry is.
-        Returns the entries that were added. A `Charged` among them is a crash's: its recipe is
-        never to be answered. Raises `LedgerBehind`, `LedgerTampered`, `HeadUnavailable`, or
-        `LedgerStale` where the ledger's age would begin at a time that nobody vouches for.
+        Each entry has its own transaction, and `tell` is called inside it. A `Charged` entry among
+        them was recovered after a crash: its recipe must never be answered. Raises `LedgerBehind`,
+        `LedgerTampered`, `HeadUnavailable`, or `LedgerStale` if the ledger's age would begin at a
+        time that nobody vouches for.
         """
         added: list[Entry] = []
         while True:
@@ -154,14 +151,15 @@ class Ledger:
         return None
 
     def _beginning(self, now: int) -> dict[str, Any]:
-        """The place of an entry with which the ledger's age begins."""
+        """Return the place of an entry with which the ledger's age begins."""
         return self._chain.place(max(now, self._device_time(now)))
 
     def _refuse_until_clear(self, head: Entry, now: int) -> None:
-        """What was lost is dated at the head's time at the latest.
+        """Raise `LedgerBehind` until nothing that was lost matters any more.
 
-        It must have renewed, and its recipes, which could not be told from new ones, must have
-        closed: they were open at a time that a slow clock may have dated a checkpoint's age early.
+        What was lost is dated at the head's time at the latest. It must have renewed, and its
+        recipes, which look like new ones now, must have closed. They were open at a time that a
+        slow clock may have dated too early, by a checkpoint's age.
         """
         until = None if head.clear == "never" else head.clear
         analyses = self._policy.analyses.values()
@@ -176,10 +174,11 @@ class Ledger:
     # --- deciding --------------------------------------------------------------------------------
 
     def check(self, charge: Charge, now: int) -> None:
-        """Raise if this charge is not allowed at `now`; changes nothing.
+        """Raise if this charge is not allowed at `now`; change nothing.
 
-        `LedgerStale`; `LedgerYoung`; `QueryRefused` (`once`: charged before); or `BudgetExceeded`,
-        which names the limit: device-wide first, then the analysis', then each field's.
+        Raises `LedgerStale`, `LedgerYoung`, `QueryRefused` (`once`: charged before) or
+        `BudgetExceeded`, which names the limit: device-wide first, then the analysis', then each
+        field's.
         """
         chain = self._settled()
         self._device_time(now)
@@ -192,14 +191,14 @@ class Ledger:
         chain.counts.check(charge, self._policy, now)
 
     def append(self, charge: Charge, now: int) -> Charged:
-        """Check, then write the charge, inside the caller's open `transaction`.
+        """Check the charge, then write it, inside the caller's open `transaction`.
 
         Nothing may be answered before that transaction has been committed.
         """
         if self._connection.txn_state("main") != apsw.SQLITE_TXN_WRITE:
             raise InvalidInput("append() belongs inside transaction(): commit what goes with it")
         if self._appended:
-            raise InvalidInput("one transaction appends one charge: commit, then go on")
+            raise InvalidInput("one transaction appends one charge: commit first")
         self.check(charge, now)
         if self._head_store is not None:
             head = self._head()
@@ -209,9 +208,9 @@ class Ledger:
         return self._add(Charged(**self._chain.place(date), charge=charge))
 
     def _device_time(self, now: int) -> int:
-        """What the device's clock says while the newest checkpoint, of `now`, is fresh by it.
+        """Return the device's time; raise `LedgerStale` if the newest checkpoint is too old by it.
 
-        One that ran far ahead would date an entry, and all that follow it, far in the future.
+        A clock that runs far ahead would date an entry, and all that follow it, in the future.
         """
         clock = self._clock.now()
         if clock > now + self._policy.checkpoint_max_age:
@@ -221,28 +220,28 @@ class Ledger:
     # --- looking ---------------------------------------------------------------------------------
 
     def remaining(self, now: int) -> tuple[Standing, ...]:
-        """What is spent and left of every limit of the policy at `now`, device-wide first."""
+        """Return what is spent and left of every limit at `now`, device-wide first."""
         limits = self._settled().counts.limits(self._policy, now)
         return tuple(limit.standing() for limit in limits)
 
     def silent_until(self) -> int:
-        """When the ledger is old enough to answer."""
+        """Return when the ledger is old enough to answer."""
         return self._settled().born + self._policy.device.min_ledger_age
 
     def charged(self, recipe: bytes) -> bool:
-        """Whether the recipe with this digest was ever charged."""
+        """Return whether the recipe with this digest was ever charged."""
         return recipe.hex() in self._read().recipes
 
     def charged_study(self, analysis: str, study: str) -> bool:
-        """Whether any recipe of this study of an analysis was ever charged."""
+        """Return whether any recipe of this study of an analysis was ever charged."""
         return (analysis, study) in self._read().studies
 
     def entries(self) -> tuple[Entry, ...]:
-        """All entries, the oldest first."""
+        """Return all entries, oldest first."""
         return tuple(self._read().entries)
 
     def verify(self) -> None:
-        """Read everything again; `LedgerTampered` names the first entry that is not as written."""
+        """Read everything again; `LedgerTampered` names the first entry that was changed."""
         self._extend(Chain())
 
     # --- storage ---------------------------------------------------------------------------------
@@ -254,7 +253,7 @@ class Ledger:
         return chain
 
     def _read(self) -> Chain:
-        """The chain as the database has it now; other processes may have added to it."""
+        """Return the chain as the database has it now; other processes may have added to it."""
         chain = self._chain
         if chain.entries:
             row = self._row(chain.entries[-1].sequence)
@@ -285,8 +284,8 @@ class Ledger:
             return decode(data)
         except DecodeError as error:
             raise HeadUnavailable(
-                f"the ledger's head in {self._head_store} is no entry ({error}): restore it; or "
-                "remove it, and wait as for a new ledger"
+                f"the ledger's head in {self._head_store} is not an entry ({error}): restore it, "
+                "or remove it and wait as for a new ledger"
             ) from None
 
     def _add(self, entry: _E) -> _E:
@@ -304,7 +303,7 @@ class Ledger:
 
     def _committing(self) -> bool:
         self._transaction_ended()
-        return False  # let it go ahead
+        return False  # commit
 
     def _transaction_ended(self) -> None:
         self._appended = False

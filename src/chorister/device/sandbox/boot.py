@@ -1,7 +1,8 @@
-"""Starts a zygote, run as a script by a fresh interpreter that imports nothing by itself.
+"""Starts a zygote: a script for a fresh interpreter that imports nothing by itself.
 
-The packages around the few modules that a sandbox needs are put in place empty: their own code
-would import pydantic and more, with threads that do not survive a fork, and memory to look into.
+The packages around the few modules that a sandbox needs are replaced by empty ones. Their own code
+would import pydantic and more, with threads that do not survive a fork, and memory that a query
+could look into.
 """
 
 from __future__ import annotations

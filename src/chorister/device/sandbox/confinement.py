@@ -1,7 +1,7 @@
-"""What the operating system takes away from a sandbox, and what it did not let us take.
+"""Confines a sandbox with the operating system's means, and reports what is not available.
 
-Everything works without privileges. Each step that fails leaves a sentence, and the next wall.
-Only the standard library is imported here.
+Everything works without privileges. Each step that fails adds a sentence about it, and the next
+layer remains. Only the standard library is imported here.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import signal
 import struct
 import sys
 from typing import Any, Final
-
-__all__ = ["confine", "die_with_parent", "go_first", "leave_network"]
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
@@ -61,16 +59,16 @@ _CALLS: Final[dict[str, dict[str, Any]]] = {
 
 _NO_FILTER: Final = (
     "no system call filter ({why}): native code that a query could make SQLite run might still "
-    "rename or delete files and signal processes of this user; it can open and send nothing"
+    "rename or delete files and signal processes of this user; it can't open or send anything"
 )
 _NO_NAMESPACE: Final = (
-    "no network namespace ({why}): the network is out of reach only because the sandbox can have "
-    "no new descriptor"
+    "no network namespace ({why}): the network is out of reach only because the sandbox can't get "
+    "a new descriptor"
 )
-_NO_MEMORY_LIMIT: Final = "no limit on memory but SQLite's own ({why})"
+_NO_MEMORY_LIMIT: Final = "no limit on memory except SQLite's own ({why})"
 _NOT_FIRST: Final = (
-    "not the first to go if memory runs out ({why}): the system may end the app instead of the "
-    "query, whose own limit on memory remains"
+    "not the first process to be killed if memory runs out ({why}): the system may end the app "
+    "instead of the query, whose own limit on memory remains"
 )
 _PRIVILEGED: Final = (
     "no system call filter, and the device runs as root: a broken sandbox could lift its own limits"
@@ -78,7 +76,7 @@ _PRIVILEGED: Final = (
 
 
 def leave_network() -> list[str]:
-    """In the zygote, before it has threads: move to a network namespace without any network."""
+    """Move the zygote, before it has threads, to a network namespace without a network."""
     if sys.platform != "linux":
         return [_NO_NAMESPACE.format(why=f"{platform.system()} has none")]
     for flags in (_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC, _CLONE_NEWNET | _CLONE_NEWIPC):
@@ -88,7 +86,7 @@ def leave_network() -> list[str]:
 
 
 def go_first() -> list[str]:
-    """In the zygote: be what the system ends first if memory runs out, as all that is forked."""
+    """Make the zygote and its forks the first processes to be killed if memory runs out."""
     try:
         descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -101,7 +99,7 @@ def go_first() -> list[str]:
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the zygote ends; end now if it has ended already."""
+    """Be killed when the zygote ends; exit now if it has already ended."""
     if sys.platform == "linux":
         _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -109,9 +107,9 @@ def die_with_parent(parent: int) -> None:
 
 
 def confine(*, seconds: float, memory: int) -> list[str]:
-    """Give up everything but the open socket, `memory` more bytes and some time.
+    """Give up everything except the open socket, `memory` more bytes and some time.
 
-    The alarm ends the process by the clock, whatever it is doing and if nobody else does.
+    The alarm ends the process when its time is over, even if nobody else does.
     """
     weaknesses = []
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -169,7 +167,7 @@ def _filter_system_calls() -> list[str]:
 
 
 def _program(calls: dict[str, Any]) -> ctypes.Array[ctypes.c_char]:
-    """A classic BPF program: this machine's numbers only; listed calls; no executable memory."""
+    """Return a classic BPF program: this machine's numbers, listed calls, no executable memory."""
     load, equal, any_bit, answer = 0x20, 0x15, 0x45, 0x06
     allow, refuse, kill = 0x7FFF_0000, 0x0005_0000 | _EPERM, 0x8000_0000
     number, architecture, protection = 0, 4, 16 + 2 * 8

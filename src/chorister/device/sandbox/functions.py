@@ -1,8 +1,8 @@
 """What a query may call: SQLite's pure functions, and table-valued ones that the device provides.
 
 A function is offered only if it depends on its arguments and on nothing else. So there is none for
-the time (which knows the time zone), for SQLite itself (which version this device has), for files
-or for tokenizers, and none that a policy could name to get one of these.
+the time (it would reveal the time zone), SQLite itself (its version), files or tokenizers, whatever
+a policy lists.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Any, Final, NoReturn
 import apsw
 
 from chorister.encoding.tokenizer import split_words
-
-__all__ = ["MAX_N", "PURE_FUNCTIONS", "TABLE_FUNCTIONS", "bar", "known_functions", "register"]
 
 MAX_N: Final = 16
 """The longest n-gram."""
@@ -30,7 +28,7 @@ PURE_FUNCTIONS: Final = frozenset({
     "rank", "replace", "round", "row_number", "rtrim", "sign", "sqrt", "string_agg", "substr",
     "substring", "sum", "total", "trim", "trunc", "typeof", "unicode", "upper", "->", "->>",
 })  # fmt: skip
-"""By the names under which SQLite's authorizer asks for them."""
+"""By the names that SQLite passes to the authorizer."""
 
 
 def _words(text: object) -> Iterator[tuple[object, ...]]:
@@ -56,7 +54,7 @@ class _TableFunction:
 
 
 TABLE_FUNCTIONS: Final = {
-    # Words as every encoding cuts them (tokenisation 1): `FROM keyboard, ngrams(keyboard.text, 3)`.
+    # Words as every encoding splits them: `FROM keyboard, ngrams(keyboard.text, 3)`.
     "ngrams": _TableFunction(columns=("ngram", "position"), arguments=("text", "n"), rows=_ngrams),
     "words": _TableFunction(columns=("word", "position"), arguments=("text",), rows=_words),
 }
@@ -66,12 +64,12 @@ _ON_DEMAND: Final = ("carray", "json_each", "json_tree", "jsonb_each", "jsonb_tr
 
 
 def known_functions() -> frozenset[str]:
-    """All that a policy may usefully list."""
+    """Return every function that a policy may list."""
     return PURE_FUNCTIONS | TABLE_FUNCTIONS.keys()
 
 
 def register(connection: apsw.Connection, name: str) -> None:
-    """Provide a table-valued function; it can be called, but no table of it can be made."""
+    """Register a table-valued function. It can be called, but not be made into a table."""
     connection.create_module(
         name,
         _Module(TABLE_FUNCTIONS[name]),  # type: ignore[arg-type]  # its protocol names every method
@@ -82,24 +80,24 @@ def register(connection: apsw.Connection, name: str) -> None:
     )
 
 
-def bar(connection: apsw.Connection) -> None:
-    """Take away all table-valued functions, also those that SQLite would add when they are named.
+def block_table_functions(connection: apsw.Connection) -> None:
+    """Block all table-valued functions, including those that SQLite adds when they are named.
 
-    Under their names it then finds these modules, which let no statement compile.
+    Under their names it finds modules that let no statement compile.
     """
     connection.drop_modules(None)
     pragmas = [f"pragma_{row[0]}" for row in connection.execute("PRAGMA pragma_list")]
     for name in (*_ON_DEMAND, *pragmas):
         connection.create_module(
             name,
-            _Barred(name),  # type: ignore[arg-type]  # its protocol names every method
+            _Blocked(name),  # type: ignore[arg-type]  # its protocol names every method
             eponymous=True,
             eponymous_only=True,
             read_only=True,
         )
 
 
-class _Barred:
+class _Blocked:
     def __init__(self, name: str) -> None:
         self._name = name
 
@@ -108,7 +106,7 @@ class _Barred:
 
 
 class _Module:
-    """The names of the methods are those of SQLite's virtual tables, as apsw calls them."""
+    """A virtual table's module. The names of the methods are apsw's."""
 
     def __init__(self, function: _TableFunction) -> None:
         self._function = function
@@ -126,7 +124,7 @@ class _Table:
         self._function = function
 
     def BestIndexObject(self, index: apsw.IndexInfo) -> bool:  # noqa: N802
-        """Take a plan only if it has a value for every argument."""
+        """Accept a plan only if it has a value for every argument."""
         first = len(self._function.columns)
         found: dict[int, int] = {}
         for i in range(index.nConstraint):
@@ -148,7 +146,7 @@ class _Table:
         return _Cursor(self._function)
 
     def Disconnect(self) -> None:  # noqa: N802
-        """Nothing to let go."""
+        """Nothing to release."""
 
     Destroy = Disconnect
 

@@ -1,8 +1,8 @@
-"""Inside the sandbox: one query on one database, behind SQLite's own walls.
+"""Inside the sandbox: one query on one database, with SQLite's own protections.
 
 SQLite's authorizer is not a boundary: `select * from t natural full join (select null a)` reads
-`t` without asking it. It is the second wall; the first is that nothing undeclared is here. What the
-authorizer is not asked about, the compiled program shows.
+`t` without asking it. It is the second layer; the first is that nothing undeclared is here. The
+compiled program shows what the authorizer is not asked about.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from typing import Any, Final
 import apsw
 import apsw.ext
 
-from chorister.device.sandbox.functions import TABLE_FUNCTIONS, bar, register
+from chorister.device.sandbox.functions import TABLE_FUNCTIONS, block_table_functions, register
 from chorister.device.sandbox.wire import Job, decode_job, encode_job
 from chorister.encoding.encoder import Encoder, WorkLimit
-
-__all__ = ["MAX_ROWS", "ROWS_PER_BLOCK", "choose", "explain", "rehearse", "rows"]
 
 MAX_ROWS: Final = 1_000_000
 ROWS_PER_BLOCK: Final = 1_000
@@ -44,10 +42,10 @@ _LIMITS: Final = {
 
 
 def explain(job: Job, image: bytes | bytearray) -> str | tuple[str, ...]:
-    """On a database without rows: the names of the query's columns, or what is wrong with it."""
+    """Compile a query on empty tables; return the names of its columns, or what is wrong."""
     connection, pages = _open(job, image)
     if "\0" in job.query:
-        return "a NUL character, behind which SQLite would not read"
+        return "a NUL character, after which SQLite would stop reading"
     try:
         details = apsw.ext.query_info(connection, job.query)
         if not details.has_vdbe or details.is_explain or not details.is_readonly:
@@ -63,14 +61,14 @@ def explain(job: Job, image: bytes | bytearray) -> str | tuple[str, ...]:
 
 
 def rows(job: Job, image: bytes | bytearray) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
-    """The names of the result's columns, and its rows; whatever is wrong raises."""
+    """Return the names of the result's columns, and its rows; raise if anything is wrong."""
     connection, pages = _open(job, image)
     if "\0" in job.query or _reads_others(connection, job.query, pages):
         raise ValueError("reads more than the declared tables")
     names: list[str] = []
 
     def before(cursor: apsw.Cursor, _sql: str, _bindings: object) -> bool:
-        # Called for each statement. One that is not first, or would write or explain, is not run.
+        # Called for each statement. Only the first is run, and only if it is a plain SELECT.
         if names or not cursor.is_readonly or cursor.is_explain:
             return False
         names.extend(column[0] for column in cursor.get_description())
@@ -82,14 +80,14 @@ def rows(job: Job, image: bytes | bytearray) -> tuple[list[str], Iterator[tuple[
 
 
 def choose(job: Job, encoder: Encoder, image: bytes | bytearray) -> int:
-    """The one bin to report, of all rows that the query returns; whatever is wrong raises."""
+    """Return the one bin to report, from all rows of the query; raise if anything is wrong."""
     if job.selection is None:
-        raise ValueError("a row is chosen")
+        raise ValueError("the job has no selection")
     names, found = rows(job, image)
-    # Of two columns with one name the first counts.
+    # If two columns have the same name, the first counts.
     places = {name: itemgetter(names.index(name)) for name in encoder.columns}
     bins, budget = list[int](), WorkLimit()
-    # Some rows at a time: their memory is used again for the next.
+    # In blocks, so that their memory is reused.
     while block := list(islice(found, ROWS_PER_BLOCK)):
         columns = {name: list(map(place, block)) for name, place in places.items()}
         bins += encoder.find(columns, budget)
@@ -99,9 +97,9 @@ def choose(job: Job, encoder: Encoder, image: bytes | bytearray) -> int:
 
 
 def _reads_others(connection: apsw.Connection, query: str, pages: Collection[int]) -> bool:
-    """Whether the compiled query opens a table but the declared ones, whatever names it by.
+    """Return whether the compiled query opens any table except the declared ones.
 
-    Virtual tables need no look: there are none but the listed functions.
+    Virtual tables need no check: there are none except the listed functions.
     """
     program = apsw.ext.query_info(connection, query, explain=True).explain or []
     return any(
@@ -113,8 +111,8 @@ def _reads_others(connection: apsw.Connection, query: str, pages: Collection[int
 
 
 def rehearse() -> None:
-    """A query on nothing, while nobody waits: memory that was shared with the zygote is copied."""
-    # From here on SQLite's randomness is this process' own, not a copy of the zygote's.
+    """Run a query on nothing while nobody waits, so that shared memory is copied ahead of time."""
+    # From here on, SQLite's randomness is not a copy of the zygote's.
     apsw.randomness(0)
     connection = apsw.Connection(":memory:")
     connection.execute("CREATE TABLE t (a TEXT, b INTEGER); INSERT INTO t VALUES ('a', random())")
@@ -131,7 +129,7 @@ _TRIAL: Final = b"""{"features": [
 
 
 def _open(job: Job, image: bytes | bytearray) -> tuple[apsw.Connection, frozenset[int]]:
-    """The database behind its walls, and the pages where the declared tables begin."""
+    """Open the database with all protections; return the root pages of the declared tables too."""
     apsw.hard_heap_limit(_HEAP + 2 * len(image))
     connection = apsw.Connection(":memory:")
     connection.deserialize("main", image)
@@ -148,9 +146,9 @@ def _open(job: Job, image: bytes | bytearray) -> tuple[apsw.Connection, frozense
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0)
     connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
-    # A misspelt name in double quotes is an error, not a text.
+    # A misspelled name in double quotes is an error, not a string.
     connection.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)
-    bar(connection)
+    block_table_functions(connection)
     for name in job.functions:
         if name in TABLE_FUNCTIONS:
             register(connection, name)
@@ -161,7 +159,7 @@ def _open(job: Job, image: bytes | bytearray) -> tuple[apsw.Connection, frozense
 
 
 class _Authorizer:
-    """Refuses all but SELECT, reading the declared tables, and the listed functions."""
+    """Refuses everything except SELECT, the declared tables and the listed functions."""
 
     def __init__(self, job: Job) -> None:
         tables = {table.lower() for table in job.tables}

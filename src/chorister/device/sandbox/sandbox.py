@@ -1,4 +1,4 @@
-"""The device's side: start the zygote, hand queries over, kill what takes too long."""
+"""The device's side: starts the zygote, hands queries over, kills what takes too long."""
 
 from __future__ import annotations
 
@@ -39,8 +39,6 @@ from chorister.errors import (
     SandboxUnavailable,
 )
 
-__all__ = ["Sandbox"]
-
 _BOOT: Final = Path(__file__).with_name("boot.py")
 _START_SECONDS: Final = 60.0
 _COMPILE_SECONDS: Final = 10.0
@@ -54,18 +52,18 @@ _MAX_COMPILED: Final = 64
 
 
 class Sandbox(Closing):
-    """Runs queries, each in a process of its own. Threads may share one.
+    """Runs queries, each in its own process. Threads may share one sandbox.
 
-    Start it early: it takes a fraction of a second, a query then about two milliseconds.
+    Start it early: that takes a fraction of a second, and a query then about two milliseconds.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Queries that compiled: a recipe is listed for days, and many devices may share a sandbox.
+        # Queries that compile: a recipe is listed for days, and many devices may share a sandbox.
         self._compiled: dict[tuple[str, bytes, tuple[str, ...]], tuple[str, ...]] = {}
         until = uptime() + _START_SECONDS
         self._zygote = _Zygote(until)
-        # A sandbox that always fails would turn every charge into an OOV: found out now.
+        # A sandbox that always fails would turn every charge into an OOV, so try it now.
         try:
             found = self.choose(
                 _TRIAL,
@@ -79,15 +77,15 @@ class Sandbox(Closing):
             found = 0
         if found != _TRIAL_ENCODING.index(["works"]):
             self.close()
-            raise SandboxUnavailable("a query that should be answered is not")
+            raise SandboxUnavailable("it does not answer a test query")
 
     def close(self) -> None:
-        """End the zygote, and with it everything that still runs."""
+        """End the zygote and all running queries."""
         with self._lock:
             self._zygote.close()
 
     def weaknesses(self) -> tuple[str, ...]:
-        """What this system did not let us take away from a query, in words; empty is best."""
+        """Return, in words, the protections that this system does not support; empty is best."""
         return self._zygote.weaknesses
 
     def choose(
@@ -100,11 +98,11 @@ class Sandbox(Closing):
         selection: Selection,
         until: float,
     ) -> int:
-        """The bin to report, of the rows that the query returns on the snapshot.
+        """Return the bin to report, from the rows that the query returns on the snapshot.
 
-        All that touches data happens in the sandbox's process: this one learns the bin, by the time
-        `until` of `chorister.clock.uptime`. Raises `SandboxFailed`, always the same, whatever went
-        wrong.
+        Everything that touches data happens in the sandbox's process. This one learns only the bin,
+        before `chorister.clock.uptime` reaches `until`. Raises `SandboxFailed`, always the same
+        error, whatever went wrong.
         """
         job = _job(query, snapshot, functions, selection, until)
         found = None
@@ -115,16 +113,16 @@ class Sandbox(Closing):
             _send_job(peer, job, encoding.canonical, snapshot.image, until)
             found = receive_answer(peer, bins=encoding.size, until=until)
         if found is None:
-            # Raised out here, it has neither cause nor context: both may depend on the data.
+            # Raised here, it has neither cause nor context: both may depend on the data.
             raise SandboxFailed
         return found
 
     def compile(
         self, query: str, snapshot: Snapshot, *, functions: Collection[str]
     ) -> tuple[str, ...]:
-        """The names of the query's columns, found on tables without rows (`Snapshot.empty`).
+        """Return the names of the query's columns, compiled on empty tables (`Snapshot.empty`).
 
-        Raises `QueryRefused` with SQLite's words: nothing that they could depend on is here.
+        Raises `QueryRefused` with SQLite's message, which can't depend on data here.
         """
         until = uptime() + _COMPILE_SECONDS
         job = _job(query, snapshot, functions, None, until)
@@ -139,7 +137,7 @@ class Sandbox(Closing):
                 head, _ = receive_frame(peer, until=until)
                 outcome = json.loads(head)
         except (OSError, EOFError, DecodeError, ValueError, RecursionError):
-            outcome = {"refused": "it takes too much time or memory to be read"}
+            outcome = {"refused": "it takes too much time or memory to compile"}
         match outcome:
             case {"names": [*names]} if all(isinstance(name, str) for name in names):
                 with self._lock:
@@ -152,20 +150,20 @@ class Sandbox(Closing):
         raise QueryRefused(check="query", why="it makes the sandbox fail", field="query")
 
     def revive(self) -> None:
-        """Start what was lost ahead of its use: that takes a time in which nothing may wait."""
+        """Restart a lost zygote before it is needed, when nothing waits for it."""
         with self._lock:
             self._restart_if_lost(uptime() + _START_SECONDS)
 
     def _restart_if_lost(self, until: float) -> None:
         if self._zygote.is_lost():
-            # It was killed for lack of memory, say; or this is a fork of the host app, and must not
-            # speak over the other's socket.
+            # It was killed for lack of memory, for example; or this is a fork of the host app,
+            # which must not use the other process' socket.
             self._zygote.close()
             self._zygote = _Zygote(until)
 
     @contextmanager
     def _process(self, until: float) -> Iterator[socket.socket]:
-        """The socket to a new sandbox, which is killed at the end."""
+        """Provide the socket to a new sandbox process, which is killed at the end."""
         for timeout in waits(until):
             if self._lock.acquire(timeout=timeout):
                 break
@@ -194,7 +192,7 @@ class _Zygote:
                 path = [str(Path(entry).absolute()) for entry in sys.path]
                 process = subprocess.Popen(  # noqa: S603 (this interpreter, our own script)
                     [
-                        # Isolated: also from PYTHONHASHSEED, for its tables rely on a random one.
+                        # Isolated, also from PYTHONHASHSEED: its tables rely on a random one.
                         *(sys.executable, "-I", "-S", "-X", "utf8", str(_BOOT)),
                         *(str(theirs.fileno()), *path),
                     ],
@@ -202,7 +200,7 @@ class _Zygote:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
-                    # Neither where the person is nor what the app keeps in its environment.
+                    # It must not learn where the person is, or what is in the app's environment.
                     env={"TZ": "UTC0"},
                     cwd="/",
                     start_new_session=True,
@@ -224,11 +222,11 @@ class _Zygote:
             raise SandboxUnavailable("its process did not start") from None
 
     def is_lost(self) -> bool:
-        """Whether it ended, or belongs to the process that this one was forked from."""
+        """Return whether it ended, or belongs to the process that this one was forked from."""
         return os.getpid() != self._owner or self._process.poll() is not None
 
     def fork(self, until: float) -> tuple[int, socket.socket]:
-        """A new sandbox: its process' id and the socket to it."""
+        """Fork a sandbox; return its process id and the socket to it."""
         try:
             self._tell(RUN, 0)
             for timeout in waits(until):
@@ -237,8 +235,8 @@ class _Zygote:
                     message, sockets, _, _ = socket.recv_fds(self._socket, COMMAND.size, 1)
                     break
         except OSError:
-            # Stopped, stuck or gone. If an answer came after all, it would be taken for the next
-            # one's; so this one ends, and the next query starts another.
+            # Stopped, stuck or gone. A late answer would be taken for the next one's, so this
+            # zygote ends, and the next query starts another.
             self.close()
             raise
         if len(message) != COMMAND.size or len(sockets) != 1:
@@ -248,7 +246,7 @@ class _Zygote:
         return COMMAND.unpack(message)[1], socket.socket(fileno=sockets[0])
 
     def end(self, process: int) -> None:
-        """Kill a sandbox. Nobody waits for that: the zygote does it before anything else."""
+        """Kill a sandbox, without waiting: the zygote does it before anything else."""
         self._tell(END, process)
 
     def close(self) -> None:
@@ -256,8 +254,8 @@ class _Zygote:
             self._finalizer()
 
     def _tell(self, command: bytes, process: int) -> None:
-        # Straight to the descriptor, which does not block: it has a timeout. Where there is no
-        # room for five bytes, nobody reads them.
+        # Straight to the descriptor, which does not block, because the socket has a timeout. If
+        # there is no room for five bytes, nobody reads them.
         with self._sending:
             os.write(self._socket.fileno(), COMMAND.pack(command, process))
 
@@ -281,7 +279,7 @@ def _job(
         raise InvalidInput(f"the sandbox has no function {min(unknown)}")
     seconds = until - uptime()
     if not seconds <= _MAX_SECONDS:
-        raise InvalidInput(f"a deadline is a time of uptime(), at most {_MAX_SECONDS:g} s away")
+        raise InvalidInput(f"a deadline must be at most {_MAX_SECONDS:g} s of uptime() away")
     return Job(
         query=query,
         tables=tuple(snapshot.tables),
@@ -293,8 +291,8 @@ def _job(
 
 def _send_job(peer: socket.socket, job: Job, encoding: bytes, image: bytes, until: float) -> None:
     if len(encoding) > MAX_ENCODING_BYTES or len(image) > MAX_BODY_BYTES:
-        raise DecodeError("more than a sandbox takes")
-    # What is left now: getting here may have taken a while.
+        raise DecodeError("more than a sandbox accepts")
+    # The time that is left now: getting here may have taken a while.
     job = replace(job, seconds=until - uptime())
     send_frame(peer, encode_job(job), until=until)
     send_frame(peer, encoding, image, until=until)

@@ -1,9 +1,9 @@
 """A warm process that never holds data, and forks a sandbox for each query.
 
-It takes two commands, of five bytes: `r` (run) is answered by the id of a new process and a socket
-to it; `e` and an id (end) kills and reaps that process, without an answer. Queries, data and
-answers go over the socket, between the device and the sandbox. The next sandbox is forked ahead,
-so that nobody waits for it.
+It accepts two commands of five bytes: `r` (run) is answered with the id of a new process and a
+socket to it; `e` and an id (end) kills and reaps that process, without an answer. Queries, data and
+answers go over that socket, between the device and the sandbox. The next sandbox is forked ahead of
+time, so that nobody waits for it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,10 @@ from chorister.device.sandbox.wire import (
 )
 from chorister.encoding.encoder import Encoder
 
-__all__ = ["COMMAND", "END", "RUN", "main"]
-
 COMMAND: Final = struct.Struct("!ci")
 RUN: Final = b"r"
 END: Final = b"e"
-_MEMORY: Final = 256 * 2**20
+_MEMORY_BYTES: Final = 256 * 2**20
 _MAX_DESCRIPTORS: Final = 4096
 
 
@@ -60,7 +58,7 @@ def main(descriptor: int) -> None:
     os.environ.clear()
     device = socket.socket(fileno=descriptor)
     weaknesses = leave_network() + go_first() + _try_confinement()
-    # Collecting garbage would copy pages that sandboxes could share.
+    # Collecting garbage would copy pages that sandboxes share.
     gc.disable()
     gc.freeze()
     send_frame(device, json.dumps({"weaknesses": weaknesses}).encode())
@@ -68,7 +66,7 @@ def main(descriptor: int) -> None:
     while True:
         message = device.recv(COMMAND.size, socket.MSG_WAITALL)
         if len(message) != COMMAND.size:
-            return  # the device is gone, and with this process go all sandboxes
+            return  # the device is gone; all sandboxes end with this process
         command, number = COMMAND.unpack(message)
         if command == END:
             os.kill(number, signal.SIGKILL)
@@ -91,13 +89,13 @@ def _fork() -> _Spare:
     try:
         die_with_parent(parent)
         rehearse()
-        # After the rehearsal, for SQLite fills closed standard streams when it opens something.
+        # After the rehearsal, because SQLite reopens closed standard streams.
         keep = theirs.detach()
         os.closerange(0, keep)
         os.closerange(keep + 1, _MAX_DESCRIPTORS)
         _serve(socket.socket(fileno=keep))
     finally:
-        # Without a word: what went wrong may depend on the data.
+        # Silently: what went wrong may depend on the data.
         os._exit(1)
 
 
@@ -105,7 +103,7 @@ def _serve(device: socket.socket) -> None:
     head, _ = receive_frame(device)
     job = decode_job(head)
     encoding, size = receive_frame(device, max_head=MAX_ENCODING_BYTES, max_body=MAX_BODY_BYTES)
-    confine(seconds=job.seconds, memory=_MEMORY + 4 * size)
+    confine(seconds=job.seconds, memory=_MEMORY_BYTES + 4 * size)
     if job.selection is None:
         outcome = explain(job, receive(device, size))
         tree = {"refused": outcome} if isinstance(outcome, str) else {"names": outcome}
@@ -114,18 +112,18 @@ def _serve(device: socket.socket) -> None:
         # Before there is any data, so that it takes the same time whatever the data.
         encoder = Encoder.parse(encoding)
         device.sendall(ANSWER.pack(choose(job, encoder, receive(device, size))))
-    # At once: taking the process apart takes longer.
+    # At once: an orderly exit takes longer.
     device.close()
     os._exit(0)
 
 
 def _try_confinement() -> list[str]:
-    """What every sandbox will lack, found out by one that does nothing else."""
+    """Return which protections every sandbox will lack, as found by one that does nothing else."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.write(writer, json.dumps(confine(seconds=1, memory=_MEMORY)).encode())
+            os.write(writer, json.dumps(confine(seconds=1, memory=_MEMORY_BYTES)).encode())
         finally:
             os._exit(0)
     os.close(writer)
