@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import chorister as ch
-from chorister.analyst.budget import _has_renewed
 from chorister.analyst.rounds import Round, RoundState
+from chorister.analyst.spending import _has_renewed
 from chorister.device.ledger.counting import period_end
 from chorister.errors import (
     BudgetExceeded,

@@ -24,21 +24,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri
 
+from chorister.analyst.estimate import Floats, quantile
 from chorister.errors import InvalidInput
 
-__all__ = [
-    "Consistent",
-    "Tree",
-    "known_sum",
-    "least_squares",
-    "nonnegative",
-    "norm_sub",
-    "shrink",
-]
-
-Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
 
 
@@ -110,9 +99,7 @@ class Consistent:
 
     def interval(self, confidence: float = 0.95) -> tuple[Floats, Floats]:
         """Both ends; stretched to hold the reported value where a projection moved it out."""
-        if not 0.0 < confidence < 1.0:
-            raise InvalidInput(f"confidence must lie strictly between 0 and 1, not {confidence}")
-        half = float(ndtri(0.5 + confidence / 2.0)) * np.sqrt(self.variances)
+        half = quantile(confidence) * np.sqrt(self.variances)
         low = np.maximum(self.unbiased - half, self.floor)
         high = np.maximum(self.unbiased + half, self.floor)
         return np.minimum(low, self.values), np.maximum(high, self.values)
