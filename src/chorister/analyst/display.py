@@ -5,9 +5,9 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING, Any
 
-from chorister.analyst.tables import ROWS_SHOWN, html_table, needed
+from chorister.analyst.tables import ROWS_SHOWN, drawable, html_table, needed
 from chorister.canonical import decimal_text
-from chorister.policy.values import legible, number_text
+from chorister.policy.values import number_text
 
 if TYPE_CHECKING:
     import altair
@@ -91,7 +91,7 @@ def bar_chart(result: Result, *, top: int = 30) -> altair.LayerChart:
     names = list(chosen.labels)
     rows = [
         {
-            "label": legible(" · ".join(labels)),
+            "label": drawable(" · ".join(labels)),
             "estimate": float(columns["estimate"][i]),
             "low": float(columns["ci_low"][i]),
             "high": float(columns["ci_high"][i]),

@@ -355,10 +355,10 @@ class _Shares(NamedTuple):
 
 
 def _shares(result: Result, *, population: bool) -> _Shares:
-    """Cumulants at the estimate: a holder's bit adds to both what it differs by from the others'.
+    """Cumulants at the estimate: each holder's bit changes both by its difference from other bits.
 
-    With `population` also of who happened to answer, f of n at random: those of a binomial, and
-    three times the covariance of f with the noise's variance, which rises with f.
+    With `population`, they include who happened to answer, f of n at random: the cumulants of a
+    binomial, plus three times the covariance of f with the noise's variance, which rises with f.
     """
     rows, law = result.rows, result.recipe.randomizer
     reports = rows.reports.astype(np.float64)

@@ -1,5 +1,4 @@
-"""What devices have spent so far, and what they may still answer: planning with a device's own
-rules.
+"""What devices have spent so far, and what they may still answer by their own rules.
 
 Which rounds a device answered decides what else it may answer. Devices that answered the same
 rounds have the same ledger and form one *class*. Each class carries a weight: a share of the fleet

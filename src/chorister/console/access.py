@@ -33,7 +33,6 @@ _POLICY: Final = (
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 HEADERS: Final = {
-    "cache-control": "no-store",
     "content-security-policy": _POLICY,
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -83,7 +82,7 @@ class RequestGuard:
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in (*HEADERS.items(), ("cache-control", "no-store")):
                     headers.setdefault(name, value)
             await send(message)
 

@@ -59,13 +59,13 @@ class AlgorithmForm:
 _SHARED: Final = (
     Input(
         name="epsilon", label="epsilon for all rounds", kind="number",
-        hint="the total charge of a device that answers all of them; empty: all that is allowed",
+        hint="the total charge of a device that answers all of them; if left empty, "
+        "all that the budgets allow",
     ),
     Input(name="delta", label="delta for all rounds", kind="number"),
     Input(
         name="cohorts", label="who answers", kind="choice", choices=("", "everyone", "disjoint"),
-        hint="everyone answers every round, or each round asks different devices; by default, "
-        "what the budgets allow",
+        hint="if everyone answers every round, the budget is split between the rounds",
     ),
 )  # fmt: skip
 
@@ -198,7 +198,7 @@ ALGORITHMS: Final[dict[str, AlgorithmForm]] = {
             name="distribution",
             title="Learn a distribution",
             noun="Distribution",
-            what="Learns how a number is distributed, with quantiles; the edges adapt to the data.",
+            what="Learns how a number is distributed, with its quantiles; intervals adapt to the data.",
             inputs=(
                 Input(name="field", label="number", kind="field", types=_NUMBERS, required=True),
                 Input(name="from", label="from", kind="number", required=True),
@@ -211,7 +211,7 @@ ALGORITHMS: Final[dict[str, AlgorithmForm]] = {
             name="crosstab",
             title="Cross two fields",
             noun="Cross table",
-            what="Crosses two fields: first each alone, then a grid that fits both.",
+            what="Counts combinations of two fields: first each alone, then a grid that fits both.",
             inputs=(
                 Input(
                     name="rows", label="rows", kind="field", types=(*_NUMBERS, "text"),

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from chorister.analyst.result import Result
-from chorister.analyst.tables import needed
+from chorister.analyst.tables import drawable, needed
 from chorister.encoding import Grid
-from chorister.policy.values import legible
 
 Theme: TypeAlias = Literal["light", "dark"]
 Width: TypeAlias = Literal["wide", "narrow"]
@@ -118,7 +117,7 @@ def draw(spec: Spec, look: ChartStyle) -> str:
     """Draw a Vega-Lite specification as SVG, in the page's colours, without a network."""
     vega = needed("vl_convert")
     colours = _DARK if look.theme == "dark" else _LIGHT
-    dressed = _legible(spec)
+    dressed = _drawable(spec)
     if look.theme == "dark":
         dressed = _recoloured(dressed)
     dressed["config"] = _merged(_config(colours, look.width), dressed.get("config", {}))
@@ -132,16 +131,13 @@ def draw(spec: Spec, look: ChartStyle) -> str:
     return drawn
 
 
-def _legible(node: Any) -> Any:  # noqa: ANN401 (JSON values)
-    """Escape characters that are invisible, reverse text, or are not allowed in SVG.
-
-    Labels are words that other people chose.
-    """
+def _drawable(node: Any) -> Any:  # noqa: ANN401 (JSON values)
+    """Escape what is invisible, reverses text or can't be drawn: others chose the labels."""
     if isinstance(node, dict):
-        return {name: _legible(value) for name, value in node.items()}
+        return {name: _drawable(value) for name, value in node.items()}
     if isinstance(node, list):
-        return [_legible(value) for value in node]
-    return legible(node) if isinstance(node, str) else node
+        return [_drawable(value) for value in node]
+    return drawable(node) if isinstance(node, str) else node
 
 
 def _narrowed(spec: Spec) -> Spec:

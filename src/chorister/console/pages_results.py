@@ -1,6 +1,7 @@
 """The result of a round: chart, table, explanation, the exact recipe, and downloads.
 
-The public log of a live fleet, checked as an auditor checks it, for the page of recipes."""
+Also the page of all recipes, with the public log of every live fleet as an auditor checks it.
+"""
 
 from __future__ import annotations
 

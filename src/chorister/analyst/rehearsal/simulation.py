@@ -187,7 +187,7 @@ class Rehearsal(Fleet):
     def progress(self, round_: Round) -> Progress:
         window = round_.recipe.window
         return Progress(
-            waiting_for="a rehearsal goes on when the result is asked for",
+            waiting_for="a rehearsal continues when you ask for the result",
             closes=window.closes,
             ends=window.ends,
         )
