@@ -59,13 +59,13 @@ def _crowd(result: Result) -> str:
 
 
 def _intervals(result: Result) -> str:
-    each = "each"
+    which = "each contains"
     if result.candidates > 1:
-        each = f"all {result.candidates:,} candidates at once"
+        which = f"those of all {result.candidates:,} candidates at once contain"
     return (
-        f"Intervals cover the noise: with {result.confidence:.0%} confidence, {each}, they hold "
-        "the true count among the devices that answered. How well those devices represent the "
-        "others is another question."
+        f"The intervals cover the noise: with {result.confidence:.0%} confidence, {which} the true "
+        "count among the devices that answered. How well those devices represent the others is "
+        "another question."
     )
 
 

@@ -198,7 +198,7 @@ ALGORITHMS: Final[dict[str, AlgorithmForm]] = {
             name="distribution",
             title="Learn a distribution",
             noun="Distribution",
-            what="Learns how a number is distributed, with its quantiles; intervals adapt to the data.",
+            what="Learns how a number is distributed, with intervals that adapt to the data.",
             inputs=(
                 Input(name="field", label="number", kind="field", types=_NUMBERS, required=True),
                 Input(name="from", label="from", kind="number", required=True),

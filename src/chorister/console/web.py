@@ -237,13 +237,13 @@ def counted(number: int, thing: str) -> str:
 
 def percent(value: float) -> str:
     """A share for a column of a table; it may be negative."""
-    return f"{100.0 * value:.2f} %".replace("-", "−")
+    return f"{100.0 * value:.2f}%".replace("-", "−")
 
 
 def share(value: float) -> str:
     """A share for a sentence."""
     percent = 100.0 * value
-    return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
+    return f"{percent:.0f}%" if percent >= 10 else f"{percent:.2g}%"
 
 
 FILTERS: Final[dict[str, Callable[..., str]]] = {
