@@ -144,8 +144,9 @@ class Archive:
                 )
 
     def rounds(self, study: str) -> list[Round]:
+        """The rounds of a study, in order."""
         with self._memory:
-            return [self._rounds.get(study, {})[n] for n in sorted(self._rounds.get(study, {}))]
+            return [round_ for _, round_ in sorted(self._rounds.get(study, {}).items())]
 
     def all_rounds(self) -> list[Round]:
         """The rounds of all studies, in the order in which the fleet was asked."""

@@ -64,19 +64,19 @@ def _ask_page(
     visit: Visit, view: StudyView, form: Form, cost: QuestionCost | None, *, error: str,
     status: int = 200,
 ) -> Response:  # fmt: skip
-    terms = view.study.terms
     fields = field_choices(view.study)
-    context: dict[str, Any] = {
-        "view": view,
-        "form": form,
-        "fields": fields,
-        "number_fields": [field for field in fields if field.type != "text"],
-        "terms": terms,
-        "cost": cost,
-        "error": error,
-        "knows_devices": view.connection.fleet.devices is not None,
-    }
-    return visit.page("ask.html", status=status, **context)
+    return visit.page(
+        "ask.html",
+        status=status,
+        view=view,
+        form=form,
+        fields=fields,
+        number_fields=[field for field in fields if field.type != "text"],
+        terms=view.study.terms,
+        cost=cost,
+        error=error,
+        knows_devices=view.connection.fleet.devices is not None,
+    )
 
 
 def _algorithm(visit: Visit, view: StudyView) -> AlgorithmForm:
