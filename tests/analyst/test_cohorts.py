@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import chorister as ch
-from chorister.analyst.cohorts import conditional_shares, enough_for_each, plan_rounds
+from chorister.analyst.cohorts import conditional_shares, enough_for_each
 from chorister.errors import CohortTooSmall, InvalidInput
 from chorister.policy import Policy
 from tests.analyst.fleets import decades, fleet, generous
@@ -116,7 +116,7 @@ def test_a_plan_that_the_policy_does_not_allow() -> None:
     with pytest.raises(InvalidInput, match="disjoint"):
         study.plan_rounds([1, 1, 1], reads=AGE, cohorts="everyone")
     with pytest.raises(InvalidInput, match="has no analysis"):
-        plan_rounds(generous(), "nobody", [1], refs=["user.age"], devices=10)
+        fleet(generous()).study("plan", analysis="nobody").plan_rounds([1], reads=AGE, devices=10)
 
 
 @pytest.mark.parametrize("reports", [1, 3])

@@ -28,6 +28,7 @@ from chorister.errors import (
     LogWithheld,
     ProblemError,
     QuestionWithdrawn,
+    ServiceError,
     WindowOver,
 )
 from chorister.recipe import Recipe
@@ -273,32 +274,41 @@ def test_profiles_that_make_no_sense(tmp_path: Path) -> None:
 
 
 def test_a_profiles_authorities_are_believed_by_every_client(tmp_path: Path) -> None:
-    """Also by those of the registry: the one that publishes, and the one that reads the log."""
+    """By the one that publishes, the one that reads the log, and the leader's; by no other."""
     key_file, chain = a_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(chain, key_file)
 
     def answer(request: Seen) -> Reply:
+        if "/dap/" in request.path:
+            return Reply(body=b'{"tasks": 1, "state": "collecting", "filled": 0.3}')
         return Reply(body=b'{"index": 0}' if request.method == "POST" else b"a file")
 
-    operators = Operators(tmp_path)
-    with serve(answer, tls=context) as registry:
-        found = {"registry": f"{registry.url}/", "ca_bundle": chain.name}
-        fleet = ch.connect(write_profile(operators, **found))
+    with serve(answer, tls=context) as server:
+        operators = Operators(
+            tmp_path, Addresses(leader=f"{server.url}/dap/", registry=f"{server.url}/")
+        )
+        fleet = ch.connect(write_profile(operators, ca_bundle=chain.name))
         study = fleet.study("private", analysis=ANALYSIS)
-        study.post(
-            study.histogram(
-                ch.intervals("age", [10, 20]), reads={"user": ["age"]},
-                local_epsilon=8, epsilon=8, delta="1e-6", min_cohort=2,
-            )
+        question = study.histogram(
+            ch.intervals("age", [10, 20]), reads={"user": ["age"]},
+            local_epsilon=8, epsilon=8, delta="1e-6", min_cohort=2,
         )  # fmt: skip
+        round_ = study.post(question)
         with fleet.log_source() as source:
             assert source.read("checkpoint", limit=100) == b"a file"
-        assert [seen.path for seen in registry.seen] == ["/entries", "/checkpoint"]
-        del found["ca_bundle"]
-        stranger = ch.connect(write_profile(operators, **found))
+        assert fleet.progress(round_).filled == 0.3
+        status = f"/dap/chorister/recipes/{round_.recipe.digest.hex()}"
+        reached = [seen.path for seen in server.seen]
+        assert reached == ["/entries", "/checkpoint", status]
+
+        stranger = ch.connect(write_profile(operators))
+        with pytest.raises(ServiceError, match="can't be reached"):
+            stranger.publish(round_)
         with stranger.log_source() as source, pytest.raises(LogWithheld):
             source.read("checkpoint", limit=100)
+        assert "can't" in stranger.progress(round_).waiting_for
+        assert len(server.seen) == len(reached)
 
 
 def test_connect_to_real_servers(tmp_path: Path) -> None:

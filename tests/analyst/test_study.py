@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from decimal import Decimal
@@ -13,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import chorister as ch
-from chorister.analyst.budget import _has_renewed
 from chorister.analyst.rounds import Round, RoundState
+from chorister.analyst.spending import _has_renewed
 from chorister.device.ledger.counting import period_end
 from chorister.errors import (
     BudgetExceeded,
@@ -364,3 +365,17 @@ def test_a_target_counts_the_smallest_arm() -> None:
     assert found.n_reports == pytest.approx(20_000, rel=0.1)
     left = study.histogram(decades(), local_epsilon=6, epsilon=3, repeat=1).run()
     assert left.n_reports == DEVICES - found.n_reports
+
+
+def test_only_entry_points_know_which_kind_of_fleet_they_use() -> None:
+    """All else sees a `Fleet`: what works in a rehearsal works with real devices."""
+    root = Path(ch.__file__).parent
+    kinds = re.compile(r"import .*\b(LiveFleet|Rehearsal|ReportsRehearsal)\b")
+    sources = [*(root / "analyst").rglob("*.py"), *(root / "console").glob("*.py")]
+    found = {str(path.relative_to(root)) for path in sources if kinds.search(path.read_text())}
+    assert found == {
+        "analyst/rehearsal/__init__.py",
+        "analyst/rehearsal/real_devices.py",
+        "analyst/rehearsal/simulation.py",
+        "console/connections.py",
+    }

@@ -63,9 +63,9 @@ def test_results_runs_and_budgets_are_all_there(old: Old) -> None:
     first = old.study.result(1)
     assert first.n_reports == old.expected["reports"]
     assert first.parts[0].sums.tolist() == old.expected["sums"]
-    (record,) = old.workspace.runs.of("rehearsal", "ada.ages")
+    (record,) = old.workspace.runs.of(("rehearsal", "ada.ages"))
     assert [record.state, list(record.rounds), record.words] == old.expected["run"]
-    assert old.workspace.runs.picture("rehearsal", "ada.ages", 1)
+    assert old.workspace.runs.picture(("rehearsal", "ada.ages"), 1)
     spent = {
         each.limit: [str(each.spent.epsilon), str(each.spent.delta), each.reports]
         for each in old.study.budget.limits

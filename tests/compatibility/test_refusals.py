@@ -267,7 +267,7 @@ def documents(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 def open_console(folder: Path) -> None:
     with Workspace.open(ConsoleConfig.load(folder / "console.toml")) as workspace:
         for view in workspace.visible("ada"):
-            workspace.runs.of(view.connection.name, view.study.name)
+            workspace.runs.of(view.key)
 
 
 def test_every_file_of_a_console_from_a_newer_version(kept: Path, tmp_path: Path) -> None:

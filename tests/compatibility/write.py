@@ -349,10 +349,8 @@ def write_console(folder: Path, copy: Path) -> dict[str, Any]:
         values = {"field": "user.age", "from": "0", "to": "100", "epsilon": "4", "delta": "1e-5"}
         values = {each.name: each.value for each in ALGORITHMS["distribution"].inputs} | values
         run = plan_run(ALGORITHMS["distribution"], study, values)
-        workspace.runs.start(
-            "rehearsal", study.name, algorithm="distribution", values=values, by="ada", run=run
-        )
-        while (record := workspace.runs.of("rehearsal", study.name)[0]).running:
+        workspace.runs.start(view.key, algorithm="distribution", values=values, by="ada", run=run)
+        while (record := workspace.runs.of(view.key)[0]).running:
             time.sleep(0.05)
         assert record.state == "finished", record
         study.post(study.histogram(ages, epsilon=1, repeat=1))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
-from chorister.console.charts import ChartStyle, Theme, Width, draw
+import chorister as ch
+from chorister.analyst.estimate import Part
+from chorister.console.charts import ChartStyle, Theme, Width, draw, picture
+from chorister.policy.values import find_hidden
+from tests.keyboard import recipe_with
 
 TABLE: dict[str, Any] = {
     "data": {"values": [{"x": "a", "n": 0}, {"x": "b", "n": 9}]},
@@ -89,3 +96,57 @@ def test_pictures_below_each_other_fit_a_phone() -> None:
     wide, high = size({"vconcat": [square(ROWS), square(ROWS)]}, "narrow")
     assert wide < 400
     assert high > 1200
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "]]> & \"quoted\" 'single' <!-- comment",
+    "\x00\x01\x08\x1b[2J\x7f\x9f",
+    "\u202eesrever\u202c \u2066inside\u2069 \u200f\u061c",
+    "\u200b\ufeff\u00ad\U000e0041\ufff9\ue000",
+    "\ufffe\uffff\ud800\U0001fffe",
+    "tab\there\nand a line",
+    "\\u{202e} datum.n [0] .dot",
+    "https://example.org/?a=b&amp;c#" + "long" * 100,
+]
+
+
+def texts(svg: str) -> str:
+    """All text of a well-formed picture that loads and runs nothing."""
+    root = ElementTree.fromstring(svg)  # noqa: S314 (we drew it)
+    assert not [each for each in root.iter() if each.tag.endswith(("script", "image", "}a"))]
+    return "".join(root.itertext())
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_label_that_somebody_else_chose_can_not_break_a_chart(theme: Theme) -> None:
+    values = [{"x": label, "n": i} for i, label in enumerate(HOSTILE)]
+    spec = {
+        "data": {"values": values},
+        "title": {"text": HOSTILE[3], "subtitle": HOSTILE[2]},
+        "mark": {"type": "bar", "tooltip": None},
+        "encoding": {
+            "y": {"field": "x", "type": "nominal", "title": HOSTILE[0], "sort": HOSTILE},
+            "x": {"field": "n", "type": "quantitative"},
+        },
+    }
+    shown = texts(draw(spec, ChartStyle(theme, "wide")))
+    assert "<script>alert(1)</script>" in shown
+    assert find_hidden(shown) is None
+    assert "\\u{202e}esrever" in shown
+
+
+def test_a_result_with_hostile_labels_is_drawn_as_a_cross_table() -> None:
+    """Also where labels become columns, and in the words of the picture."""
+    words = {"kind": "categories", "column": "ngram", "values": [HOSTILE[0], HOSTILE[3]]}
+    ages = {"kind": "intervals", "column": "age", "edges": ["0", "50", "99"]}
+    recipe = recipe_with(features=[ages, words])
+    sums = np.full(recipe.encoding.size, 700, dtype=np.uint64)
+    parts = (Part(group=("de_DE",), reports=1000, sums=sums),)
+    result = ch.Result(recipe=recipe, parts=parts).group("de_DE")
+    look = ChartStyle("light", "wide")
+    for spec in (picture(result, look=look), result.plot().to_dict()):
+        shown = texts(draw(spec, look))
+        assert "alert(1)" in shown
+        assert find_hidden(shown) is None
+    assert find_hidden(json.dumps(result.plot().to_dict(), ensure_ascii=False)) is None

@@ -87,7 +87,7 @@ def test_every_setting_is_documented(title: str, model: Any) -> None:
         elif isinstance(default, bool):
             shown[name] = str(default).lower()
         else:
-            shown[name] = f"{default:,}" if isinstance(default, int) else f"`{default}`"
+            shown[name] = str(default) if isinstance(default, int) else f"`{default}`"
     assert documented(title) == shown
 
 

@@ -33,7 +33,7 @@ def test_one_thing_and_several() -> None:
 
 
 def test_a_minus_is_one() -> None:
-    assert FILTERS["percent"](-0.0006) == "−0.06 %"
+    assert FILTERS["percent"](-0.0006) == "−0.06%"
     assert FILTERS["rounded"](-15.2) == "−15"
 
 

@@ -114,6 +114,7 @@ def open_workspace(
         name="rehearsal",
         title=f"A rehearsal {NASTY}",
         fleet=rehearsal,
+        live=False,
         folder=folder / "studies",
         analysts=frozenset({"ada", "ben"}),
         poll_seconds=0.05,

@@ -1,5 +1,5 @@
 """The analyst's side: ask, estimate, adapt, rehearse.
 
-`Study` is the one interface to a live fleet (`live`) and to a rehearsed one (`rehearsal`); a
-`Question` has a cost; a `Result` explains itself; `algorithms` are functions over a study.
+A `Study` asks a `Fleet`: a live one (`live_fleet`) or a simulated one (`rehearsal`). A `Question`
+has a cost; a `Result` explains itself; `algorithms` are functions over a study.
 """

@@ -11,12 +11,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from chorister.analyst.budget import LedgerModel
 from chorister.analyst.request import (
     PrivacyRequest,
     Real,
@@ -24,18 +23,25 @@ from chorister.analyst.request import (
     as_participation,
     budgets_of,
     expected_cohort,
+    refs_of,
+    six_digits,
 )
+from chorister.analyst.spending import LedgerModel
 from chorister.analyst.tables import paragraphs
 from chorister.canonical import decimal_text
 from chorister.device.ledger.budget import Charge
 from chorister.errors import BudgetExceeded, CohortTooSmall, InvalidInput
-from chorister.policy import Analysis, Crowd, Policy
+from chorister.policy import Crowd
 from chorister.privacy import Mechanism, OneHotRandomizer
 from chorister.privacy.decimals import DOWN
 from chorister.recipe import Participation, Privacy
 
+if TYPE_CHECKING:
+    from chorister.analyst.study import Study
+
 Cohorts: TypeAlias = Literal["everyone", "disjoint"]
 _BISECTIONS: Final = 14  # when searching for the scale of epsilons
+_BINS: Final = 1000  # of a planned round; the noise in one bin hardly depends on it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,21 +130,12 @@ def conditional_shares(shares: Iterable[Real]) -> list[Decimal]:
     return found
 
 
-def reports_allowed(policy: Policy, analysis: Analysis, refs: Sequence[str]) -> int:
-    """How many reports about these fields a device may send in a period."""
-    budgets = budgets_of(policy, analysis, refs)
-    return min(budget.reports for budget in budgets)
-
-
 def choose_cohorts(
-    policy: Policy,
-    analysis: Analysis,
-    refs: Sequence[str],
-    rounds: int,
-    wanted: Cohorts | None = None,
+    study: Study, rounds: int, *, reads: Mapping[str, Iterable[str]], wanted: Cohorts | None = None
 ) -> Cohorts:
     """Choose everyone if the policy lets a device answer every round, else disjoint cohorts."""
-    allowed = reports_allowed(policy, analysis, refs)
+    budgets = budgets_of(study.fleet.policy, study.terms, refs_of(reads))
+    allowed = min(budget.reports for budget in budgets)
     if wanted == "everyone" and allowed < rounds:
         raise InvalidInput(
             f"the policy allows {allowed} reports per device, fewer than {rounds} rounds: use "
@@ -191,107 +188,94 @@ def _least_share(devices: int, smallest: int, margin: float) -> Decimal | None:
 
 
 def plan_rounds(
-    policy: Policy,
-    analysis: str,
+    study: Study,
     shares: Sequence[Real],
     *,
-    refs: Sequence[str],
-    devices: int,
+    reads: Mapping[str, Iterable[str]],
     epsilon: Real | None = None,
     delta: Real | None = None,
     mechanism: Mechanism | str | None = None,
     crowd: Crowd | None = None,
     cohorts: Cohorts | None = None,
-    margin: float = 1.0,
-    length: int = 1000,
+    devices: int | None = None,
 ) -> RoundsPlan:
-    """Plan rounds over the fields `refs` for about `devices` devices, and state all costs.
+    """Plan rounds over these fields, and state all costs before the first is asked.
 
     `shares` are of the devices if the cohorts are disjoint, and of 1/sigma^2 if everyone answers
     every round; `cohorts` chooses between the two (default: by the number of reports that the
     policy allows). `epsilon` and `delta` are totals for one device (default: its budgets).
     """
-    terms = policy.analyses.get(analysis)
-    if terms is None:
-        raise InvalidInput(f"the policy {policy.name} has no analysis {analysis}")
-    chosen = choose_cohorts(policy, terms, refs, len(shares), cohorts)
-    budgets = budgets_of(policy, terms, refs)
+    known = devices if devices is not None else study.fleet.devices
+    if known is None:
+        raise InvalidInput("say about how many devices there are: devices=...")
+    chosen = choose_cohorts(study, len(shares), reads=reads, wanted=cohorts)
+    refs, smallest, margin = refs_of(reads), study.terms.cohort.smallest, study.fleet.margin
+    budgets = budgets_of(study.fleet.policy, study.terms, refs)
     whole = min(budget.epsilon for budget in budgets) if epsilon is None else as_exact(epsilon)
     whole_delta = min(budget.delta for budget in budgets) if delta is None else as_exact(delta)
-    planner = _Planner(
-        policy, terms, analysis, tuple(refs), devices, mechanism, crowd, margin, length
-    )
-    if chosen == "disjoint":
-        conditional_shares(shares)  # raises unless they are valid shares
-        parts = enough_for_each(shares, devices, terms.cohort.smallest, margin)
-        chances = conditional_shares(parts)
-        rounds, left = [], 1.0
-        for chance in chances:
-            expected = devices * left * float(chance)
-            # Being in this cohort depends on the coins of the earlier rounds as well.
-            share = left * float(chance)
-            rounds.append(planner.round(whole, whole_delta, chance, expected, share, once=True))
-            left *= 1.0 - float(chance)
-        return RoundsPlan(cohorts=chosen, rounds=tuple(rounds), epsilon=whole, delta=whole_delta)
-    enough_for_each((1,), devices, terms.cohort.smallest, margin)
-    return planner.everyone([float(as_exact(share)) for share in shares], whole, whole_delta)
+    planner = _Planner(study, refs, mechanism, crowd)
+    if chosen == "everyone":
+        enough_for_each((1,), known, smallest, margin)
+        each = [float(as_exact(share)) for share in shares]
+        return planner.everyone(each, known, whole, whole_delta)
+    conditional_shares(shares)  # raises unless they are valid shares
+    rounds, left = [], 1.0
+    for chance in conditional_shares(enough_for_each(shares, known, smallest, margin)):
+        # Being in this cohort depends on the coins of the earlier rounds as well.
+        share = left * float(chance)
+        who = as_participation(chance)
+        rounds.append(planner.round(whole, whole_delta, who, known * share, share))
+        left *= 1.0 - float(chance)
+    return RoundsPlan(cohorts=chosen, rounds=tuple(rounds), epsilon=whole, delta=whole_delta)
 
 
 @dataclass(frozen=True)
 class _Planner:
-    policy: Policy
-    terms: Analysis
-    analysis: str
+    study: Study
     refs: tuple[str, ...]
-    devices: int
     mechanism: Mechanism | str | None
     crowd: Crowd | None
-    margin: float
-    length: int
 
     def round(
         self,
         epsilon: Decimal,
         delta: Decimal,
-        chance: Decimal,
+        who: Participation,
         expected: float,
         share: float,
-        *,
-        once: bool,
     ) -> PlannedRound:
-        cohort = expected_cohort(expected, Decimal(share), self.margin)
+        fleet = self.study.fleet
+        cohort = expected_cohort(expected, Decimal(share), fleet.margin)
         request = PrivacyRequest(
             epsilon=epsilon, delta=delta, mechanism=self.mechanism, crowd=self.crowd
         )
-        privacy = request.resolve(self.policy, self.terms, self.refs, cohort=cohort)
+        privacy = request.resolve(fleet.policy, self.study.terms, self.refs, cohort=cohort)
         randomizer = OneHotRandomizer(
-            mechanism=privacy.mechanism, local_epsilon=privacy.local_epsilon, length=self.length
+            mechanism=privacy.mechanism, local_epsilon=privacy.local_epsilon, length=_BINS
         )
         reports = max(round(expected), 1)
         return PlannedRound(
             privacy=privacy,
-            participation=as_participation(chance if once else None),
+            participation=who,
             expected_reports=reports,
             std_error=float(randomizer.std_error(reports, 0.0, privacy.noise_trials)),
         )
 
-    def everyone(self, shares: list[float], epsilon: Decimal, delta: Decimal) -> RoundsPlan:
+    def everyone(
+        self, shares: list[float], devices: int, epsilon: Decimal, delta: Decimal
+    ) -> RoundsPlan:
         """Epsilons proportional to the roots of the shares, as large as the budgets allow."""
         if min(shares) <= 0.0:
             raise InvalidInput("shares must be above 0")
         roots = [math.sqrt(share / sum(shares)) for share in shares]
-        each_delta = _rounded(DOWN.divide(delta, Decimal(len(shares))))
+        each_delta = six_digits(DOWN.divide(delta, Decimal(len(shares))))
         basic = float(epsilon) / sum(roots)  # always valid
         low, high = basic, float(epsilon) / max(roots)
 
         def at(scale: float) -> list[PlannedRound]:
-            return [
-                self.round(
-                    _rounded(Decimal(scale * root)), each_delta, Decimal(1), self.devices, 1.0,
-                    once=False,
-                )
-                for root in roots
-            ]  # fmt: skip
+            epsilons = [six_digits(Decimal(scale * root)) for root in roots]
+            everyone = as_participation(None)
+            return [self.round(each, each_delta, everyone, devices, 1.0) for each in epsilons]
 
         best = at(low)
         spent = self._spent(best, epsilon, delta)
@@ -299,7 +283,8 @@ class _Planner:
             raise InvalidInput(
                 "the policy's budgets do not allow these rounds: plan fewer, or a smaller epsilon"
             )
-        if self.terms.budget.composition == "basic" or self.policy.device.composition == "basic":
+        compositions = (self.study.terms.budget, self.study.fleet.policy.device)
+        if any(budget.composition == "basic" for budget in compositions):
             high = low  # epsilons add up, so there is nothing to gain
         for _ in range(_BISECTIONS):
             if high - low <= 1e-4 * high:
@@ -317,31 +302,23 @@ class _Planner:
         self, rounds: list[PlannedRound], epsilon: Decimal, delta: Decimal
     ) -> tuple[Decimal, Decimal] | None:
         """What a device that answers all rounds spends; None if a limit does not allow it."""
-        ledger = LedgerModel.empty(self.policy)
-        counts = ledger.counts
+        ledger = LedgerModel.empty(self.study.fleet.policy)
         for number, planned in enumerate(rounds):
             charge = Charge(
                 recipe=f"{number:064x}",
                 study="plan",
-                analysis=self.analysis,
+                analysis=self.study.analysis,
                 fields=self.refs,
                 privacy=planned.privacy,
             )
             try:
-                counts.check(charge, self.policy, 0)
+                ledger.check(charge)
             except BudgetExceeded:
                 return None
-            counts = counts.with_charge(charge, 0)
-        after = next(
-            limit.standing()
-            for limit in counts.limits(self.policy, 0)
-            if limit.path == f"analyses.{self.analysis}.budget"
-        ).spent
+            ledger = ledger.after(charge)
+        own = f"analyses.{self.study.analysis}.budget"
+        limits = ledger.limits(self.study.analysis)
+        after = next(limit.standing() for limit in limits if limit.path == own).spent
         if after.epsilon > epsilon or after.delta > delta:
             return None
         return after.epsilon, after.delta
-
-
-def _rounded(value: Decimal) -> Decimal:
-    """Round down to six significant digits."""
-    return value.quantize(Decimal(1).scaleb(value.adjusted() - 5), context=DOWN)

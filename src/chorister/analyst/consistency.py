@@ -1,4 +1,4 @@
-"""Post-processing that uses what must be true: parts add up, counts are not negative, likes group.
+"""Post-processing that uses what must be true: parts add up, and counts are not negative.
 
 Pure functions over arrays; none of them looks at data again, so none of them costs privacy. Each is
 an explicit step, and each says what its variances mean afterwards:
@@ -24,21 +24,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri
 
+from chorister.analyst.estimate import Floats, quantile
 from chorister.errors import InvalidInput
 
-__all__ = [
-    "Consistent",
-    "Tree",
-    "known_sum",
-    "least_squares",
-    "nonnegative",
-    "norm_sub",
-    "shrink",
-]
-
-Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
 
 
@@ -58,7 +47,7 @@ class Tree:
 
     @classmethod
     def flat(cls, cells: int) -> Tree:
-        """One root, node 0, with so many children."""
+        """Return a root, node 0, with this many children."""
         return cls(np.concatenate([[-1], np.zeros(cells, dtype=np.int64)]))
 
     def __len__(self) -> int:
@@ -89,13 +78,13 @@ class Tree:
         return tuple(np.split(order, ends[:-1]))
 
     def sums(self, values: Floats) -> Floats:
-        """Of each node's children; 0 for a leaf."""
+        """Sum the values of each node's children; 0 for a leaf."""
         inside = self.parents >= 0
         return _totals(self.parents[inside], values[inside], len(self))
 
 
 def _totals(groups: Integers, weights: NDArray[Any], size: int) -> Floats:
-    """The sum of the weights in each group."""
+    """Sum the weights in each group."""
     return np.bincount(groups, weights=weights, minlength=size).astype(np.float64)
 
 
@@ -104,15 +93,13 @@ class Consistent:
     """Estimates after post-processing, with what is needed for honest intervals."""
 
     values: Floats  # what to report
-    unbiased: Floats  # before any step that bends: what intervals are built around
+    unbiased: Floats  # before any step that biases: what intervals are built around
     variances: Floats  # of `unbiased`
     floor: float = -np.inf  # no true value lies below: intervals are cut there
 
     def interval(self, confidence: float = 0.95) -> tuple[Floats, Floats]:
-        """Both ends; stretched to hold the reported value where a projection moved it out."""
-        if not 0.0 < confidence < 1.0:
-            raise InvalidInput(f"confidence must lie strictly between 0 and 1, not {confidence}")
-        half = float(ndtri(0.5 + confidence / 2.0)) * np.sqrt(self.variances)
+        """Return both ends, widened where a projection moved the reported value out of them."""
+        half = quantile(confidence) * np.sqrt(self.variances)
         low = np.maximum(self.unbiased - half, self.floor)
         high = np.maximum(self.unbiased + half, self.floor)
         return np.minimum(low, self.values), np.maximum(high, self.values)
@@ -170,7 +157,7 @@ def _child_sums(
 
 
 def _combine(a: Floats, va: Floats, b: Floats, vb: Floats) -> tuple[Floats, Floats]:
-    """Two independent measurements of the same: weighted by precision."""
+    """Combine two independent measurements of the same values, weighted by precision."""
     share = np.where(np.isinf(va), 0.0, np.where(np.isinf(vb), 1.0, 0.5))  # the weight of a
     both = np.isfinite(va) & np.isfinite(vb) & (va + vb > 0.0)
     share[both] = vb[both] / (va[both] + vb[both])
@@ -213,7 +200,7 @@ def _share_out(
 def known_sum(
     values: ArrayLike, variances: ArrayLike, total: float, total_variance: float = 0.0
 ) -> Consistent:
-    """Estimates of the parts of a total that is known, or measured apart with a variance."""
+    """Estimate the parts of a total that is known, or was measured separately."""
     parts = np.asarray(values, dtype=np.float64)
     spread = np.broadcast_to(np.asarray(variances, dtype=np.float64), parts.shape)
     fit = least_squares(
@@ -229,9 +216,9 @@ def norm_sub(
 ) -> Floats:
     """The nearest non-negative values whose sum in each group is that group's total (Norm-Sub).
 
-    `max(v - t w, 0)` with one `t` a group: the projection on a simplex, in the metric of weights
-    `w` (1: Euclid's; variances: what least squares would do). `groups[i]` indexes `totals`; without
-    it all values form one group. A total of 0 or less makes its group 0.
+    `max(v - t w, 0)` with one `t` per group: the projection onto a simplex in the metric of the
+    weights `w` (1: Euclidean; variances: as least squares would). `groups[i]` indexes `totals`;
+    without it all values form one group. A total of 0 or less makes its group 0.
     """
     seen = np.asarray(values, dtype=np.float64)
     wanted = np.maximum(np.atleast_1d(np.asarray(totals, dtype=np.float64)), 0.0)

@@ -1,11 +1,11 @@
-"""How a result is shown: in words, as a chart, and in a notebook."""
+"""How a result is shown: in words, as a chart, and in a notebook. These are its methods."""
 
 from __future__ import annotations
 
 import html
 from typing import TYPE_CHECKING, Any
 
-from chorister.analyst.tables import ROWS_SHOWN, html_table, needed
+from chorister.analyst.tables import ROWS_SHOWN, drawable, html_table, needed
 from chorister.canonical import decimal_text
 from chorister.policy.values import number_text
 
@@ -59,13 +59,13 @@ def _crowd(result: Result) -> str:
 
 
 def _intervals(result: Result) -> str:
-    each = "each"
+    which = "each contains"
     if result.candidates > 1:
-        each = f"all {result.candidates:,} candidates at once"
+        which = f"those of all {result.candidates:,} candidates at once contain"
     return (
-        f"Intervals cover the noise: with {result.confidence:.0%} confidence, {each}, they hold "
-        "the true count among the devices that answered. How well those devices represent the "
-        "others is another question."
+        f"The intervals cover the noise: with {result.confidence:.0%} confidence, {which} the true "
+        "count among the devices that answered. How well those devices represent the others is "
+        "another question."
     )
 
 
@@ -83,7 +83,7 @@ def notebook_html(result: Result) -> str:
     return f"<div><p>{html.escape(summary)}</p>{warning}{html_table(shown.columns())}{more}</div>"
 
 
-def bar_chart(result: Result, *, top: int) -> altair.LayerChart:
+def bar_chart(result: Result, *, top: int = 30) -> altair.LayerChart:
     """One bar per row with its interval: the largest rows if there are more than `top`."""
     alt = needed("altair")
     chosen = result.top(top) if len(result) > top else result
@@ -91,7 +91,7 @@ def bar_chart(result: Result, *, top: int) -> altair.LayerChart:
     names = list(chosen.labels)
     rows = [
         {
-            "label": " · ".join(labels),
+            "label": drawable(" · ".join(labels)),
             "estimate": float(columns["estimate"][i]),
             "low": float(columns["ci_low"][i]),
             "high": float(columns["ci_high"][i]),

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chorister.analyst.estimate import Part
-from chorister.analyst.progress import OnProgress, Progress
 from chorister.analyst.rounds import Archive, Round
+from chorister.analyst.study_status import OnProgress, Progress
 from chorister.clock import Clock
 from chorister.errors import InvalidInput
 from chorister.policy import Policy
 
 if TYPE_CHECKING:
     from chorister.analyst.study import Study
+    from chorister.transparency.sources import HTTPSource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +50,10 @@ class Fleet(ABC):
                 raise InvalidInput(f"say which analysis: {', '.join(self.policy.analyses)}")
             analysis = next(iter(self.policy.analyses))
         return Study(self, name, analysis)
+
+    def log_source(self) -> HTTPSource | None:
+        """Open the public log for reading; the caller closes it. A rehearsal has none."""
+        return None
 
     @abstractmethod
     def collector(self, analysis: str) -> str:

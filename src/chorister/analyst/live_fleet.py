@@ -28,8 +28,8 @@ from chorister import key_files
 from chorister._native import HPKEKeypair
 from chorister.analyst.estimate import Part
 from chorister.analyst.fleet import Fleet, ReleasedSums
-from chorister.analyst.progress import OnProgress, Progress
 from chorister.analyst.rounds import Archive, Round
+from chorister.analyst.study_status import OnProgress, Progress
 from chorister.canonical import Int, Model, Number, first_error, sha256
 from chorister.clock import Clock, SystemClock
 from chorister.dap.collector import Collected, CollectionHandle, Collector, RecipeStatus
@@ -269,8 +269,7 @@ class LiveFleet(Fleet):
         while self.clock.now() < window.closes:
             progress = self.progress(round_)
             on_progress(progress)
-            enough = progress.reports is not None and round_.target is not None
-            if enough and (progress.reports or 0) >= (round_.target or 0):
+            if round_.target is not None and (progress.reports or 0) >= round_.target:
                 self._end(round_.recipe, EndReason.TARGET_REACHED)
                 return
             self._pause(min(_POLL_SECONDS, window.closes - self.clock.now()))

@@ -1,8 +1,9 @@
 """From one result to another: sums, filters, known constraints; and two results compared.
 
-The noise of different rows is independent, so variances of sums add up. A step that biases
-estimates (`nonnegative`) keeps the intervals of the unbiased estimates, clipped to what is possible
-and extended to contain what is shown: that loses no coverage.
+The public functions are methods of `Result`. The noise of different rows is independent, so
+variances of sums add up. A step that biases estimates (`nonnegative`) keeps the intervals of the
+unbiased estimates, clipped to what is possible and extended to contain what is shown: that loses no
+coverage.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ if TYPE_CHECKING:
 _OTHERS: Final = " of other devices, whose sampling is in the intervals"  # stored in results
 
 
-def unprocessed(result: Result, what: str) -> None:
+def _unprocessed(result: Result, what: str) -> None:
     """Raise if estimates are biased by an earlier step."""
     if result.view is not None and result.view.shown is not None:
         raise InvalidInput(f"{what} needs unbiased estimates: call it before {result.steps[-1]!r}")
 
 
-def with_view(result: Result, view: ResultView, step: str) -> Result:
+def _with_view(result: Result, view: ResultView, step: str) -> Result:
     return replace(result, view=view, steps=(*result.steps, step))
 
 
-def rows(result: Result, chosen: NDArray[np.int64], step: str) -> Result:
+def _rows(result: Result, chosen: NDArray[np.int64], step: str) -> Result:
     old = result.table
     view = ResultView(
         labels={name: [column[i] for i in chosen] for name, column in old.labels.items()},
@@ -51,17 +52,34 @@ def rows(result: Result, chosen: NDArray[np.int64], step: str) -> Result:
         bounds=None if old.bounds is None else (old.bounds[0][chosen], old.bounds[1][chosen]),
         shown=None if old.shown is None else old.shown[chosen],
     )
-    return with_view(result, view, step)
+    return _with_view(result, view, step)
 
 
-def group(result: Result, values: tuple[str, ...]) -> Result:
+def with_confidence(result: Result, confidence: float) -> Result:
+    """Return the same estimates with other intervals."""
+    return replace(result, confidence=confidence)
+
+
+def simultaneous(result: Result) -> Result:
+    """Return intervals that hold for all rows of the question at once.
+
+    This is Bonferroni over all candidates of the round, not only those shown: which rows are
+    largest depends on the noise.
+    """
+    every = result.encoding.size * len(result.parts)
+    step = f"intervals hold for all {every:,} candidates at once"
+    return replace(result, candidates=every, steps=(*result.steps, step))
+
+
+def group(result: Result, *values: str) -> Result:
+    """Return the result of one group, or of one arm of an experiment (its name comes last)."""
     named = ", ".join(values)
     for part in result.parts:
         if part.group == values:
             alone = replace(result, parts=(part,), missing=(), view=None)
             hidden = column_names(result.recipe)[: len(values)]
             labels = {name: c for name, c in alone.labels.items() if name not in hidden}
-            return with_view(alone, ResultView(labels=labels, rows=alone.rows), f"group {named}")
+            return _with_view(alone, ResultView(labels=labels, rows=alone.rows), f"group {named}")
     if values in result.missing:
         raise InvalidInput(
             f"the group {named} had fewer than {result.min_cohort:,} reports: nothing was released"
@@ -70,8 +88,9 @@ def group(result: Result, values: tuple[str, ...]) -> Result:
     raise InvalidInput(f"there is no group {named!r}; the groups are: {known}")
 
 
-def marginal(result: Result, columns: tuple[str, ...]) -> Result:
-    unprocessed(result, "marginal")
+def marginal(result: Result, *columns: str) -> Result:
+    """Sum over all other label columns."""
+    _unprocessed(result, "marginal")
     labels = result.labels
     for column in columns:
         if column not in labels:
@@ -90,10 +109,11 @@ def marginal(result: Result, columns: tuple[str, ...]) -> Result:
     into = np.array([index[key] for key in keys], dtype=np.int64)
     kept = {column: [key[i] for key in index] for i, column in enumerate(columns)}
     view = ResultView(labels=kept, rows=result.rows.summed(into, len(index)))
-    return with_view(result, view, f"summed to {', '.join(columns) or 'one total'}")
+    return _with_view(result, view, f"summed to {', '.join(columns) or 'one total'}")
 
 
-def filtered(result: Result, wanted: Mapping[str, str | Sequence[str]]) -> Result:
+def filtered(result: Result, **wanted: str | Sequence[str]) -> Result:
+    """Keep the rows with these labels: `result.filter(age=["[10, 20)"])`."""
     keep = np.ones(len(result), dtype=np.bool_)
     for column, value in wanted.items():
         if column not in result.labels:
@@ -105,17 +125,17 @@ def filtered(result: Result, wanted: Mapping[str, str | Sequence[str]]) -> Resul
         if unknown:
             raise InvalidInput(f"{column} has no label {min(unknown)!r}")
         keep &= np.fromiter((label in values for label in result.labels[column]), np.bool_)
-    return rows(result, np.flatnonzero(keep), f"filtered by {', '.join(wanted)}")
+    return _rows(result, np.flatnonzero(keep), f"filtered by {', '.join(wanted)}")
 
 
-def adjusted(result: Result, shown: Floats, step: str) -> Result:
-    """Show other estimates for the same rows; the intervals still cover the noise."""
-    values = np.asarray(shown, dtype=np.float64)
-    if values.shape != (len(result),):
-        raise InvalidInput(f"expected {len(result):,} estimates, one per row, not {values.shape}")
-    most = result.rows.reports.astype(np.float64)
-    view = replace(result.table, shown=values, bounds=(np.zeros(len(result)), most))
-    return with_view(result, view, step)
+def top(result: Result, count: int = 10) -> Result:
+    """Keep the rows with the largest estimates, largest first.
+
+    On average their estimates are too high, because their noise helped to select them. Use
+    `simultaneous()` intervals, or ask a fresh cohort about them.
+    """
+    order = np.argsort(-result.estimate, kind="stable")[:count]
+    return _rows(result, order, f"the {len(order):,} largest of {len(result):,} rows")
 
 
 def _all_bins(result: Result, what: str) -> None:
@@ -124,18 +144,24 @@ def _all_bins(result: Result, what: str) -> None:
 
 
 def nonnegative(result: Result) -> Result:
-    """Find the nearest non-negative counts that add up to the reports, part by part."""
+    """Find the nearest non-negative counts that add up to the reports (Norm-Sub), part by part.
+
+    Estimates are then biased near 0; the intervals still cover the noise, clipped to what is
+    possible.
+    """
     _all_bins(result, "nonnegative")
     size = result.encoding.size
     part_of = np.repeat(np.arange(len(result.parts)), size)
     totals = np.array([part.reports for part in result.parts], dtype=np.float64)
     shown = consistency.norm_sub(result.estimate, totals, part_of)
-    return adjusted(result, shown, "no count is negative, all add up to the reports (Norm-Sub)")
+    most = result.rows.reports.astype(np.float64)
+    view = replace(result.table, shown=shown, bounds=(np.zeros(len(result)), most))
+    return _with_view(result, view, "no count is negative, all add up to the reports (Norm-Sub)")
 
 
 def summing_to_reports(result: Result) -> Result:
-    """Use that all bins add up to the reports: still unbiased."""
-    unprocessed(result, "summing_to_reports")
+    """Use that every device is in exactly one bin: unbiased and slightly more precise."""
+    _unprocessed(result, "summing_to_reports")
     _all_bins(result, "summing_to_reports")
     size = result.encoding.size
     value, variance = np.empty(len(result)), np.empty(len(result))
@@ -149,17 +175,22 @@ def summing_to_reports(result: Result) -> Result:
 
 
 def consistent(
-    result: Result, coarser: Result, parents: Sequence[int], *, same_devices: bool
+    result: Result, coarser: Result, parents: Sequence[int], *, same_devices: bool = False
 ) -> Result:
-    """Combine with a coarser result whose rows are sums of this one's: still unbiased.
+    """Combine with a coarser result; `parents[i]` is its row that contains row i, or -1.
+
+    This is precision-weighted least squares on shares of the reports: unbiased if both are. The
+    intervals still concern the devices that answered *this* question. The coarser result counts
+    as another sample of the fleet, with its sampling variance, unless you know that the same
+    devices answered both and pass `same_devices=True`.
 
     The share s among the n' devices that answered the coarser question differs from the share among
     the n devices that answered this one. Between two samples of a fleet, the difference has the
     variance `s (1 - s) (1/n + 1/n')` if no device answered both, and less if some did. A result
-    does not know who answered, so this variance is added unless the caller knows better.
+    does not know who answered, so this variance is added.
     """
     for each in (result, coarser):
-        unprocessed(each, "consistent")
+        _unprocessed(each, "consistent")
         if len(each.parts) != 1:
             raise InvalidInput("take one group of each result first: `result.group(...)`")
     above = np.asarray(parents, dtype=np.int64)
@@ -223,7 +254,7 @@ def _combinable(result: Result, coarser: Result, *, same_devices: bool) -> None:
 
 def _refitted(result: Result, value: Floats, variance: Floats, step: str) -> Result:
     fitted = Estimates(value, variance, np.zeros(len(value)), result.rows.reports)
-    return with_view(result, replace(result.table, rows=fitted), step)
+    return _with_view(result, replace(result.table, rows=fitted), step)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -278,8 +309,14 @@ class Comparison(Tabular):
         return html_table(self.columns())
 
 
-def compare(first: Result, second: Result, *, population: bool) -> Comparison:
-    """Compare two results whose rows have the same labels."""
+def compare(first: Result, second: Result, *, population: bool = False) -> Comparison:
+    """Compare the shares of reports, row by row, with intervals of the difference.
+
+    The intervals cover the noise alone. With `population=True` they also cover the chance that
+    other devices had answered, which matters if the two results come from different cohorts.
+    """
+    for each in (first, second):
+        _unprocessed(each, "compare")
     if {name: list(c) for name, c in first.labels.items()} != {
         name: list(c) for name, c in second.labels.items()
     }:
@@ -318,10 +355,10 @@ class _Shares(NamedTuple):
 
 
 def _shares(result: Result, *, population: bool) -> _Shares:
-    """Cumulants at the estimate: a holder's bit adds to both what it differs by from the others'.
+    """Cumulants at the estimate: each holder's bit changes both by its difference from other bits.
 
-    With `population` also of who happened to answer, f of n at random: those of a binomial, and
-    three times the covariance of f with the noise's variance, which rises with f.
+    With `population`, they include who happened to answer, f of n at random: the cumulants of a
+    binomial, plus three times the covariance of f with the noise's variance, which rises with f.
     """
     rows, law = result.rows, result.recipe.randomizer
     reports = rows.reports.astype(np.float64)

@@ -8,12 +8,10 @@ from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from chorister.analyst.budget import LedgerModel, expected_ledgers, expected_reports, fresh_share
-from chorister.analyst.request import reads_of, refs_of, simple_query
+from chorister.analyst.request import refs_of, valid_input
+from chorister.analyst.spending import LedgerModel, expected_ledgers, expected_reports, fresh_share
 from chorister.analyst.tables import paragraphs
-from chorister.canonical import decimal_text, dumps, first_error, sha256
+from chorister.canonical import decimal_text, dumps, sha256
 from chorister.encoding import AnyFeature, DenyList, Encoding, Selection
 from chorister.errors import BudgetExceeded, InvalidInput
 from chorister.privacy import Mechanism, Setting, accuracy_for_cohort, cost_of_accuracy
@@ -57,19 +55,7 @@ class Question:
     @cached_property
     def digest(self) -> str:
         """Identifies the question, whenever it is asked."""
-        return sha256(
-            dumps(
-                {
-                    **self._content(),
-                    "study": self.study.name,
-                    "repeat": self.repeat,
-                    "window": [self.answer_seconds, self.grace_seconds],
-                }
-            )
-        ).hex()
-
-    def _content(self) -> dict[str, Any]:
-        return {
+        content = {
             "features": [_dump(feature) for feature in self.features],
             "query": self.query,
             "reads": {table: list(names) for table, names in self.reads.items()},
@@ -79,46 +65,43 @@ class Question:
             "deny": [_dump(deny) for deny in self.deny],
             "privacy": _dump(self.privacy),
             "participation": _dump(self.participation),
+            "study": self.study.name,
+            "repeat": self.repeat,
+            "window": [self.answer_seconds, self.grace_seconds],
         }
+        return sha256(dumps(content)).hex()
 
     def recipe(self, *, number: int, opens: int) -> Recipe:
         """Return the recipe that devices get; raise `InvalidInput` if no recipe can ask it."""
-        try:
-            return self._recipe(number, opens)
-        except ValidationError as error:
-            where, message = first_error(error)
-            raise InvalidInput(f"{where}: {message}" if where else message) from None
-
-    def _recipe(self, number: int, opens: int) -> Recipe:
         study = self.study
         closes = opens + self.answer_seconds
         pair = next(study.fleet.policy.pairs(study.terms))
-        return Recipe(
-            version=1,
-            id=f"{study.name[:80]}.{number}",
-            study=study.name,
-            analysis=study.analysis,
-            collector=study.fleet.collector(study.analysis),
-            query=self.query,
-            reads=dict(self.reads),
-            group_by=self.group_by,
-            arms=self.arms,
-            features=self.features,
-            selection=self.selection,
-            deny=self.deny,
-            privacy=self.privacy,
-            window=Window(opens=opens, closes=closes, ends=closes + self.grace_seconds),
-            participation=self.participation,
-            aggregators=Aggregators(leader=pair.leader.url, helper=pair.helper.url),
-        )
+        with valid_input():
+            return Recipe(
+                version=1,
+                id=f"{study.name[:80]}.{number}",
+                study=study.name,
+                analysis=study.analysis,
+                collector=study.fleet.collector(study.analysis),
+                query=self.query,
+                reads=dict(self.reads),
+                group_by=self.group_by,
+                arms=self.arms,
+                features=self.features,
+                selection=self.selection,
+                deny=self.deny,
+                privacy=self.privacy,
+                window=Window(opens=opens, closes=closes, ends=closes + self.grace_seconds),
+                participation=self.participation,
+                aggregators=Aggregators(leader=pair.leader.url, helper=pair.helper.url),
+            )
 
     def again(self) -> Question:
         """Return a copy that a study asks again, where it would only return the old result."""
         return replace(self, repeat=self.repeat + 1)
 
     def cost(self, *, reports: int | None = None) -> QuestionCost:
-        """RoundState what it would spend, the cohort it needs, the error to expect, and what is
-        left.
+        """Say what it would spend, the cohort it needs, the error to expect, and what is left.
 
         `reports` is how many to expect, for a fleet of unknown size.
         """
@@ -233,30 +216,26 @@ def for_accuracy(
     study: Study,
     features: AnyFeature | Sequence[AnyFeature],
     *,
-    std_error: float | None,
-    relative_error: float | None,
-    reports: int | None,
-    options: Mapping[str, Any],
+    std_error: float | None = None,
+    relative_error: float | None = None,
+    reports: int | None = None,
+    **options: Any,  # noqa: ANN401 (whatever `histogram` takes)
 ) -> Question:
-    """Plan the question with the smallest epsilon that reaches an accuracy."""
+    """Plan the question with the smallest epsilon that reaches an accuracy.
+
+    Give the standard error of an empty bin either in devices, together with the number of
+    reports, or as a share of the reports. The other options are those of `histogram`.
+    """
     if (std_error is None) == (relative_error is None):
         raise InvalidInput("give either std_error (in devices, with reports) or relative_error")
     for name in ("epsilon", "local_epsilon", "min_cohort"):
         if name in options and not (name == "local_epsilon" and relative_error is not None):
             raise InvalidInput(f"{name} follows from the accuracy: leave it out")
-    chosen = tuple(features) if isinstance(features, Sequence) else (features,)
-    deny = options.get("deny", ())
-    denied = (deny,) if isinstance(deny, DenyList) else tuple(deny)
-    query = options.get("query") or simple_query(study.fleet.policy, study.terms, chosen, denied)
-    refs = refs_of(options.get("reads") or reads_of(query, study.terms))
-    length = Encoding(chosen, denied).size
     terms = study.terms
-    crowd = options.get("crowd") or terms.crowds[0]
-    mechanism = Mechanism(options.get("mechanism") or terms.mechanisms[0])
-    bounded = (options.get("report") or terms.report_kinds[0]) == "bounded"
-    delta = options.get("delta")
-    if delta is None:
-        delta = study.histogram(chosen, **{**options, "local_epsilon": "0.1"}).privacy.delta
+    fixed = {"local_epsilon": "0.1", "min_cohort": terms.cohort.smallest}  # replaced below
+    draft = study.histogram(features, **{**options, **fixed})
+    refs, delta, mechanism = refs_of(draft.reads), draft.privacy.delta, draft.privacy.mechanism
+    crowd, bounded = draft.privacy.crowd, draft.privacy.report == "bounded"
     limit = min(terms.budget.local_epsilon, *(terms.fields[ref].local_epsilon for ref in refs))
     largest = mechanism.largest_local_epsilon(limit)
     setting = Setting(
@@ -267,24 +246,21 @@ def for_accuracy(
     )
     if relative_error is not None:
         found: Cost = cost_of_accuracy(
-            setting, relative_error=relative_error, delta=delta, length=length, bounded=bounded
+            setting, relative_error=relative_error, delta=delta, length=draft.size, bounded=bounded
         )
     elif reports is None or std_error is None:
         raise InvalidInput("std_error is a number of devices: add the number of reports, reports=")
     else:
         found = accuracy_for_cohort(
-            setting, std_error=std_error, reports=reports, delta=delta, length=length,
+            setting, std_error=std_error, reports=reports, delta=delta, length=draft.size,
             bounded=bounded,
         )  # fmt: skip
-    return study.histogram(
-        chosen,
-        **{
-            **options,
-            "epsilon": found.charge.epsilon,
-            "delta": delta,
-            "local_epsilon": found.charge.release.setting.local_epsilon,
-            "min_cohort": max(found.min_cohort, terms.cohort.smallest),
-            "mechanism": mechanism,
-            "crowd": crowd,
-        },
-    )
+    exact = {
+        "epsilon": found.charge.epsilon,
+        "delta": delta,
+        "local_epsilon": found.charge.release.setting.local_epsilon,
+        "min_cohort": max(found.min_cohort, terms.cohort.smallest),
+        "mechanism": mechanism,
+        "crowd": crowd,
+    }
+    return study.histogram(features, **{**options, **exact})

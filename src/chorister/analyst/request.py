@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from functools import lru_cache
@@ -47,6 +48,16 @@ def as_exact(value: Real) -> Decimal:
         return as_decimal(value)
     except (ArithmeticError, TypeError, ValueError):
         raise InvalidInput(f"{value!r} is not a number") from None
+
+
+@contextmanager
+def valid_input(prefix: str = "") -> Iterator[None]:
+    """Raise `InvalidInput` where pydantic finds that something given is invalid."""
+    try:
+        yield
+    except ValidationError as error:
+        field, message = first_error(error)
+        raise InvalidInput(f"{prefix}{field}: {message}" if field else message) from None
 
 
 def intervals(column: str, edges: Iterable[Real]) -> Intervals:
@@ -167,11 +178,8 @@ def as_arms(value: Mapping[str, int] | Sequence[str]) -> tuple[Arm, ...]:
     weights = value if isinstance(value, Mapping) else dict.fromkeys(value, 1)
     if isinstance(value, str) or len(weights) != len(value) or len(weights) == 1:
         raise InvalidInput("an experiment needs two or more arms with different names")
-    try:
+    with valid_input("arms: "):
         return tuple(Arm(name=name, weight=weight) for name, weight in weights.items())
-    except ValidationError as error:
-        field, why = first_error(error)
-        raise InvalidInput(f"arms: {field}: {why}") from None
 
 
 def smallest_share(arms: Sequence[Arm]) -> float:
@@ -223,17 +231,17 @@ class PrivacyRequest:
         if unknown:
             raise InvalidInput(f"this analysis may not read {unknown[0]}")
         budgets = budgets_of(policy, analysis, refs)
-        reports = min(budget.reports for budget in budgets)
-        least_epsilon = min(budget.epsilon for budget in budgets)
-        least_delta = min(budget.delta for budget in budgets)
+        reports = Decimal(min(budget.reports for budget in budgets))
+        equal_epsilon = DOWN.divide(min(budget.epsilon for budget in budgets), reports)
+        equal_delta = DOWN.divide(min(budget.delta for budget in budgets), reports)
         crowd = self.crowd or analysis.crowds[0]
         try:
             mechanism = Mechanism(self.mechanism or analysis.mechanisms[0])
         except ValueError:
             raise InvalidInput(f"mechanism must be one of {', '.join(Mechanism)}") from None
         report = self.report or analysis.report_kinds[0]
-        epsilon = _share(least_epsilon, reports) if self.epsilon is None else as_exact(self.epsilon)
-        delta = _share(least_delta, reports) if self.delta is None else as_exact(self.delta)
+        epsilon = six_digits(equal_epsilon) if self.epsilon is None else as_exact(self.epsilon)
+        delta = six_digits(equal_delta) if self.delta is None else as_exact(self.delta)
         limit = min(
             analysis.budget.local_epsilon, *(analysis.fields[ref].local_epsilon for ref in refs)
         )
@@ -274,10 +282,9 @@ def _least_cohort(claim: Claim) -> int:
     return claim.least_cohort()
 
 
-def _share(whole: Decimal, parts: int) -> Decimal:
-    """An equal part, rounded down to six significant digits."""
-    part = DOWN.divide(whole, Decimal(parts))
-    return part.quantize(Decimal(1).scaleb(part.adjusted() - 5), context=DOWN)
+def six_digits(value: Decimal) -> Decimal:
+    """Round down to six significant digits."""
+    return value.quantize(Decimal(1).scaleb(value.adjusted() - 5), context=DOWN)
 
 
 @lru_cache(maxsize=1024)

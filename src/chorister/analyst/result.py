@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from chorister.analyst import display, files, postprocessing
+from chorister.analyst import display, json_files, postprocessing
 from chorister.analyst.estimate import (
     Estimates,
     Floats,
@@ -29,15 +28,11 @@ from chorister.analyst.estimate import (
     part_columns,
     quantile,
 )
-from chorister.analyst.postprocessing import Comparison, compare
 from chorister.analyst.tables import Tabular
 from chorister.encoding import AnyFeature, Encoding
 from chorister.errors import DecodeError, InvalidInput
 from chorister.privacy import HostileInfluence, Interval, Mechanism
 from chorister.recipe import Recipe
-
-if TYPE_CHECKING:
-    import altair
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -248,77 +243,16 @@ class Result(Tabular):
 
     # --- Steps, each returning a new result -----------------------------------------------------
 
-    def with_confidence(self, confidence: float) -> Result:
-        """Return the same estimates with other intervals."""
-        return replace(self, confidence=confidence)
-
-    def simultaneous(self) -> Result:
-        """Return intervals that hold for all rows of the question at once.
-
-        This is Bonferroni over all candidates of the round, not only those shown: which rows are
-        largest depends on the noise.
-        """
-        every = self.encoding.size * len(self.parts)
-        return replace(
-            self,
-            candidates=every,
-            steps=(*self.steps, f"intervals hold for all {every:,} candidates at once"),
-        )
-
-    def group(self, *values: str) -> Result:
-        """Return the result of one group, or of one arm of an experiment (its name comes last)."""
-        return postprocessing.group(self, values)
-
-    def marginal(self, *columns: str) -> Result:
-        """Sum over all other label columns."""
-        return postprocessing.marginal(self, columns)
-
-    def filter(self, **wanted: str | Sequence[str]) -> Result:
-        """Keep the rows with these labels: `result.filter(age=["[10, 20)"])`."""
-        return postprocessing.filtered(self, wanted)
-
-    def top(self, count: int = 10) -> Result:
-        """Keep the rows with the largest estimates, largest first.
-
-        On average their estimates are too high, because their noise helped to select them. Use
-        `simultaneous()` intervals, or ask a fresh cohort about them.
-        """
-        order = np.argsort(-self.estimate, kind="stable")[:count]
-        return postprocessing.rows(self, order, f"the {len(order):,} largest of {len(self):,} rows")
-
-    def nonnegative(self) -> Result:
-        """Find the nearest non-negative counts that add up to the reports (Norm-Sub).
-
-        Estimates are then biased near 0; the intervals still cover the noise, clipped to what is
-        possible.
-        """
-        return postprocessing.nonnegative(self)
-
-    def summing_to_reports(self) -> Result:
-        """Use that every device is in exactly one bin: unbiased and slightly more precise."""
-        return postprocessing.summing_to_reports(self)
-
-    def consistent(
-        self, coarser: Result, parents: Sequence[int], *, same_devices: bool = False
-    ) -> Result:
-        """Combine with a coarser result; `parents[i]` is its row that contains row i, or -1.
-
-        This is precision-weighted least squares on shares of the reports: unbiased if both are. The
-        intervals still concern the devices that answered *this* question. The coarser result counts
-        as another sample of the fleet, with its sampling variance, unless you know that the same
-        devices answered both and pass `same_devices=True`.
-        """
-        return postprocessing.consistent(self, coarser, parents, same_devices=same_devices)
-
-    def compare(self, other: Result, *, population: bool = False) -> Comparison:
-        """Compare the shares of reports, row by row, with intervals of the difference.
-
-        The intervals cover the noise alone. With `population=True` they also cover the chance that
-        other devices had answered, which matters if the two results come from different cohorts.
-        """
-        postprocessing.unprocessed(self, "compare")
-        postprocessing.unprocessed(other, "compare")
-        return compare(self, other, population=population)
+    with_confidence = postprocessing.with_confidence
+    simultaneous = postprocessing.simultaneous
+    group = postprocessing.group
+    marginal = postprocessing.marginal
+    filter = postprocessing.filtered
+    top = postprocessing.top
+    nonnegative = postprocessing.nonnegative
+    summing_to_reports = postprocessing.summing_to_reports
+    consistent = postprocessing.consistent
+    compare = postprocessing.compare
 
     # --- Output ---------------------------------------------------------------------------------
 
@@ -336,16 +270,9 @@ class Result(Tabular):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         return self.to_arrow().__arrow_c_stream__(requested_schema)
 
-    def plot(self, *, top: int = 30) -> altair.LayerChart:
-        """Chart the estimates with their intervals."""
-        return display.bar_chart(self, top=top)
-
-    def explain(self) -> str:
-        """Say what was asked, of whom, what it cost, and what the numbers mean."""
-        return display.explain(self)
-
-    def _repr_html_(self) -> str:
-        return display.notebook_html(self)
+    plot = display.bar_chart
+    explain = display.explain
+    _repr_html_ = display.notebook_html
 
     def __repr__(self) -> str:
         return (
@@ -357,13 +284,13 @@ class Result(Tabular):
 
     def to_json(self) -> str:
         """Write everything as JSON."""
-        return json.dumps(files.result_to_tree(self), ensure_ascii=False)
+        return json.dumps(json_files.result_to_tree(self), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Result:
         """Read what `to_json` wrote; raise `DecodeError` for anything else."""
-        if len(text) > files.MAX_BYTES:
-            raise DecodeError(f"a result has at most {files.MAX_BYTES:,} bytes")
+        if len(text) > json_files.MAX_BYTES:
+            raise DecodeError(f"a result has at most {json_files.MAX_BYTES:,} bytes")
         try:
             tree = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -373,13 +300,13 @@ class Result(Tabular):
     @classmethod
     def from_tree(cls, tree: Any) -> Result:  # noqa: ANN401 (any JSON)
         try:
-            return cls(**files.fields_from_tree(tree))
+            return cls(**json_files.fields_from_tree(tree))
         except InvalidInput as error:
             raise DecodeError(f"not a saved result: {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to a file, whole or not at all."""
-        files.write_atomically(Path(path), self.to_json().encode())
+        json_files.write_atomically(Path(path), self.to_json().encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:

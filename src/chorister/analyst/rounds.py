@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from chorister.analyst.files import require_format, result_to_tree, write_atomically
+from chorister.analyst.json_files import require_format, result_to_tree, write_atomically
 from chorister.analyst.result import Result
 from chorister.canonical import WIRE
 from chorister.errors import ChoristerError, DecodeError, StudyError
@@ -91,16 +91,6 @@ class Round:
             raise DecodeError(f"not a saved round: {error}") from None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Identity:
-    """What a study on disk belongs to."""
-
-    name: str
-    analysis: str
-    policy: str  # its digest
-    fleet: str  # live, or which rehearsal
-
-
 class Archive:
     """The rounds of all studies of one fleet, in memory or in a folder."""
 
@@ -134,12 +124,12 @@ class Archive:
         self._rounds.setdefault(path.parent.name, {})[found.number] = found
 
     def register(self, *, name: str, analysis: str, policy: str, fleet: str) -> None:
-        """Begin a study, or check that the one of this name is the same study."""
+        """Begin a study, or check that the one of this name belongs to the same fleet."""
         with self._memory:
             self._rounds.setdefault(name, {})
         if self.folder is None:
             return
-        identity = asdict(_Identity(name=name, analysis=analysis, policy=policy, fleet=fleet))
+        identity = {"name": name, "analysis": analysis, "policy": policy, "fleet": fleet}
         path = self.folder / name / "study.json"
         if not path.exists():
             document = {"format": _STUDY_FORMAT, **identity}
@@ -154,8 +144,9 @@ class Archive:
                 )
 
     def rounds(self, study: str) -> list[Round]:
+        """The rounds of a study, in order."""
         with self._memory:
-            return [self._rounds.get(study, {})[n] for n in sorted(self._rounds.get(study, {}))]
+            return [round_ for _, round_ in sorted(self._rounds.get(study, {}).items())]
 
     def all_rounds(self) -> list[Round]:
         """The rounds of all studies, in the order in which the fleet was asked."""

@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any
 
-from chorister.analyst.budget import (
-    StudyBudget,
-    expect_answers,
-    expected_ledgers,
-    fresh_share,
-    refusal,
-    study_budget,
-)
-from chorister.analyst.cohorts import Cohorts, RoundsPlan, choose_cohorts, plan_rounds
+from chorister.analyst.cohorts import choose_cohorts, plan_rounds
 from chorister.analyst.fleet import Fleet
-from chorister.analyst.progress import History, OnProgress, Progress, StudyStatus, progress_bar
 from chorister.analyst.question import Question, check_target, for_accuracy
 from chorister.analyst.request import (
     PrivacyRequest,
@@ -32,6 +22,15 @@ from chorister.analyst.request import (
 )
 from chorister.analyst.result import Result
 from chorister.analyst.rounds import Round, RoundState
+from chorister.analyst.spending import (
+    StudyBudget,
+    expect_answers,
+    expected_ledgers,
+    fresh_share,
+    refusal,
+    study_budget,
+)
+from chorister.analyst.study_status import History, OnProgress, Progress, StudyStatus, progress_bar
 from chorister.encoding import AnyFeature, DenyList, Selection
 from chorister.errors import (
     CohortTooSmall,
@@ -166,60 +165,9 @@ class Study:
         chance = float(who.probability) * part
         return expected_cohort(devices * left * chance, Decimal(chance), self.fleet.margin)
 
-    def cohorts(
-        self, rounds: int, *, reads: Mapping[str, Iterable[str]], wanted: Cohorts | None = None
-    ) -> Cohorts:
-        """Whether every device can answer all the rounds, or each round needs its own devices."""
-        return choose_cohorts(self.fleet.policy, self.terms, refs_of(reads), rounds, wanted)
-
-    def plan_rounds(
-        self,
-        shares: Sequence[Real],
-        *,
-        reads: Mapping[str, Iterable[str]],
-        epsilon: Real | None = None,
-        delta: Real | None = None,
-        mechanism: Mechanism | str | None = None,
-        crowd: Crowd | None = None,
-        cohorts: Cohorts | None = None,
-        devices: int | None = None,
-    ) -> RoundsPlan:
-        """Price a sequence of rounds before the first is asked; see `chorister.analyst.cohorts`."""
-        known = devices if devices is not None else self.fleet.devices
-        if known is None:
-            raise InvalidInput("say about how many devices there are: devices=...")
-        return plan_rounds(
-            self.fleet.policy,
-            self.analysis,
-            shares,
-            refs=refs_of(reads),
-            devices=known,
-            epsilon=epsilon,
-            delta=delta,
-            mechanism=mechanism,
-            crowd=crowd,
-            cohorts=cohorts,
-            margin=self.fleet.margin,
-        )
-
-    def for_accuracy(
-        self,
-        features: AnyFeature | Sequence[AnyFeature],
-        *,
-        std_error: float | None = None,
-        relative_error: float | None = None,
-        reports: int | None = None,
-        **options: Any,  # noqa: ANN401 (whatever `histogram` takes)
-    ) -> Question:
-        """Plan the question with the smallest epsilon that reaches an accuracy.
-
-        Give the standard error of an empty bin either in devices, together with the number of
-        reports, or as a share of the reports. The other options are those of `histogram`.
-        """
-        return for_accuracy(
-            self, features, std_error=std_error, relative_error=relative_error, reports=reports,
-            options=options,
-        )  # fmt: skip
+    cohorts = choose_cohorts
+    plan_rounds = plan_rounds
+    for_accuracy = for_accuracy
 
     @property
     def budget(self) -> StudyBudget:

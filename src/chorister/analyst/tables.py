@@ -24,6 +24,7 @@ ROWS_SHOWN: Final = 20
 _FORMULA: Final = tuple("=+-@＝＋－＠")
 """How a formula begins, including the full-width characters of East Asian input."""
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
+_NOT_IN_XML: Final = re.compile("[\ud800-\udfff\ufffe\uffff]")  # beyond what `legible` escapes
 
 
 def needed(name: str) -> Any:  # noqa: ANN401 (a module)
@@ -113,6 +114,11 @@ def html_table(columns: dict[str, Any], *, rows: int = ROWS_SHOWN) -> str:
         )
         body.append(f"<tr>{cells}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def drawable(label: str) -> str:
+    """Make a label safe to draw: vl-convert aborts the process if SVG can't contain a character."""
+    return _NOT_IN_XML.sub(lambda found: f"\\u{{{ord(found[0]):x}}}", legible(label))
 
 
 def paragraphs(text: str) -> str:

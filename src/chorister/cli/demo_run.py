@@ -19,8 +19,8 @@ from chorister.aggregator.service import open_core
 from chorister.aggregator.storage.statistics import TaskStatus, task_status
 from chorister.analyst.fleet import ReleasedSums
 from chorister.analyst.live_fleet import LiveFleet, Profile
-from chorister.analyst.progress import OnProgress
 from chorister.analyst.rounds import Round
+from chorister.analyst.study_status import OnProgress
 from chorister.cli.demo_stories import Estimate, Story, StoryRound
 from chorister.clock import SystemClock
 from chorister.device import Sandbox

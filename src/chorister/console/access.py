@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
+from starlette.datastructures import MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -80,17 +81,9 @@ class RequestGuard:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                present = {name.lower() for name, _ in message["headers"]}
-                message["headers"] = [
-                    *message["headers"],
-                    *(
-                        (name.encode(), value.encode())
-                        for name, value in HEADERS.items()
-                        if name.encode() not in present
-                    ),
-                ]
-                if b"cache-control" not in present:
-                    message["headers"].append((b"cache-control", b"no-store"))
+                headers = MutableHeaders(scope=message)
+                for name, value in (*HEADERS.items(), ("cache-control", "no-store")):
+                    headers.setdefault(name, value)
             await send(message)
 
         refused = self._refused(scope)

@@ -6,16 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from pydantic import ValidationError
-
 import chorister as ch
 from chorister.analyst.algorithms.crosstab import crosstab
 from chorister.analyst.algorithms.distribution import distribution
 from chorister.analyst.algorithms.heatmap import heatmap
 from chorister.analyst.algorithms.ngrams import discover_ngrams
 from chorister.analyst.algorithms.run import AlgorithmRun
+from chorister.analyst.request import valid_input
 from chorister.analyst.study import Study
-from chorister.canonical import first_error
 from chorister.console.forms import lines, number, numbers, whole
 from chorister.encoding import Categories, Intervals
 from chorister.errors import InvalidInput
@@ -36,11 +34,12 @@ class Input:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Algorithm:
-    """An algorithm that a page offers."""
+class AlgorithmForm:
+    """An algorithm that a page offers, and what it needs to know."""
 
     name: str
-    title: str
+    title: str  # of its form
+    noun: str  # of its runs
     what: str
     inputs: tuple[Input, ...]
     start: Callable[[Study, Mapping[str, str]], AlgorithmRun[Any]]
@@ -57,19 +56,23 @@ class Algorithm:
         return True
 
 
-_EPSILON: Final = Input(
-    name="epsilon", label="epsilon for all rounds", kind="number",
-    hint="the total charge of a device that answers all of them; empty: all that is allowed",
-)  # fmt: skip
-_DELTA: Final = Input(name="delta", label="delta for all rounds", kind="number")
-_COHORTS: Final = Input(
-    name="cohorts", label="who answers", kind="choice", choices=("", "everyone", "disjoint"),
-    hint="everyone answers every round, or each round asks different devices; by default, what "
-    "the budgets allow",
+_SHARED: Final = (
+    Input(
+        name="epsilon", label="epsilon for all rounds", kind="number",
+        hint="the total charge of a device that answers all of them; if left empty, "
+        "all that the budgets allow",
+    ),
+    Input(name="delta", label="delta for all rounds", kind="number"),
+    Input(
+        name="cohorts", label="who answers", kind="choice", choices=("", "everyone", "disjoint"),
+        hint="if everyone answers every round, the budget is split between the rounds",
+    ),
 )  # fmt: skip
 
 
-def plan_run(algorithm: Algorithm, study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
+def plan_run(
+    algorithm: AlgorithmForm, study: Study, values: Mapping[str, str]
+) -> AlgorithmRun[Any]:
     """Plan an algorithm with the values of its form; nothing is asked yet."""
     for each in algorithm.inputs:
         if each.required and not values.get(each.name, "").strip():
@@ -81,11 +84,8 @@ def plan_run(algorithm: Algorithm, study: Study, values: Mapping[str, str]) -> A
             )
         if each.kind == "field" and given and given not in study.terms.fields:
             raise InvalidInput(f"{each.label}: choose one of the listed fields")
-    try:
+    with valid_input():
         return algorithm.start(study, values)
-    except ValidationError as error:
-        field, message = first_error(error)
-        raise InvalidInput(f"{field}: {message}" if field else message) from None
 
 
 def _shared(values: Mapping[str, str]) -> dict[str, Any]:
@@ -148,12 +148,13 @@ def _axis(study: Study, values: Mapping[str, str], side: str) -> Intervals | Cat
 _NUMBERS: Final = ("integer", "real")
 _CELLS: Final = "for numbers: edges, such as “0 to 100 by 5”; for texts: values, one per line"
 
-ALGORITHMS: Final[dict[str, Algorithm]] = {
+ALGORITHMS: Final[dict[str, AlgorithmForm]] = {
     each.name: each
     for each in (
-        Algorithm(
+        AlgorithmForm(
             name="ngrams",
             title="Discover phrases",
+            noun="Phrases",
             what="Finds phrases that many devices hold, word by word, from a list of known words.",
             inputs=(
                 Input(
@@ -169,15 +170,14 @@ ALGORITHMS: Final[dict[str, Algorithm]] = {
                     name="deny", label="never report", kind="lines",
                     hint="phrases that devices skip, one per line",
                 ),
-                _EPSILON,
-                _DELTA,
-                _COHORTS,
+                *_SHARED,
             ),
             start=_ngrams,
         ),
-        Algorithm(
+        AlgorithmForm(
             name="heatmap",
             title="Draw a map",
+            noun="Heat map",
             what="Maps where devices are. Cells are split where people are, round by round.",
             inputs=(
                 Input(name="x", label="x", kind="field", types=_NUMBERS, required=True),
@@ -190,30 +190,28 @@ ALGORITHMS: Final[dict[str, Algorithm]] = {
                     name="depth", label="finest level", kind="number", value="8",
                     hint="each level halves the cells in both directions",
                 ),
-                _EPSILON,
-                _DELTA,
-                _COHORTS,
+                *_SHARED,
             ),
             start=_heatmap,
         ),
-        Algorithm(
+        AlgorithmForm(
             name="distribution",
             title="Learn a distribution",
-            what="Learns how a number is distributed, with quantiles; the edges adapt to the data.",
+            noun="Distribution",
+            what="Learns how a number is distributed, with intervals that adapt to the data.",
             inputs=(
                 Input(name="field", label="number", kind="field", types=_NUMBERS, required=True),
                 Input(name="from", label="from", kind="number", required=True),
                 Input(name="to", label="to", kind="number", required=True),
-                _EPSILON,
-                _DELTA,
-                _COHORTS,
+                *_SHARED,
             ),
             start=_distribution,
         ),
-        Algorithm(
+        AlgorithmForm(
             name="crosstab",
             title="Cross two fields",
-            what="Crosses two fields: first each alone, then a grid that fits both.",
+            noun="Cross table",
+            what="Counts combinations of two fields: first each alone, then a grid that fits both.",
             inputs=(
                 Input(
                     name="rows", label="rows", kind="field", types=(*_NUMBERS, "text"),
@@ -231,9 +229,7 @@ ALGORITHMS: Final[dict[str, Algorithm]] = {
                     name="columns_cells", label="cells of the columns", kind="lines",
                     required=True, hint=_CELLS,
                 ),
-                _EPSILON,
-                _DELTA,
-                _COHORTS,
+                *_SHARED,
             ),
             start=_crosstab,
         ),

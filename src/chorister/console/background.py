@@ -16,13 +16,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from chorister.analyst.algorithms.run import AlgorithmRun
-from chorister.analyst.files import require_format, write_atomically
-from chorister.analyst.progress import Progress
+from chorister.analyst.json_files import require_format, write_atomically
 from chorister.analyst.rounds import Round, RoundState
 from chorister.analyst.study import Study
+from chorister.analyst.study_status import Progress
 from chorister.errors import (
     ChoristerError,
     InvalidInput,
@@ -31,6 +31,8 @@ from chorister.errors import (
     StudyError,
 )
 
+StudyKey: TypeAlias = tuple[str, str]
+"""The names of a connection and of a study there."""
 _log = logging.getLogger("chorister.console")
 _MAX_PLANS: Final = 50
 _FORMAT: Final = "chorister-run-1"
@@ -54,6 +56,10 @@ class RunRecord:
     def running(self) -> bool:
         return self.state == "running"
 
+    @property
+    def can_resume(self) -> bool:
+        return self.state in ("interrupted", "failed")
+
 
 class RunStore:
     """All runs of algorithms. Thread-safe."""
@@ -61,7 +67,7 @@ class RunStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.RLock()
-        self._records: dict[tuple[str, str], dict[int, RunRecord]] = {}
+        self._records: dict[StudyKey, dict[int, RunRecord]] = {}
         self._planned: OrderedDict[Hashable, AlgorithmRun[Any]] = OrderedDict()
 
     def planned(
@@ -82,19 +88,19 @@ class RunStore:
                     self._planned.popitem(last=False)
         return run
 
-    def of(self, connection: str, study: str) -> list[RunRecord]:
+    def of(self, study: StudyKey) -> list[RunRecord]:
         """The runs of a study, the newest first."""
         with self._lock:
-            records = self._runs_of(connection, study)
+            records = self._runs_of(study)
             return [records[number] for number in sorted(records, reverse=True)]
 
-    def get(self, connection: str, study: str, number: int) -> RunRecord | None:
+    def get(self, study: StudyKey, number: int) -> RunRecord | None:
         with self._lock:
-            return self._runs_of(connection, study).get(number)
+            return self._runs_of(study).get(number)
 
-    def picture(self, connection: str, study: str, number: int) -> dict[str, Any] | None:
+    def picture(self, study: StudyKey, number: int) -> dict[str, Any] | None:
         """The Vega-Lite specification of a run's latest chart."""
-        path = self._path(connection, study, number).with_suffix(".picture")
+        path = self._path(study, number).with_suffix(".picture")
         try:
             found: dict[str, Any] = json.loads(path.read_bytes())
         except FileNotFoundError:
@@ -103,8 +109,7 @@ class RunStore:
 
     def start(
         self,
-        connection: str,
-        study: str,
+        study: StudyKey,
         *,
         algorithm: str,
         values: dict[str, str],
@@ -114,7 +119,7 @@ class RunStore:
     ) -> RunRecord:
         """Start a new run in the background, or resume an interrupted one."""
         with self._lock:
-            records = self._runs_of(connection, study)
+            records = self._runs_of(study)
             if any(record.running for record in records.values()):
                 raise InvalidInput(
                     "an algorithm is already running in this study: let it finish first"
@@ -124,23 +129,21 @@ class RunStore:
                 number=chosen, algorithm=algorithm, values=values, by=by,
                 planned=len(run.plan.rounds),
             )  # fmt: skip
-            self._keep(connection, study, record)
+            self._keep(study, record)
         threading.Thread(
-            target=self._follow, args=(connection, study, record, run), daemon=True,
-            name=f"{algorithm} in {study}",
+            target=self._follow, args=(study, record, run), daemon=True,
+            name=f"{algorithm} in {study[1]}",
         ).start()  # fmt: skip
         return record
 
-    def _follow(
-        self, connection: str, study: str, record: RunRecord, run: AlgorithmRun[Any]
-    ) -> None:
+    def _follow(self, study: StudyKey, record: RunRecord, run: AlgorithmRun[Any]) -> None:
         try:
             for step in run:
                 picture = step.picture.to_dict()
-                path = self._path(connection, study, record.number).with_suffix(".picture")
+                path = self._path(study, record.number).with_suffix(".picture")
                 write_atomically(path, json.dumps(picture).encode())
                 record = replace(record, rounds=(*record.rounds, step.result.round or 0))
-                self._keep(connection, study, record)
+                self._keep(study, record)
             words = str(run.result.explain())
             record = replace(record, state="finished", words=words)
         except ChoristerError as error:
@@ -149,36 +152,27 @@ class RunStore:
             _log.exception("an algorithm failed because of a bug in Chorister")
             words = "there is a bug in Chorister; the server's log has the details"
             record = replace(record, state="failed", words=words)
-        self._keep(connection, study, record)
+        self._keep(study, record)
 
     # --- Files ----------------------------------------------------------------------------------
 
-    def _path(self, connection: str, study: str, number: int) -> Path:
-        return self._folder / connection / study / f"run-{number:04}.json"
+    def _path(self, study: StudyKey, number: int) -> Path:
+        return Path(self._folder, *study, f"run-{number:04}.json")
 
-    def _keep(self, connection: str, study: str, record: RunRecord) -> None:
+    def _keep(self, study: StudyKey, record: RunRecord) -> None:
         document = {"format": _FORMAT, **asdict(record)}
         with self._lock:
             data = json.dumps(document, ensure_ascii=True).encode()
-            write_atomically(self._path(connection, study, record.number), data)
-            self._runs_of(connection, study)[record.number] = record
+            write_atomically(self._path(study, record.number), data)
+            self._runs_of(study)[record.number] = record
 
-    def _runs_of(self, connection: str, study: str) -> dict[int, RunRecord]:
+    def _runs_of(self, study: StudyKey) -> dict[int, RunRecord]:
         """The runs of one study by number, read from disk once."""
-        key = (connection, study)
-        if key not in self._records:
-            folder = self._folder / connection / study
-            paths = [
-                path
-                for path in sorted(folder.glob("run-*.json"))
-                if _FILE_NAME.fullmatch(path.name)
-            ]
-            self._records[key] = {record.number: record for record in map(_read, paths)}
-        return self._records[key]
-
-
-def can_resume(record: RunRecord) -> bool:
-    return record.state in ("interrupted", "failed")
+        if study not in self._records:
+            found = sorted(Path(self._folder, *study).glob("run-*.json"))
+            records = [_read(path) for path in found if _FILE_NAME.fullmatch(path.name)]
+            self._records[study] = {record.number: record for record in records}
+        return self._records[study]
 
 
 def _read(path: Path) -> RunRecord:

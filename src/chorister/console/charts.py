@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from chorister.analyst.result import Result
-from chorister.analyst.tables import needed
+from chorister.analyst.tables import drawable, needed
 from chorister.encoding import Grid
 
 Theme: TypeAlias = Literal["light", "dark"]
@@ -117,7 +117,9 @@ def draw(spec: Spec, look: ChartStyle) -> str:
     """Draw a Vega-Lite specification as SVG, in the page's colours, without a network."""
     vega = needed("vl_convert")
     colours = _DARK if look.theme == "dark" else _LIGHT
-    dressed = _recoloured(spec) if look.theme == "dark" else dict(spec)
+    dressed = _drawable(spec)
+    if look.theme == "dark":
+        dressed = _recoloured(dressed)
     dressed["config"] = _merged(_config(colours, look.width), dressed.get("config", {}))
     dressed["config"]["background"] = "transparent"
     if "width" not in dressed and ("layer" in dressed or "mark" in dressed):
@@ -127,6 +129,15 @@ def draw(spec: Spec, look: ChartStyle) -> str:
     dressed.setdefault("padding", {"left": 18, "right": 24, "top": 4, "bottom": 4})
     drawn: str = vega.vegalite_to_svg(dressed, allowed_base_urls=[])
     return drawn
+
+
+def _drawable(node: Any) -> Any:  # noqa: ANN401 (JSON values)
+    """Escape what is invisible, reverses text or can't be drawn: others chose the labels."""
+    if isinstance(node, dict):
+        return {name: _drawable(value) for name, value in node.items()}
+    if isinstance(node, list):
+        return [_drawable(value) for value in node]
+    return drawable(node) if isinstance(node, str) else node
 
 
 def _narrowed(spec: Spec) -> Spec:

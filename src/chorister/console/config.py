@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self, TypeAlias
+from typing import Annotated, Self, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, StringConstraints, model_validator
@@ -15,22 +15,20 @@ Text: TypeAlias = Annotated[
     str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1000, strict=True)
 ]
 # Without a dot, which separates the owner's name from the rest in the name of a study.
-AnalystName: TypeAlias = Annotated[
-    str, StringConstraints(pattern=r"^[a-z0-9_][a-z0-9_-]{0,31}$", strict=True)
-]
-ConnectionName: TypeAlias = Annotated[
+Name: TypeAlias = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9_][a-z0-9_-]{0,31}$", strict=True)
 ]
 _Origin: TypeAlias = Annotated[
     str, StringConstraints(pattern=r"^https?://[a-z0-9.:\[\]-]+$", max_length=255, strict=True)
 ]
+_AnyModel = TypeVar("_AnyModel", bound=Model)
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class AnalystConfig(Model):
     """Who may sign in."""
 
-    name: AnalystName
+    name: Name
     """What colleagues see. The names of this analyst's studies begin with it."""
     token_digest: Hex32
     """SHA-256 of the token, as `chorister keygen token` prints it."""
@@ -39,7 +37,7 @@ class AnalystConfig(Model):
 class ConnectionConfig(Model):
     """A fleet to ask: a live one with a profile, or a rehearsal."""
 
-    name: ConnectionName
+    name: Name
     title: Text | None = None
     """Its title on the pages; its name if left out."""
     profile: Text | None = None
@@ -56,7 +54,7 @@ class ConnectionConfig(Model):
     """For a rehearsal: how long a cohort takes to fill."""
     folder: Text | None = None
     """For a rehearsal: where its studies are kept."""
-    analysts: Annotated[tuple[AnalystName, ...], Field(min_length=1)] | None = None
+    analysts: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
     """Who may use it; all analysts if left out."""
 
     @model_validator(mode="after")
@@ -119,8 +117,7 @@ class ConsoleConfig(Model):
                 raise FieldError("connections", f"there is no analyst {min(unknown)!r}")
         if self.url is not None and urlsplit(self.url).hostname is None:
             raise FieldError("url", "has no host")
-        secure = self.url is not None and self.url.startswith("https://")
-        if self.host not in _LOOPBACK and not secure and not self.allow_plain_http:
+        if self.host not in _LOOPBACK and not self.secure and not self.allow_plain_http:
             raise FieldError(
                 "url",
                 "other machines can reach this address: put TLS in front and give its https URL",
@@ -140,26 +137,23 @@ class ConsoleConfig(Model):
         return config._at(path.resolve().parent)
 
     def _at(self, base: Path) -> Self:
-        def moved(value: str | None) -> str | None:
-            return None if value is None else str(base / value)
-
         connections = tuple(
-            each.model_copy(
-                update={
-                    "profile": moved(each.profile),
-                    "policy": moved(each.policy),
-                    "population": moved(each.population),
-                    "folder": moved(each.folder),
-                    "populations": None
-                    if each.populations is None
-                    else {table: str(base / name) for table, name in each.populations.items()},
-                }
-            )
+            _moved(each, base, "profile", "policy", "population", "populations", "folder")
             for each in self.connections
         )
-        fleet = None
-        if self.fleet is not None:
-            at = self.fleet
-            fleet = FleetConfig(folder=str(base / at.folder), policy=str(base / at.policy))
-        paths = {"folder": str(base / self.folder), "fleet": fleet}
-        return self.model_copy(update={**paths, "connections": connections})
+        fleet = None if self.fleet is None else _moved(self.fleet, base, "folder", "policy")
+        moved = _moved(self, base, "folder")
+        return moved.model_copy(update={"connections": connections, "fleet": fleet})
+
+
+def _moved(model: _AnyModel, base: Path, *names: str) -> _AnyModel:
+    """Return a copy whose paths, which are relative to a folder, are absolute."""
+
+    def absolute(value: str | dict[str, str]) -> str | dict[str, str]:
+        if isinstance(value, dict):
+            return {name: str(base / path) for name, path in value.items()}
+        return str(base / value)
+
+    given = {name: getattr(model, name) for name in names}
+    update = {name: absolute(value) for name, value in given.items() if value is not None}
+    return model.model_copy(update=update)

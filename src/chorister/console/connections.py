@@ -5,29 +5,27 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-from chorister.analyst.fleet import ReleasedSums
-from chorister.analyst.live_fleet import LiveFleet, connect
-from chorister.analyst.progress import OnProgress, Progress
+from chorister.analyst.fleet import Fleet, ReleasedSums
+from chorister.analyst.live_fleet import connect
 from chorister.analyst.rehearsal import Rehearsal
 from chorister.analyst.rehearsal.population import Population
 from chorister.analyst.rounds import Round, RoundState, read_study
 from chorister.analyst.study import Study
+from chorister.analyst.study_status import OnProgress, Progress
 from chorister.analyst.tables import needed
 from chorister.console.config import ConnectionConfig
 from chorister.errors import ChoristerError, CohortTooSmall, ServiceError
 from chorister.policy import Policy
 from chorister.recipe import SignedRecipe
 from chorister.transparency.auditor import audit
-from chorister.transparency.client import HTTPSource, Source
+from chorister.transparency.client import Source
 from chorister.transparency.entries import RecipeEnd
 from chorister.transparency.trust import Authority
 
-AnyFleet: TypeAlias = "PacedRehearsal | LiveFleet"
 _TENTHS: Final = 10
 
 
@@ -100,20 +98,11 @@ class FleetConnection:
 
     name: str
     title: str
-    fleet: AnyFleet = field(repr=False)
+    fleet: Fleet = field(repr=False)
+    live: bool  # whether real devices answer
     folder: Path
     analysts: frozenset[str] | None  # who may use it; None: everyone
     poll_seconds: float  # between two requests about an open round
-
-    @property
-    def live(self) -> bool:
-        """Whether real devices answer."""
-        return not isinstance(self.fleet, Rehearsal)
-
-    @property
-    def log_source(self) -> Callable[[], HTTPSource] | None:
-        """Opens the public log; None for a rehearsal."""
-        return self.fleet.log_source if isinstance(self.fleet, LiveFleet) else None
 
     @property
     def policy(self) -> Policy:
@@ -144,9 +133,8 @@ class FleetConnection:
 
 
 def open_connection(config: ConnectionConfig) -> FleetConnection:
-    fleet: AnyFleet
     try:
-        fleet = _rehearsal(config) if config.profile is None else connect(config.profile)
+        fleet: Fleet = _rehearsal(config) if config.profile is None else connect(config.profile)
         folder = fleet.archive.folder
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -158,6 +146,7 @@ def open_connection(config: ConnectionConfig) -> FleetConnection:
         name=config.name,
         title=config.title or config.name,
         fleet=fleet,
+        live=config.profile is not None,
         folder=folder,
         analysts=None if config.analysts is None else frozenset(config.analysts),
         poll_seconds=5.0 if config.profile is not None else 0.2,
@@ -261,24 +250,21 @@ class PublicLogs:
 
     def of(self, connection: FleetConnection) -> LogPage | None:
         """Read the log of a connection; None for a rehearsal, which has none."""
-        source = connection.log_source
-        if source is None:
+        if not connection.live:
             return None
         with self._lock:
             turn = self._turns.setdefault(connection.name, threading.Lock())
         with turn:
             when, page = self._read.get(connection.name, (-_CACHE_SECONDS, None))
             if page is None or time.monotonic() >= when + _CACHE_SECONDS:
-                page = self._fetch(connection, source)
+                source = connection.fleet.log_source()
+                if source is None:
+                    return None
+                kept = self._entries.setdefault(connection.name, {})
+                with source:
+                    page = read_log(_CachedSource(source, kept), connection.policy)
                 self._read[connection.name] = (time.monotonic(), page)
             return page
-
-    def _fetch(
-        self, connection: FleetConnection, open_source: Callable[[], AbstractContextManager[Source]]
-    ) -> LogPage:
-        kept = self._entries.setdefault(connection.name, {})
-        with open_source() as source:
-            return read_log(_CachedSource(source, kept), connection.policy)
 
 
 class _CachedSource:

@@ -10,14 +10,13 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 import chorister as ch
 from chorister.analyst.question import Question
-from chorister.analyst.request import simple_query
+from chorister.analyst.request import simple_query, valid_input
 from chorister.analyst.study import Study
-from chorister.canonical import decimal_text, first_error, parse_decimal
+from chorister.canonical import decimal_text, parse_decimal
 from chorister.console.access import TooLarge
 from chorister.encoding import AnyFeature, Categories, Grid, Intervals, PrefixTree
 from chorister.errors import InvalidInput
@@ -52,10 +51,6 @@ class Form:
 
     def __contains__(self, name: str) -> bool:
         return bool(self.get(name))
-
-    def plain(self) -> dict[str, str]:
-        """The first value of every field."""
-        return {name: values[0] for name, values in self._values.items()}
 
 
 async def read_form(request: Request) -> Form:
@@ -133,6 +128,13 @@ def numbers(text: str, what: str) -> list[Decimal]:
 # --- A question ----------------------------------------------------------------------------------
 
 
+_KINDS: Final[dict[str, tuple[str, ...]]] = {
+    "text": ("categories", "prefix_tree"),
+    "integer": ("intervals", "categories"),
+    "real": ("intervals",),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class FieldChoice:
     """A field of an analysis, and how it can be divided into bins."""
@@ -141,37 +143,23 @@ class FieldChoice:
     name: str
     type: str
     kinds: tuple[str, ...]
-    twin: str | None  # set if another field has the same name, so that a query is needed
 
 
 def field_choices(study: Study) -> list[FieldChoice]:
     """List the fields that a study may ask about."""
-    policy = study.fleet.policy
-    names = [ref.partition(".")[2] for ref in study.terms.fields]
-    found = []
-    for ref in study.terms.fields:
-        kind = policy.fields[ref].type
-        choices = {
-            "text": ("categories", "prefix_tree"),
-            "integer": ("intervals", "categories"),
-            "real": ("intervals",),
-        }[kind]
-        name = ref.partition(".")[2]
-        twin = name if names.count(name) > 1 else None
-        found.append(FieldChoice(ref, name, kind, choices, twin))
-    return found
+    types = {ref: study.fleet.policy.fields[ref].type for ref in study.terms.fields}
+    return [
+        FieldChoice(ref, ref.partition(".")[2], kind, _KINDS[kind]) for ref, kind in types.items()
+    ]
 
 
 def asked_question(study: Study, form: Form) -> tuple[Question, int | None]:
     """Return the question that a form describes, and the target at which to collect."""
-    try:
+    with valid_input():
         features = tuple(_features(study, form))
         if not features:
             raise InvalidInput("choose at least one field to ask about")
         question = study.histogram(features, **_options(study, form))
-    except ValidationError as error:
-        field, message = first_error(error)
-        raise InvalidInput(f"{field}: {message}" if field else message) from None
     if "again" in form:
         asked = {round_.digest for round_ in study.rounds}
         while question.digest in asked:

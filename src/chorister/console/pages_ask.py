@@ -8,9 +8,9 @@ from starlette.responses import Response
 
 from chorister.analyst.algorithms.run import AlgorithmRun
 from chorister.analyst.question import QuestionCost, check_target
-from chorister.console.access import Forbidden, NotFound
-from chorister.console.algorithms import ALGORITHMS, Algorithm, plan_run
-from chorister.console.background import RunRecord, can_resume
+from chorister.console.access import NotFound
+from chorister.console.algorithms import ALGORITHMS, AlgorithmForm, plan_run
+from chorister.console.background import RunRecord
 from chorister.console.forms import Form, asked_question, field_choices, form_of, whole
 from chorister.console.pages_studies import find_study
 from chorister.console.web import Visit
@@ -32,16 +32,14 @@ def price(visit: Visit) -> Response:
     """Show what the question would cost: a part of the page, or the whole page without htmx."""
     view = find_study(visit, to_ask=True)
     cost, error = _priced(view, visit.form)
-    if visit.request.headers.get("hx-request") == "true":
+    if visit.by_htmx:
         return visit.page("_cost.html", cost=cost, error=error, view=view)
     return _ask_page(visit, view, visit.form, cost, error=error)
 
 
 def ask(visit: Visit) -> Response:
     """Ask the question, and go to the page of the study, where its cohort fills."""
-    view = find_study(visit)
-    if not view.may_ask:
-        raise Forbidden("This study is shared with you to look at, but not to ask in.")
+    view = find_study(visit, to_ask=True)
     try:
         question, target = asked_question(view.study, visit.form)
         round_ = view.study.post(question, target=target)
@@ -66,37 +64,36 @@ def _ask_page(
     visit: Visit, view: StudyView, form: Form, cost: QuestionCost | None, *, error: str,
     status: int = 200,
 ) -> Response:  # fmt: skip
-    terms = view.study.terms
     fields = field_choices(view.study)
-    context: dict[str, Any] = {
-        "view": view,
-        "form": form,
-        "fields": fields,
-        "number_fields": [field for field in fields if field.type != "text"],
-        "terms": terms,
-        "cost": cost,
-        "error": error,
-        "knows_devices": view.connection.fleet.devices is not None,
-    }
-    return visit.page("ask.html", status=status, **context)
+    return visit.page(
+        "ask.html",
+        status=status,
+        view=view,
+        form=form,
+        fields=fields,
+        number_fields=[field for field in fields if field.type != "text"],
+        terms=view.study.terms,
+        cost=cost,
+        error=error,
+        knows_devices=view.connection.fleet.devices is not None,
+    )
 
 
-def _algorithm(visit: Visit, view: StudyView) -> Algorithm:
+def _algorithm(visit: Visit, view: StudyView) -> AlgorithmForm:
     found = ALGORITHMS.get(visit.at("algorithm"))
     if found is None or not found.fits(view.study):
         raise NotFound
     return found
 
 
-def _values(visit: Visit, algorithm: Algorithm) -> dict[str, str]:
+def _values(visit: Visit, algorithm: AlgorithmForm) -> dict[str, str]:
     return {each.name: visit.form.get(each.name) for each in algorithm.inputs}
 
 
 def _planned(
-    visit: Visit, view: StudyView, algorithm: Algorithm, values: dict[str, str], *, take: bool
+    visit: Visit, view: StudyView, algorithm: AlgorithmForm, values: dict[str, str], *, take: bool
 ) -> AlgorithmRun[Any]:
-    name = (view.connection.name, view.study.name, algorithm.name)
-    key = (*name, len(view.study.rounds), tuple(sorted(values.items())))
+    key = (view.key, algorithm.name, len(view.study.rounds), tuple(sorted(values.items())))
     return visit.workspace.runs.planned(
         key, lambda: plan_run(algorithm, view.study, values), take=take
     )
@@ -118,7 +115,7 @@ def plan(visit: Visit) -> Response:
         run = _planned(visit, view, algorithm, values, take=False)
     except ChoristerError as problem:
         error = str(problem)
-    if visit.request.headers.get("hx-request") == "true":
+    if visit.by_htmx:
         return visit.page("_plan.html", run=run, error=error, view=view)
     return _run_page(visit, view, algorithm, values, run, error=error)
 
@@ -130,9 +127,8 @@ def start(visit: Visit) -> Response:
     try:
         run = _planned(visit, view, algorithm, values, take=True)
         record = visit.workspace.runs.start(
-            view.connection.name, view.study.name, algorithm=algorithm.name, values=values,
-            by=visit.analyst, run=run,
-        )  # fmt: skip
+            view.key, algorithm=algorithm.name, values=values, by=visit.analyst, run=run
+        )
     except ChoristerError as error:
         return _run_page(visit, view, algorithm, values, None, error=str(error), status=422)
     return visit.go_to(f"{view.path}#run-{record.number}")
@@ -145,11 +141,11 @@ def go_on(visit: Visit) -> Response:
     algorithm = ALGORITHMS.get(record.algorithm)
     if algorithm is None:
         raise NotFound
-    if can_resume(record):
+    if record.can_resume:
         run = plan_run(algorithm, view.study, record.values)
         visit.workspace.runs.start(
-            view.connection.name, view.study.name, algorithm=algorithm.name,
-            values=record.values, by=visit.analyst, run=run, number=record.number,
+            view.key, algorithm=algorithm.name, values=record.values, by=visit.analyst, run=run,
+            number=record.number,
         )  # fmt: skip
     return visit.go_to(f"{view.path}#run-{record.number}")
 
@@ -169,24 +165,22 @@ def show_run(visit: Visit) -> Response:
 def run_picture(visit: Visit) -> Response:
     view = find_study(visit)
     record = _record(visit, view)
-    name, study = view.connection.name, view.study.name
-    spec = visit.workspace.runs.picture(name, study, record.number)
+    spec = visit.workspace.runs.picture(view.key, record.number)
     if spec is None:
         raise NotFound
-    key = (name, study, "run", record.number, len(record.rounds))
+    key = (view.key, "run", record.number, len(record.rounds))
     return visit.svg(visit.web.charts.svg(key, visit.look, lambda: spec))
 
 
 def _record(visit: Visit, view: StudyView) -> RunRecord:
-    number = visit.number()
-    record = visit.workspace.runs.get(view.connection.name, view.study.name, number)
+    record = visit.workspace.runs.get(view.key, visit.number())
     if record is None:
         raise NotFound
     return record
 
 
 def _run_page(
-    visit: Visit, view: StudyView, algorithm: Algorithm, values: dict[str, str],
+    visit: Visit, view: StudyView, algorithm: AlgorithmForm, values: dict[str, str],
     run: AlgorithmRun[Any] | None, *, error: str, status: int = 200,
 ) -> Response:  # fmt: skip
     return visit.page(

@@ -84,9 +84,8 @@ def _epsilon(setting: Setting, cohort: int, delta: str, method: Method) -> float
 def show_privacy(visit: Visit) -> Response:
     """Show the page, or only its changing part for htmx."""
     controls = PrivacyControls.of(visit.request.query_params)
-    part = visit.request.headers.get("hx-request") == "true"
     return visit.page(
-        "_privacy.html" if part else "privacy.html",
+        "_privacy.html" if visit.by_htmx else "privacy.html",
         controls=controls,
         mechanisms=tuple(Mechanism),
         epsilon=_epsilon(controls.setting, controls.cohort, controls.delta, Method.EXACT),

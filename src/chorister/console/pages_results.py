@@ -1,11 +1,12 @@
 """The result of a round: chart, table, explanation, the exact recipe, and downloads.
 
-The public log of a live fleet, checked as an auditor checks it, for the page of recipes."""
+Also the page of all recipes, with the public log of every live fleet as an auditor checks it.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -56,8 +57,7 @@ def show_round(visit: Visit) -> Response:
 
 def round_chart(visit: Visit) -> Response:
     result = _result(visit)
-    view = find_study(visit)
-    key = (view.connection.name, view.study.name, visit.number())
+    key = (find_study(visit).key, visit.number())
     return visit.svg(
         visit.web.charts.svg(key, visit.look, lambda: picture(result, look=visit.look))
     )
@@ -96,8 +96,7 @@ def list_recipes(visit: Visit) -> Response:
         for question in page.questions:
             recipe = question.signed.recipe
             view, round_ = rounds.pop((connection.name, recipe.digest), (None, None))
-            card = _card(recipe, connection, view, round_)
-            cards.append(replace(card, question=question))
+            cards.append(_card(recipe, connection, view, round_, question))
         logs.append((connection, page, cards))
     # Rounds that are in no log: rehearsals, and those just asked.
     others = [_card(each.recipe, view.connection, view, each) for view, each in rounds.values()]
@@ -110,7 +109,6 @@ class RecipeCard:
     """A recipe on the page."""
 
     recipe: Recipe
-    connection: FleetConnection
     view: StudyView | None  # the study, if the analyst may see it
     round: Round | None
     question: LoggedQuestion | None  # its entry in the log
@@ -119,14 +117,17 @@ class RecipeCard:
 
 
 def _card(
-    recipe: Recipe, connection: FleetConnection, view: StudyView | None, round_: Round | None
+    recipe: Recipe,
+    connection: FleetConnection,
+    view: StudyView | None,
+    round_: Round | None,
+    question: LoggedQuestion | None = None,
 ) -> RecipeCard:
     return RecipeCard(
         recipe=recipe,
-        connection=connection,
         view=view,
         round=round_,
-        question=None,
+        question=question,
         failed=[each for each in check(recipe, connection.policy) if not each.passed],
         json=json.dumps(json.loads(recipe.canonical()), indent=2, ensure_ascii=False),
     )

@@ -13,9 +13,8 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from chorister.analyst.budget import StudyBudget
-from chorister.analyst.progress import Progress
 from chorister.analyst.rounds import Round, RoundState
+from chorister.analyst.study_status import Progress
 from chorister.console.access import Forbidden, NotFound, Session, SignInNeeded
 from chorister.console.algorithms import ALGORITHMS
 from chorister.console.background import RunRecord
@@ -74,7 +73,7 @@ class LiveStudy:
                     text="" if round_.result is None else alternative_text(round_.result),
                 )
             )
-        return cls(view=view, cards=cards, runs=workspace.runs.of(name, study.name))
+        return cls(view=view, cards=cards, runs=workspace.runs.of(view.key))
 
     @property
     def fingerprint(self) -> tuple[Any, ...]:
@@ -100,9 +99,14 @@ class LiveStudy:
         return [run for i, run in enumerate(self.runs) if not i or run.state != "finished"]
 
     def context(self) -> dict[str, Any]:
-        budget: StudyBudget = self.view.study.budget
-        found: list[BudgetMeter] = meters(budget.limits, self.view.analysis)
-        return {"live": self, "view": self.view, "meters": found, "fresh": budget.fresh_devices}
+        budget = self.view.study.budget
+        return {
+            "live": self,
+            "view": self.view,
+            "meters": meters(budget.limits, self.view.analysis),
+            "fresh": budget.fresh_devices,
+            "nouns": {name: each.noun for name, each in ALGORITHMS.items()},
+        }
 
 
 def find_study(visit: Visit, *, to_ask: bool = False) -> StudyView:

@@ -49,6 +49,11 @@ class Visit:
         query = self.request.query_params
         return chart_style(query.get("theme"), query.get("width"))
 
+    @property
+    def by_htmx(self) -> bool:
+        """Whether htmx asks, for a part of a page."""
+        return _by_htmx(self.request)
+
     def at(self, name: str) -> str:
         return str(self.request.path_params.get(name, ""))
 
@@ -68,9 +73,13 @@ class Visit:
 
     def go_to(self, path: str) -> Response:
         """Redirect to another page, also for htmx."""
-        if self.request.headers.get("hx-request") == "true":
+        if self.by_htmx:
             return Response(status_code=204, headers={"HX-Redirect": path})
         return RedirectResponse(path, status_code=303)
+
+
+def _by_htmx(request: Request) -> bool:
+    return request.headers.get("hx-request") == "true"
 
 
 Handler = Callable[[Visit], Response]
@@ -178,13 +187,12 @@ class Web:
             return self._problem(request, 500, "There is a bug in Chorister", _BUG)
 
     def _to_sign_in(self, request: Request) -> Response:
-        if request.headers.get("hx-request") == "true":
+        if _by_htmx(request):
             return Response(status_code=401, headers={"HX-Redirect": "/sign-in"})
         return RedirectResponse("/sign-in", status_code=303)
 
     def _problem(self, request: Request, status: int, title: str, why: str) -> Response:
-        part = request.headers.get("hx-request") == "true"
-        template = "_problem.html" if part else "problem.html"
+        template = "_problem.html" if _by_htmx(request) else "problem.html"
         session = self.session_of(request)
         return self.page(request, template, session, status=status, title=title, why=why)
 
@@ -229,18 +237,13 @@ def counted(number: int, thing: str) -> str:
 
 def percent(value: float) -> str:
     """A share for a column of a table; it may be negative."""
-    return f"{100.0 * value:.2f} %".replace("-", "−")
+    return f"{100.0 * value:.2f}%".replace("-", "−")
 
 
 def share(value: float) -> str:
     """A share for a sentence."""
     percent = 100.0 * value
-    return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
-
-
-def time(posix: int) -> str:
-    """A time, to the minute."""
-    return utc_minute(posix)
+    return f"{percent:.0f}%" if percent >= 10 else f"{percent:.2g}%"
 
 
 FILTERS: Final[dict[str, Callable[..., str]]] = {
@@ -253,7 +256,7 @@ FILTERS: Final[dict[str, Callable[..., str]]] = {
     "percent": percent,
     "rounded": rounded,
     "share": share,
-    "time": time,
+    "time": utc_minute,
     "visible": visible,
 }
 """Template filters by name."""

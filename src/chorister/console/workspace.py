@@ -19,11 +19,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from chorister.analyst.files import require_format, write_atomically
+from chorister.analyst.json_files import require_format, write_atomically
 from chorister.analyst.rounds import Round, RoundState
 from chorister.analyst.study import Study
 from chorister.console.access import NotFound
-from chorister.console.background import RoundWaiters, RunStore
+from chorister.console.background import RoundWaiters, RunStore, StudyKey
 from chorister.console.config import ConsoleConfig
 from chorister.console.connections import FleetConnection, PublicLogs, open_connection
 from chorister.errors import InvalidInput, ServiceError
@@ -101,6 +101,10 @@ class StudyView:
     @property
     def may_ask(self) -> bool:
         return self.permission is Permission.ASK
+
+    @property
+    def key(self) -> StudyKey:
+        return self.connection.name, self.study.name
 
     @property
     def path(self) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.estimate import Estimates
-from chorister.analyst.files import require_format, write_atomically
+from chorister.analyst.json_files import require_format, write_atomically
 from chorister.analyst.question import Question
 from chorister.analyst.result import Result
 from chorister.analyst.tables import Tabular

@@ -33,28 +33,19 @@ def polars_type(policy: Policy, ref: str) -> Any:  # noqa: ANN401 (a polars type
 def as_frame(source: object) -> polars.DataFrame:
     """Convert a polars, pandas or Arrow table, or a mapping of columns, to a polars frame."""
     pl = needed("polars")
-    if isinstance(source, pl.DataFrame):
-        frame: polars.DataFrame = source
-        return frame
-    if isinstance(source, pl.LazyFrame):
-        collected: polars.DataFrame = source.collect()
-        return collected
+    frame: polars.DataFrame
     try:
-        if hasattr(source, "__arrow_c_stream__") and not _is_pandas(source):
-            made: polars.DataFrame = pl.DataFrame(source)
-        elif _is_pandas(source):
-            made = pl.from_pandas(source)
+        if isinstance(source, pl.LazyFrame):
+            frame = source.collect()
+        elif type(source).__module__.partition(".")[0] == "pandas":
+            frame = pl.from_pandas(source)
         else:
-            made = pl.DataFrame(source)
+            frame = pl.DataFrame(source)
     except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
         raise InvalidInput(
             f"a population is a polars, pandas or Arrow table, or columns by name: {error}"
         ) from None
-    return made
-
-
-def _is_pandas(source: object) -> bool:
-    return type(source).__module__.partition(".")[0] == "pandas"
+    return frame
 
 
 def split_by_table(

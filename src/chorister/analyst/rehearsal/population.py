@@ -147,8 +147,7 @@ def _bins(encoding: Encoding, rows: QueryRows, keep: NDArray[np.bool_] | None) -
         columns = [rows.columns.get(name) for name in feature.columns_read]
         found = [column for column in columns if column is not None]
         if len(found) != len(columns):
-            missing = [name for name in feature.columns_read if name not in rows.columns]
-            raise no_column(missing[0])
+            raise no_column(feature.columns_read[columns.index(None)])
         if len(found) == 1:
             cells = found[0].cells(feature, keep)
         else:
@@ -205,11 +204,7 @@ def choose(
     else:
         lengths = np.diff(np.append(starts, len(bins)))
         found = _uniform(classes, starts, lengths, bins, devices, rng)
-    return (
-        np.concatenate((found[0], nothing[0])),
-        np.concatenate((found[1], nothing[1])),
-        np.concatenate((found[2], nothing[2])),
-    )
+    return _joined([found, nothing])
 
 
 def _misses(encoding: Encoding, bins: Ints) -> NDArray[np.int8]:
@@ -261,8 +256,9 @@ def _uniform(
         at[alive] += 1
         rows[alive] -= 1
         alive = alive[(left[alive] > 0) & (rows[alive] > 0)]
-    return (
-        np.concatenate([part[0] for part in found]),
-        np.concatenate([part[1] for part in found]),
-        np.concatenate([part[2] for part in found]),
-    )
+    return _joined(found)
+
+
+def _joined(parts: list[tuple[Ints, Ints, Ints]]) -> tuple[Ints, Ints, Ints]:
+    classes, bins, devices = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return classes, bins, devices

@@ -64,6 +64,7 @@ class SimpleQuery:
     items: tuple[SelectedColumn, ...]
     tables: tuple[str, ...]
     cut: tuple[str, str, int] | None  # cut a table's field into n-grams of n words
+    function: str | None  # by which one
     distinct: bool  # equal rows of one device count once
 
 
@@ -115,7 +116,7 @@ def parse_simple(query: str, columns: dict[str, tuple[str, ...]]) -> SimpleQuery
         items.append(SelectedColumn(name, *place))
     if not tables or len({item.name for item in items}) != len(items):
         return None
-    return SimpleQuery(tuple(items), tuple(tables), cut, found["distinct"] is not None)
+    return SimpleQuery(tuple(items), tuple(tables), cut, function, found["distinct"] is not None)
 
 
 def _locate(
@@ -197,10 +198,8 @@ class QueryRunner:
         if query.cut is not None and query.cut[0] != main:
             return None
         functions = self._policy.analyses[recipe.analysis].functions
-        if query.cut is not None:
-            needed_function = "words" if "words(" in recipe.query.lower() else "ngrams"
-            if needed_function not in functions:
-                return None  # SQLite will report that it does not exist
+        if query.function is not None and query.function not in functions:
+            return None  # SQLite will report that it does not exist
         owners, frame = self._table(main, recipe)
         others = [table for table in query.tables if table != main]
         places: dict[str, Ints] = {}

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from chorister.analyst.fleet import ReleasedSums
 from chorister.analyst.live_fleet import LiveFleet, Profile
-from chorister.analyst.progress import OnProgress, Progress
 from chorister.analyst.rehearsal.population import Population
 from chorister.analyst.rounds import Round
+from chorister.analyst.study_status import OnProgress, Progress
 from chorister.clock import SettableClock, SystemClock
 from chorister.closing import Closing
 from chorister.device import Device, GivenKey, HTTPTransport, Sandbox, Timing

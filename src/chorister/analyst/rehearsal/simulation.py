@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Final, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from chorister.analyst.budget import LedgerClasses, refusal
 from chorister.analyst.estimate import Part
-from chorister.analyst.files import require_format, write_atomically
 from chorister.analyst.fleet import Fleet, ReleasedSums
-from chorister.analyst.progress import OnProgress, Progress
+from chorister.analyst.json_files import require_format, write_atomically
 from chorister.analyst.rehearsal.columns import Ints
 from chorister.analyst.rehearsal.population import GroupCounts, Population
 from chorister.analyst.rounds import Archive, Round, RoundState
+from chorister.analyst.spending import LedgerClasses, refusal
+from chorister.analyst.study_status import OnProgress, Progress
 from chorister.clock import Clock, SettableClock, SystemClock
 from chorister.errors import CohortTooSmall, InvalidInput, StudyError
 from chorister.policy import Policy
@@ -147,7 +147,8 @@ class Rehearsal(Fleet):
         self.population = population
         self.policy = policy
         self.device_policy = device_policy
-        self.clock: Clock = clock if clock is not None else _standing_clock()
+        # A clock that stands still, so that all rounds fall into one budget period.
+        self.clock: Clock = clock or SettableClock(SystemClock().now())
         self.archive = Archive(folder)
         self.devices: int | None = round(population.size * reach)
         self.margin = 1.0 if reach == 1.0 else 0.95
@@ -187,7 +188,7 @@ class Rehearsal(Fleet):
     def progress(self, round_: Round) -> Progress:
         window = round_.recipe.window
         return Progress(
-            waiting_for="a rehearsal goes on when the result is asked for",
+            waiting_for="a rehearsal continues when you ask for the result",
             closes=window.closes,
             ends=window.ends,
         )
@@ -375,11 +376,6 @@ def _subset(weights: Ints, kept: int, rng: np.random.Generator) -> Ints:
         drawn: Ints = rng.multivariate_hypergeometric(weights, kept, method="marginals")
         return drawn
     raise InvalidInput("a target can be rehearsed with fewer than 1e9 devices; leave it out")
-
-
-def _standing_clock() -> SettableClock:
-    """A clock that stands still, so that all rounds fall into one budget period."""
-    return SettableClock(SystemClock().now())
 
 
 def _seed(folder: Path | None, seed: int | None) -> int:

@@ -1,5 +1,4 @@
-"""What devices have spent so far, and what they may still answer: planning with a device's own
-rules.
+"""What devices have spent so far, and what they may still answer by their own rules.
 
 Which rounds a device answered decides what else it may answer. Devices that answered the same
 rounds have the same ledger and form one *class*. Each class carries a weight: a share of the fleet
@@ -58,9 +57,9 @@ class LedgerModel:
         )
         return tuple(sorted(spent)), frozenset(charge.study for charge in self.charges)
 
-    def check(self, recipe: Recipe) -> None:
-        """Raise `BudgetExceeded` if a device with this ledger would refuse the recipe."""
-        self.counts.check(Charge.of(recipe), self.policy, _TIME)
+    def check(self, charge: Charge) -> None:
+        """Raise `BudgetExceeded` if a device with this ledger would refuse the charge."""
+        self.counts.check(charge, self.policy, _TIME)
 
     def is_new_to(self, study: str) -> bool:
         """Whether devices with this ledger have answered nothing in a study yet."""
@@ -74,29 +73,25 @@ class LedgerModel:
         if not self.is_asked(recipe):
             return False
         try:
-            self.check(recipe)
+            self.check(Charge.of(recipe))
         except (BudgetExceeded, QueryRefused):
             return False
         return True
 
-    def after(self, recipe: Recipe) -> LedgerModel:
-        """Return the ledger after answering a recipe."""
-        charge = Charge.of(recipe)
-        return replace(
-            self,
-            counts=self.counts.with_charge(charge, _TIME),
-            charges=(*self.charges, charge),
-        )
+    def after(self, charge: Charge) -> LedgerModel:
+        """Return the ledger after a charge."""
+        counts = self.counts.with_charge(charge, _TIME)
+        return replace(self, counts=counts, charges=(*self.charges, charge))
 
     def more(self, recipe: Recipe) -> int:
         """Count how many recipes of this cost a device with this ledger may still answer."""
-        ledger = self
+        ledger, charge = self, Charge.of(recipe)
         for count in range(_MAX_COUNTED):
             try:
-                ledger.check(recipe)
+                ledger.check(charge)
             except BudgetExceeded:
                 return count
-            ledger = ledger.after(recipe)
+            ledger = ledger.after(charge)
         return _MAX_COUNTED
 
     def limits(self, analysis: str) -> list[Limit]:
@@ -138,7 +133,7 @@ class LedgerClasses(Generic[Weight]):
             if ledger.would_answer(recipe):
                 taken, left = take(weight)
                 answering.append(taken)
-                parts = [(ledger, left), (ledger.after(recipe), taken)]
+                parts = [(ledger, left), (ledger.after(Charge.of(recipe)), taken)]
             for each, amount in parts:
                 if not np.any(np.asarray(amount)):
                     continue  # nobody is left in this class
@@ -155,7 +150,7 @@ class LedgerClasses(Generic[Weight]):
             if not ledger.is_asked(recipe):
                 continue
             try:
-                ledger.check(recipe)
+                ledger.check(Charge.of(recipe))
             except BudgetExceeded as error:
                 found = error
             else:

@@ -12,14 +12,12 @@ from rich import progress as rich_progress
 from rich.console import Console
 
 from chorister.analyst.rounds import Round, RoundState
-from chorister.analyst.tables import html_table, paragraphs, to_polars
+from chorister.analyst.tables import Tabular, html_table, paragraphs
 from chorister.canonical import decimal_text
 from chorister.clock import utc_minute
 from chorister.policy.values import duration_text
 
 if TYPE_CHECKING:
-    import polars
-
     from chorister.analyst.study import Study
 
 
@@ -149,7 +147,7 @@ def _progress(study: Study, round_: Round) -> Progress:
     )
 
 
-class History(tuple[Round, ...]):
+class History(tuple[Round, ...], Tabular):
     """The rounds of a study in order, shown as a table in notebooks."""
 
     __slots__ = ()
@@ -165,9 +163,6 @@ class History(tuple[Round, ...]):
             "reports": [0 if r.result is None else r.result.n_reports for r in self],
             "outcome": [_outcome(round_) for round_ in self],
         }
-
-    def to_polars(self) -> polars.DataFrame:
-        return to_polars(self.columns())
 
     def _repr_html_(self) -> str:
         return html_table(self.columns(), rows=1000)

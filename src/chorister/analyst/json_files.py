@@ -1,4 +1,4 @@
-"""Files of an analyst: written atomically, results as JSON."""
+"""JSON files of an analyst: replaced atomically, with a stated format. Results as JSON."""
 
 from __future__ import annotations
 
