@@ -16,7 +16,7 @@ from chorister.policy import Policy
 
 if TYPE_CHECKING:
     from chorister.analyst.study import Study
-    from chorister.transparency.sources import HTTPSource
+    from chorister.transparency.client import HTTPSource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ from chorister.analyst.tables import paragraphs
 from chorister.canonical import decimal_text, dumps, sha256
 from chorister.encoding import AnyFeature, DenyList, Encoding, Selection
 from chorister.errors import BudgetExceeded, InvalidInput
-from chorister.privacy import Mechanism, Setting, accuracy_for_cohort, cost_of_accuracy
+from chorister.privacy import Setting, accuracy_for_cohort, cost_of_accuracy
 from chorister.privacy.planning import Cost
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON
 from chorister.recipe import Aggregators, Arm, Check, Participation, Privacy, Recipe, Window, check
