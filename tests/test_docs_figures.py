@@ -11,12 +11,9 @@ from decimal import Decimal
 
 import pytest
 
+from chorister.aggregator.jobs.aggregation_job_driver import MAX_PAUSE_SECONDS
 from chorister.aggregator.jobs.garbage_collector import KEEP_IDS_SECONDS
-from chorister.aggregator.jobs.worker import (
-    DEAD_AFTER_SECONDS,
-    MAX_ATTEMPTS,
-    MAX_PAUSE_SECONDS,
-)
+from chorister.aggregator.jobs.worker import DEAD_AFTER_SECONDS, MAX_ATTEMPTS
 from chorister.aggregator.service import METRICS_SECONDS
 from chorister.analyst.rehearsal.real_devices import MAX_DEVICES
 from chorister.cli.demo import demo
