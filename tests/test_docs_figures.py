@@ -41,11 +41,11 @@ LOCAL = (MIN_LOCAL_EPSILON, MAX_LOCAL_EPSILON)
         ("reference/log", "signs nothing that is more than five minutes ahead", MAX_SKEW, 300),
         ("concepts/budget", "five minutes ahead of it", MAX_SKEW, 300),
         ("concepts/aggregation", "remembered for a year", KEEP_IDS_SECONDS, 366 * 86_400),
-        ("concepts/aggregation", "missed after ten seconds", DEAD_AFTER_SECONDS, 10),
-        ("reference/aggregator", "missed after ten seconds", DEAD_AFTER_SECONDS, 10),
+        ("concepts/aggregation", "noticed after ten seconds", DEAD_AFTER_SECONDS, 10),
+        ("reference/aggregator", "noticed after ten seconds", DEAD_AFTER_SECONDS, 10),
         # A quarter of it more, at random.
         ("reference/aggregator", "at most 40 seconds later", MAX_PAUSE_SECONDS, 30),
-        ("reference/aggregator", "fails twenty times by a bug", MAX_ATTEMPTS, 20),
+        ("reference/aggregator", "fails twenty times because of a bug", MAX_ATTEMPTS, 20),
         ("reference/aggregator", "every 15 seconds", METRICS_SECONDS, 15),
     ],
 )

@@ -58,7 +58,7 @@ SAYS = (
     b"0\r\n\r\n",
     GET % b"/slow" + GET % b"/now" + b"GET /half HTTP/1.1\r\n",
     GET % b"/slow" + GET % b"http://a:b/",
-    b"GET /now HTTP/1.1\r\n" + b"ab:\r\n" * 101,
+    b"GET /now HTTP/1.1\r\n" + b"ab:\r\n" * 102,
 )
 DRIPS = (b"", b"\r\n", b"x", b"1\r\nx\r\n")
 

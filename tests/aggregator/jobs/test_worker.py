@@ -441,9 +441,8 @@ def test_a_helper_that_is_gone_for_minutes_is_left_alone_and_asked_again(
         )
 
     monkeypatch.setattr(AggregationJobDriver, "step", step)
-    monkeypatch.setattr(
-        "chorister.aggregator.jobs.worker.time", SimpleNamespace(monotonic=lambda: now)
-    )
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr("chorister.aggregator.jobs.aggregation_job_driver.time", clock)
     worker, backoff = make_worker(pair.leader), Backoff()
     due = dict.fromkeys(range(10), 0.0)
     attempts = dict.fromkeys(due, 0)
