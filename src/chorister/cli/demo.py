@@ -20,7 +20,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from chorister.cli import JSON, START, app, console, needs_extra, print_json, say
-from chorister.cli.demo_stories import STORIES, DemoAlgorithm
+from chorister.cli.demo_scenarios import SCENARIOS, DemoAlgorithm
 from chorister.errors import InvalidInput
 
 REPORT = Path("chorister-demo.html")
@@ -51,10 +51,10 @@ def demo(
     truth, what each device spent, what the aggregators saw and could not see, and a question that
     the devices refuse. At the end, everything but the report is deleted.
     """
-    story = STORIES[algorithm]
-    if devices < story.least_devices:
+    scenario = SCENARIOS[algorithm]
+    if devices < scenario.least_devices:
         raise InvalidInput(
-            f"--devices must be at least {story.least_devices:,}: fewer can't hide each other"
+            f"--devices must be at least {scenario.least_devices:,}: fewer can't hide each other"
         )
     target = report if report is not None or as_json else REPORT
     for file in (target, picture):
@@ -75,7 +75,7 @@ def demo(
         Progress(*columns, console=console, disable=as_json) as bar,
     ):
         steps = LiveSteps(bar)
-        outcome = run_demo(place, story, devices=devices, seed=seed, show=steps)
+        outcome = run_demo(place, scenario, devices=devices, seed=seed, show=steps)
         steps.finish()
     if target is not None:
         write_report(outcome, target, devices=devices)

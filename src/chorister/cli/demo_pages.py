@@ -16,7 +16,7 @@ from rich.tree import Tree
 
 from chorister.canonical import decimal_text
 from chorister.cli.demo_run import DemoOutcome
-from chorister.cli.demo_stories import Estimate
+from chorister.cli.demo_scenarios import Estimate
 from chorister.device.audit_pages import as_html, as_text
 from chorister.errors import InvalidInput
 
@@ -84,8 +84,8 @@ def as_json_tree(outcome: DemoOutcome, *, devices: int) -> dict[str, Any]:
 def print_outcome(outcome: DemoOutcome, console: Console, *, devices: int) -> None:
     """Print what was found, what it cost, who saw what, and what was refused."""
     console.print()
-    console.print(f"[bold]{outcome.story.question}[/] {devices:,} simulated devices")
-    if outcome.story.people == "phrases":
+    console.print(f"[bold]{outcome.scenario.question}[/] {devices:,} simulated devices")
+    if outcome.scenario.people == "phrases":
         console.print(_tree(outcome.estimates))
     else:
         console.print(_table(outcome.estimates))
@@ -249,7 +249,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _page(outcome: DemoOutcome, devices: int) -> str:
-    title = html_escape(outcome.story.question)
+    title = html_escape(outcome.scenario.question)
     largest = sorted(outcome.estimates, key=lambda row: -row.estimate)[:_MAX_ROWS_ON_PAGE]
     largest.sort(key=lambda row: (row.round, -row.estimate))
     rows = "".join(

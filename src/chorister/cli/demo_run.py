@@ -21,7 +21,7 @@ from chorister.analyst.fleet import ReleasedSums
 from chorister.analyst.live_fleet import LiveFleet, Profile
 from chorister.analyst.rounds import Round
 from chorister.analyst.study_status import OnProgress
-from chorister.cli.demo_stories import Estimate, Story, StoryRound
+from chorister.cli.demo_scenarios import Estimate, Scenario, ScenarioRound
 from chorister.clock import SystemClock
 from chorister.device import Sandbox
 from chorister.device.audit import Event, Record
@@ -67,9 +67,9 @@ class LiveSteps:
 class DemoOutcome:
     """Everything that the demo shows."""
 
-    story: Story
+    scenario: Scenario
     found: Any  # what the algorithm found: it can be drawn and explained
-    rounds: list[StoryRound]
+    rounds: list[ScenarioRound]
     estimates: list[Estimate]
     spent: list[DeviceOutcome]
     refused: Record
@@ -131,22 +131,24 @@ class _DemoFleet(LiveFleet):
         return super().collect(replace(round_, target=recipe.privacy.min_cohort), on_progress, save)
 
 
-def run_demo(place: Path, story: Story, *, devices: int, seed: int, show: LiveSteps) -> DemoOutcome:
+def run_demo(
+    place: Path, scenario: Scenario, *, devices: int, seed: int, show: LiveSteps
+) -> DemoOutcome:
     """Run the whole demo. The servers are stopped at the end, whatever happens."""
     begun = time.monotonic()
     deployment = Deployment.create(place / "servers", TERMS, devices=devices, margin=_MARGIN)
-    plan = FleetPlan(devices=devices, seed=seed, kind=story.people)
+    plan = FleetPlan(devices=devices, seed=seed, kind=scenario.people)
     with (
         deployment.running(show.step),
         SimulatedFleet(place / "fleet", deployment, plan) as fleet,
     ):
         fleet.make(show.step("creating devices, each with its own key, store and ledger", devices))
         connection = _DemoFleet(deployment, fleet, show)
-        study = connection.study("demo", analysis=story.analysis)
+        study = connection.study("demo", analysis=scenario.analysis)
         study.bar = False  # the demo shows its own progress
-        run = story.run(study, devices)
+        run = scenario.run(study, devices)
         rounds = [
-            StoryRound(
+            ScenarioRound(
                 result=step.result,
                 people=[fleet.people[number] for number in connection.answered[step.number - 1]],
             )
@@ -163,10 +165,10 @@ def run_demo(place: Path, story: Story, *, devices: int, seed: int, show: LiveSt
         refused = _ask_too_much(deployment, connection, fleet, rounds[-1].result.recipe)
         servers = {role: _tasks(deployment, role) for role in ("leader", "helper")}
     return DemoOutcome(
-        story=story,
+        scenario=scenario,
         found=run.result,
         rounds=rounds,
-        estimates=story.rows(run.result, rounds),
+        estimates=scenario.rows(run.result, rounds),
         spent=spent,
         refused=refused,
         servers=servers,

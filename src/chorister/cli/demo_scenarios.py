@@ -48,7 +48,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StoryRound:
+class ScenarioRound:
     """One round with the people who answered it."""
 
     result: Result
@@ -102,7 +102,7 @@ def _texts(recipe: Recipe) -> Sequence[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Story:
+class Scenario:
     """How the demo shows one algorithm."""
 
     question: str
@@ -110,7 +110,7 @@ class Story:
     analysis: str
     least_devices: int
     run: Callable[[Study, int], AlgorithmRun[Any]]
-    rows: Callable[[Any, Sequence[StoryRound]], list[Estimate]]
+    rows: Callable[[Any, Sequence[ScenarioRound]], list[Estimate]]
 
 
 def _ngrams(study: Study, devices: int) -> AlgorithmRun[Any]:
@@ -121,7 +121,7 @@ def _ngrams(study: Study, devices: int) -> AlgorithmRun[Any]:
     return discover_ngrams(study, VOCABULARY, max_n=depth, cohorts="disjoint")
 
 
-def _ngram_rows(found: Any, rounds: Sequence[StoryRound]) -> list[Estimate]:  # noqa: ANN401 (`Ngrams`)
+def _ngram_rows(found: Any, rounds: Sequence[ScenarioRound]) -> list[Estimate]:  # noqa: ANN401 (`Ngrams`)
     columns = found.columns()
     truths = [
         dict(zip(_bin_labels(each.result), each.truth().tolist(), strict=True)) for each in rounds
@@ -153,7 +153,7 @@ def _place(grid: Grid, index: int) -> str:
     return f"{x0:.2f} – {x1:.2f}, {y0:.2f} – {y1:.2f}"
 
 
-def _last_round(_: Any, rounds: Sequence[StoryRound]) -> list[Estimate]:  # noqa: ANN401
+def _last_round(_: Any, rounds: Sequence[ScenarioRound]) -> list[Estimate]:  # noqa: ANN401
     """Every cell of the last round, as released."""
     last = rounds[-1]
     columns, truth = last.result.columns(), last.truth()
@@ -188,8 +188,8 @@ def _crosstab(study: Study, _: int) -> AlgorithmRun[Any]:
     return crosstab(study, rows, columns, cohorts="disjoint")
 
 
-STORIES: Final[Mapping[DemoAlgorithm, Story]] = {
-    DemoAlgorithm.NGRAMS: Story(
+SCENARIOS: Final[Mapping[DemoAlgorithm, Scenario]] = {
+    DemoAlgorithm.NGRAMS: Scenario(
         question="Which phrases do many people type?",
         people="phrases",
         analysis="keyboard.phrases",
@@ -197,7 +197,7 @@ STORIES: Final[Mapping[DemoAlgorithm, Story]] = {
         run=_ngrams,
         rows=_ngram_rows,
     ),
-    DemoAlgorithm.HEATMAP: Story(
+    DemoAlgorithm.HEATMAP: Scenario(
         question="Where are many people?",
         people="places",
         analysis="visits.map",
@@ -205,7 +205,7 @@ STORIES: Final[Mapping[DemoAlgorithm, Story]] = {
         run=_heatmap,
         rows=_last_round,
     ),
-    DemoAlgorithm.DISTRIBUTION: Story(
+    DemoAlgorithm.DISTRIBUTION: Scenario(
         question="How are scores distributed?",
         people="profiles",
         analysis="user.profile",
@@ -213,7 +213,7 @@ STORIES: Final[Mapping[DemoAlgorithm, Story]] = {
         run=_distribution,
         rows=_last_round,
     ),
-    DemoAlgorithm.CROSSTAB: Story(
+    DemoAlgorithm.CROSSTAB: Scenario(
         question="How do people get to work, by where they live?",
         people="profiles",
         analysis="user.profile",

@@ -1,4 +1,4 @@
-"""The demo's other stories, with as few devices as they may have, beside the truth."""
+"""The demo's other scenarios, each with as few devices as it allows, compared with the truth."""
 
 from __future__ import annotations
 
