@@ -208,12 +208,20 @@ def test_a_new_ledger_is_silent_for_its_first_days(tmp_path: Path) -> None:
 
 
 def test_a_policy_update_refunds_nothing(home: Home) -> None:
-    spend(home)
+    """At the beginning of a period, so that four days later only the shorter one has renewed."""
+    created = home.device._opened().ledger.entries()[0]
+    assert isinstance(created, Created)
+    begin = (period_end(NOW, PERIOD, created.offset) or 0) + DAY
+    window = {"window": {"opens": begin - DAY, "closes": begin + 6 * DAY, "ends": begin + 7 * DAY}}
+    home.clock.set(begin)
+    home.ask(a_recipe("first", window))
+    home.deliver()
+    assert (home.charges(), len(home.network.posts)) == (1, 1)
     renamed = {"device/reports": 100, f"analyses/{ANALYSIS}/budget/period": "2d"}
     home.policy = a_policy(renamed)
     home.restart()
-    home.clock.set(NOW + 4 * DAY)
-    home.ask(a_recipe("second"))
+    home.clock.set(begin + 4 * DAY)
+    home.ask(a_recipe("second", window))
     assert home.charges() == 1
     assert (home.last(Event.REFUSED).check or "").startswith(f"analyses.{ANALYSIS}")
     assert Event.POLICY in home.events()

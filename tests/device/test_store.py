@@ -174,7 +174,7 @@ def test_retention_is_kept_to_the_second(store: EventStore, clock: SettableClock
 def test_much_that_expired_is_deleted_bit_by_bit_and_never_seen(
     store: EventStore, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chorister.device.retention._ROWS", 10)
+    monkeypatch.setattr("chorister.device.retention._MAX_ROWS", 10)
     store.donate_many("keyboard", [event("old")] * 25)
     clock.advance(30 * DAY)
     assert store.expire(0) == 0
