@@ -277,7 +277,7 @@ def nonnegative(tree: Tree, fit: Consistent, *, weighted: bool = False) -> Consi
         weights: ArrayLike = 1.0
         if weighted:
             finite = np.where(np.isinf(fit.variances[nodes]), 0.0, fit.variances[nodes])
-            # Weights further apart would cost the digits of what is moved.
+            # More extreme weights would lose the digits of what is moved.
             weights = np.maximum(finite, max(float(finite.max()), 1.0) * 1e-6)
         above, groups = np.unique(tree.parents[nodes], return_inverse=True)
         values[nodes] = norm_sub(values[nodes], values[above], groups, weights)

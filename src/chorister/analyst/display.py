@@ -63,7 +63,7 @@ def _intervals(result: Result) -> str:
     if result.candidates > 1:
         which = f"those of all {result.candidates:,} candidates at once contain"
     return (
-        f"The intervals cover the noise: with {result.confidence:.0%} confidence, {which} the true "
+        f"Intervals cover the noise: with {result.confidence:.0%} confidence, {which} the true "
         "count among the devices that answered. How well those devices represent the others is "
         "another question."
     )

@@ -90,7 +90,7 @@ def to_csv(columns: dict[str, Any], path: str | os.PathLike[str] | None) -> str 
 def _harmless(value: Any) -> Any:  # noqa: ANN401 (a text or a number)
     if not isinstance(value, str) or _NUMBER.fullmatch(value):
         return value
-    # Programs drop spaces, marks and control characters before a formula, each its own.
+    # Programs differ in which spaces, marks and control characters they drop before a formula.
     first = next((c for c in value if c.isprintable() and not c.isspace()), "")
     runs = value.startswith(("\t", "\r", "\n")) or first in _FORMULA
     return f"'{value}" if runs else value
