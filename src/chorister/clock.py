@@ -26,6 +26,10 @@ class Clock(Protocol):
         """Return the time in microseconds."""
         ...
 
+    def uptime(self) -> float:
+        """Return seconds that nobody can set, from some moment in the past."""
+        ...
+
     def sleep(self, seconds: float) -> None: ...
 
 
@@ -38,6 +42,9 @@ class SystemClock:
     def microseconds(self) -> int:
         return time.time_ns() // 1000
 
+    def uptime(self) -> float:
+        return uptime()
+
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
@@ -47,6 +54,7 @@ class SettableClock:
 
     def __init__(self, now: float) -> None:
         self._now = round(now * SECOND)
+        self._uptime = 0
 
     def now(self) -> int:
         return self._now // SECOND
@@ -54,18 +62,27 @@ class SettableClock:
     def microseconds(self) -> int:
         return self._now
 
+    def uptime(self) -> float:
+        return self._uptime / SECOND
+
     def sleep(self, seconds: float) -> None:
         """Advance at once."""
         self.advance(seconds)
 
     def set(self, now: float) -> None:
-        """Set the clock, perhaps backwards, as happens to a system clock."""
-        self._now = round(now * SECOND)
+        """Let the time pass until `now`, or set the clock back, as happens to a system clock."""
+        before, self._now = self._now, round(now * SECOND)
+        self._uptime += max(0, self._now - before)
+
+    def jump(self, seconds: float) -> None:
+        """Set the clock without any time passing, as somebody may set a system clock."""
+        self._now += round(seconds * SECOND)
 
     def advance(self, seconds: float) -> None:
         if seconds < 0:
             raise ValueError(f"advance() only goes forward, not by {seconds} s: use set()")
         self._now += round(seconds * SECOND)
+        self._uptime += round(seconds * SECOND)
 
 
 def uptime() -> float:

@@ -319,6 +319,31 @@ def test_a_report_that_missed_its_time_does_not_leave_when_its_query_ends(
     assert max(moments) > ends[-1] + SECOND
 
 
+@pytest.mark.parametrize("jump", [3600, -3 * 86_400])
+def test_setting_the_clock_during_a_query_does_not_reveal_when_it_ends(jump: int) -> None:
+    """Forward, the reserved time would be over; far back, it would look like a mistake."""
+
+    class JumpingSandbox(WorkingSandbox):
+        def choose(self, *arguments: Any, **options: Any) -> Any:
+            self._clock.jump(jump)
+            return super().choose(*arguments, **options)
+
+    def sent(query: float) -> list[int]:
+        world = World(query=query)
+        with at_work(world, a_generous_policy(), seed=7, recipes=RECIPES[:1]) as home:
+            home.restart(timing=TIMING, sandbox=JumpingSandbox(home.clock, world))
+            found: list[int] = []
+            home.network.requested = lambda: found.append(home.clock.microseconds())
+            answered = False
+            for run, _ in zip(in_a_loop(home), range(40), strict=False):
+                answered = answered or bool(run.answered)
+                if answered and len(found) > 12:
+                    return found
+        raise AssertionError
+
+    assert sent(0.2) == sent(7.5) == sent(19.9)
+
+
 def test_deadlines_count_while_a_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     if not hasattr(time, "CLOCK_BOOTTIME"):
         pytest.skip("this system has no clock that counts while it is suspended")

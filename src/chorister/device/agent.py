@@ -441,11 +441,13 @@ class Agent:
             why = f"no report can be made: {type(error).__name__}, {error}"
             self._uploader.drop(attempt.recipe, AttemptState.CHARGED, why[:1000], tally)
             return
-        now, upload_at = self._clock.microseconds(), attempt.upload_at
-        if now >= upload_at and outcome is not QueryOutcome.INTERRUPTED:
+        upload_at = attempt.upload_at
+        # After the reserved time, also if somebody set the clock during the query.
+        earliest = max(self._clock.microseconds(), self._schedule.quiet_until)
+        if earliest > upload_at and outcome is not QueryOutcome.INTERRUPTED:
             # The machine was suspended. A missed upload must not leave when the query ends.
             upload_at = self._timing.draw_late_upload(
-                now, recipe.window.closes, randbelow=self._randbelow
+                earliest, recipe.window.closes, randbelow=self._randbelow
             )
         queued = QueuedReport(
             recipe=attempt.recipe,

@@ -50,6 +50,9 @@ class DeviceClock:
         """Return the system's time, for the schedule. It may be set back."""
         return self._clock.microseconds()
 
+    def uptime(self) -> float:
+        return self._clock.uptime()
+
     def sleep(self, seconds: float) -> None:
         self._clock.sleep(seconds)
 

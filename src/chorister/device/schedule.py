@@ -167,13 +167,17 @@ class Schedule:
         self._clock = clock
         self._timing = timing
         self._randbelow = randbelow
+        self._quiet_uptime = 0.0  # the end of what this process reserved, if the clock is set
         upgrade(connection, "schedule", _SCHEMA)
 
     @property
     def quiet_until(self) -> int:
         """Before this time nothing is sent. It may have passed."""
         quiet_until, _ = self._read()
-        return quiet_until if quiet_until <= self._clock.microseconds() + _MAX_QUIET else 0
+        now = self._clock.microseconds()
+        left = round((self._quiet_uptime - self._clock.uptime()) * SECOND)
+        stored = quiet_until if quiet_until <= now + _MAX_QUIET else 0
+        return max(stored, now + left) if left > 0 else stored
 
     @property
     def next_poll(self) -> int:
@@ -197,7 +201,9 @@ class Schedule:
         """
         if queries > self._timing.max_queries:
             raise InternalError(f"a run has at most {self._timing.max_queries} queries")
-        until = self._timing.busy_until(self._clock.microseconds(), queries)
+        now = self._clock.microseconds()
+        until = self._timing.busy_until(now, queries)
+        self._quiet_uptime = self._clock.uptime() + (until - now) / SECOND
         self._connection.execute("UPDATE schedule SET quiet_until = ?", (until,))
         if self.next_poll <= until:
             self.plan_poll(self._timing.draw_poll(until, randbelow=self._randbelow))

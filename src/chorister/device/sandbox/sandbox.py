@@ -265,6 +265,8 @@ def _end(peer: socket.socket, process: subprocess.Popen[bytes], owner: int) -> N
     if os.getpid() == owner:
         process.kill()
         process.wait()
+    else:
+        process.returncode = 0  # it belongs to the parent: nothing to warn about when this one exits
 
 
 def _job(
