@@ -443,7 +443,7 @@ class Agent:
             return
         upload_at = attempt.upload_at
         # After the reserved time, also if somebody set the clock during the query.
-        earliest = max(self._clock.microseconds(), self._schedule.quiet_until)
+        earliest = max(self._clock.microseconds(), self._db.schedule.quiet_until)
         if earliest > upload_at and outcome is not QueryOutcome.INTERRUPTED:
             # The machine was suspended. A missed upload must not leave when the query ends.
             upload_at = self._timing.draw_late_upload(

@@ -266,7 +266,7 @@ def _end(peer: socket.socket, process: subprocess.Popen[bytes], owner: int) -> N
         process.kill()
         process.wait()
     else:
-        process.returncode = 0  # it belongs to the parent: nothing to warn about when this one exits
+        process.returncode = 0  # the parent's: there is nothing to warn about when this one exits
 
 
 def _job(
