@@ -27,6 +27,8 @@ Mask: TypeAlias = NDArray[np.bool_]
 _STRATA_PER_OCTAVE = 2
 _STRATA = 64
 _ROUGH = 0.1  # relative variance assumed while estimating the smoothness
+_USUAL_ROUGHNESS = 1.0  # of a level that noise hides
+_USUAL_WEIGHT = 3.0  # cells that this assumption is worth
 _LEAST_SPREAD = 1e-4  # relative variance below which a stratum counts as smooth
 
 
@@ -116,9 +118,18 @@ class Measured:
 
 @dataclass(frozen=True)
 class Pyramid:
-    """A fitted map: masses at every level; every cell is the sum of its four children."""
+    """A fitted map: masses at every level; every cell is the sum of its four children.
+
+    `peaks` says how much more than its share of the mass the heaviest part of a cell may hold: 1
+    where the cell itself was measured, and more with every level below, the rougher the map is at
+    the finest levels that were measured.
+    """
 
     levels: tuple[Image, ...]
+    peaks: tuple[Image, ...] = ()
+    roughness: float = 2.0
+    """How far four children deviate from a smooth map, relative to it; at most the root of 3 if
+    measured, and 2 if nothing is known about it."""
 
     @property
     def depth(self) -> int:
@@ -130,6 +141,17 @@ class Pyramid:
             return self.levels[level]
         return spread_evenly(self.levels[-1], level)
 
+    def peak(self, level: int) -> Image:
+        """What the heaviest cell inside a parent may hold, were it this one."""
+        masses = self.at(level)
+        if not self.peaks:
+            return masses
+        known = min(level, len(self.peaks) - 1)
+        factor = self.peaks[known] * (1.0 + self.roughness) ** (level - known)
+        for _ in range(level - known):
+            factor = _repeated(factor)
+        return masses * factor
+
 
 def fit_map(measured: Measured, depth: int) -> Pyramid:
     """Fit a smooth, consistent, non-negative map to all measurements, down to `depth`."""
@@ -139,7 +161,8 @@ def fit_map(measured: Measured, depth: int) -> Pyramid:
         )
     values, variances = measured.from_below()
     levels = [np.maximum(values[0], 0.0)]
-    smoothness = 1.0
+    peaks = [np.ones((1, 1))]
+    smoothness, roughness = 1.0, 1.0
     for level in range(depth):
         parents = levels[-1]
         even = _repeated(parents) / 4.0
@@ -147,13 +170,20 @@ def fit_map(measured: Measured, depth: int) -> Pyramid:
         if level >= measured.finest:
             levels.append(np.maximum(even + smoothness * slope, 0.0))
             continue
-        children, smoothness = _children(even, slope, values[level + 1], variances[level + 1])
+        children, smoothness, rough = _children(
+            even, slope, values[level + 1], variances[level + 1]
+        )
+        roughness = rough if level else roughness
         levels.append(_with_sums(children, parents))
-    return Pyramid(tuple(levels))
+        seen = np.isfinite(variances[level + 1])
+        peaks.append(np.where(seen, 1.0, _repeated(peaks[-1]) * (1.0 + roughness)))
+    return Pyramid(tuple(levels), tuple(peaks), roughness)
 
 
-def _children(even: Image, slope: Image, values: Image, variances: Image) -> tuple[Image, float]:
-    """The next level before its sums are restored, and how real the interpolated slopes are."""
+def _children(
+    even: Image, slope: Image, values: Image, variances: Image
+) -> tuple[Image, float, float]:
+    """The next level before its sums are restored, how real the slopes are, and how rough it is."""
     seen = np.isfinite(variances)
     share, lean, value, noise = even[seen], slope[seen], values[seen], variances[seen]
     weight = 1.0 / (noise + _ROUGH * share**2)
@@ -162,15 +192,20 @@ def _children(even: Image, slope: Image, values: Image, variances: Image) -> tup
     smoothness = min(max(smoothness, 0.0), 1.5)
     smooth = np.maximum(even + smoothness * slope, 0.0)
     expected = np.maximum(smooth[seen], 1e-6)
-    spread = _relative_spread(4.0 * share, expected, value, noise)
+    spread, rough = _relative_spread(4.0 * share, expected, value, noise)
     prior = spread * expected**2
     children = smooth
     children[seen] = expected + prior / (prior + noise) * (value - expected)
-    return children, smoothness
+    return children, smoothness, rough
 
 
-def _relative_spread(parents: Image, expected: Image, values: Image, noise: Image) -> Image:
-    """The relative variance of the truth around the expectation, by the mass of the parents."""
+def _relative_spread(
+    parents: Image, expected: Image, values: Image, noise: Image
+) -> tuple[Image, float]:
+    """The relative variance of the truth around the expectation, by the mass of the parents.
+
+    Also its root over all cells, which starts from `_USUAL_ROUGHNESS` where noise hides everything.
+    """
     octave = np.floor(_STRATA_PER_OCTAVE * np.log2(np.maximum(parents, 0.25))).astype(np.int64)
     stratum = np.clip(octave + 2 * _STRATA_PER_OCTAVE, 0, _STRATA - 1)
     square = expected**2
@@ -180,7 +215,10 @@ def _relative_spread(parents: Image, expected: Image, values: Image, noise: Imag
     bottom = np.bincount(stratum, weights=weight, minlength=_STRATA)
     spread = np.divide(top, bottom, out=np.zeros_like(top), where=bottom > 0.0)
     by_cell: Image = np.maximum(spread, _LEAST_SPREAD)[stratum]
-    return by_cell
+    square = (float(top.sum()) + _USUAL_WEIGHT * _USUAL_ROUGHNESS**2) / (
+        float(bottom.sum()) + _USUAL_WEIGHT
+    )
+    return by_cell, min(max(square, 0.0), 3.0) ** 0.5
 
 
 def _with_sums(children: Image, parents: Image) -> Image:
