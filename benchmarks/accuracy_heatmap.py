@@ -9,8 +9,11 @@ device, `_noised` noise by the aggregators, `_10000` a largest domain of 10,000 
 standard error of a mean. Those are of New York, or of `--data`.
 
 The same for families of other data, as ratios to static with the fit (see `_ratios.py`): the keys
-`worst_ratio_to_static_fit_k3` and `_k1` are the worst over families of the root mean squared errors
-at the finest level and at 64 x 64, and of one minus the precision of the hundred heaviest cells.
+`worst_ratio_to_static_fit_k3` and `_k1` are the worst over families of the root mean squared error
+at the finest level, and of one minus the precision of the hundred heaviest cells. Ratios of errors
+at 64 x 64 and of L1 are printed too: fine cells cost accuracy in sums, and with one report a device
+there is no other round to make up for it. `coverage_k3` and `_k1` are the least coverage over
+families of the 95 % intervals of the last round's cells.
 With `--data FILE` (any CSV file whose first two columns are x and y) that file is the only family.
 
     python benchmarks/accuracy_heatmap.py [--data FILE] [--seeds N] [--quick] [--families-only]
@@ -36,6 +39,7 @@ from _ratios import Comparison
 from chorister.analyst.algorithms.map_rules import DISJOINT_RULES, EVERYONE_RULES, Partition
 from chorister.analyst.algorithms.pyramid import Measured, fit_map, spread_evenly, summed
 from chorister.analyst.consistency import norm_sub
+from chorister.analyst.estimate import Estimates
 
 DEVICES, DEPTH, LIMIT = 100_000, 10, 10_000
 FIRST_SEED = 1_000  # rules were chosen on seeds below
@@ -44,7 +48,7 @@ FAMILY_CASES = ((0.25, False), (0.5, True))
 LEVELS = (5, 6, 7, 8, 9, 10)
 METRICS = ("mse", "l1", "l1_64", "top100", "mse_64")
 LARGER_IS_BETTER = (False, False, False, True, False)
-RATIOS = ("mse", "mse_64", "top100")  # what the worst ratios are over
+SHOWN = ("mse_64", "l1", "l1_64")  # beside what the worst ratios are over
 WHOLE = np.ones((1, 1), dtype=np.bool_)
 
 
@@ -104,15 +108,28 @@ def measure(
     partition: Partition,
     counts: list[Ints],
     release: Release1,
-) -> None:
-    """Ask one round about a partition; its cohort stands for all devices."""
+    whole: list[Ints],
+) -> tuple[int, int]:
+    """Ask one round about a partition; its cohort stands for all devices.
+
+    Returns how many cells' intervals cover what all devices hold, and the number of cells.
+    """
+    hits = 0
     factor = DEVICES / release.reports
     slope = release.slope * factor + factor - 1.0
     for level, mask in enumerate(partition.masks):
         if mask.any():
             value = release.draw(rng, counts[level][mask]) * factor
-            variance = release.base * factor**2 + slope * np.maximum(value, 0.0)
-            measured.add(level, mask, value, variance)
+            rows = Estimates(
+                value=value,
+                base=np.full(value.shape, release.base * factor**2),
+                slope=np.full(value.shape, slope),
+                reports=np.full(value.shape, DEVICES, dtype=np.int64),
+            )
+            measured.add(level, mask, value, rows.variance)
+            ends, truth = rows.interval(), whole[level][mask]
+            hits += int(np.count_nonzero((ends.low <= truth) & (truth <= ends.high)))
+    return hits, len(partition)
 
 
 def started() -> Measured:
@@ -143,8 +160,18 @@ def population(task: Task) -> Ints:
     return np.random.default_rng([task.seed, 0]).choice(codes, DEVICES)
 
 
-def interactive(task: Task, *, once: bool, limit: int) -> tuple[list[float], Floats, int]:
-    """One whole run; the metrics of its map, the map, and its largest question's bins."""
+@dataclass(frozen=True)
+class Run:
+    """A whole interactive run."""
+
+    scores: list[float]
+    image: Floats
+    bins: int  # of its largest question
+    coverage: tuple[int, int]  # cells of the last round whose interval covers, and all of them
+
+
+def interactive(task: Task, *, once: bool, limit: int) -> Run:
+    """Ask all rounds and fit the map."""
     rng = np.random.default_rng([task.seed, 2 + once])
     devices = population(task)
     rules = DISJOINT_RULES if once else EVERYONE_RULES
@@ -167,18 +194,22 @@ def interactive(task: Task, *, once: bool, limit: int) -> tuple[list[float], Flo
                 seen, sigma, depth=DEPTH, most_cells=limit - 1
             )
         most = max(most, len(partition) + 1)
-        measure(rng, measured, partition, cohort, release)
+        coverage = measure(rng, measured, partition, cohort, release, whole)
     found = fit_map(measured, DEPTH).at(DEPTH)
-    return metrics(found, whole[-1]), found, most
+    return Run(metrics(found, whole[-1]), found, most, coverage)
 
 
 def work(task: Task) -> dict[str, Any]:
     """Everything of one seed, epsilon and crowd."""
     found: dict[str, Any] = {"static": static(task)}
     for name, once in (("k3", False), ("k1", True)):
-        free, _, bins = interactive(task, once=once, limit=10**9)
-        bound = free if bins <= LIMIT else interactive(task, once=once, limit=LIMIT)[0]
-        found |= {name: free, f"{name}_10000": bound}
+        free = interactive(task, once=once, limit=10**9)
+        bound = free if free.bins <= LIMIT else interactive(task, once=once, limit=LIMIT)
+        found |= {
+            name: free.scores,
+            f"{name}_10000": bound.scores,
+            f"{name}_coverage": free.coverage,
+        }
     return found
 
 
@@ -195,21 +226,22 @@ def best(grids: Floats, *, fit: bool, most_bins: int | None = None) -> Floats:
 
 
 def squares(rows: Floats) -> Floats:
-    """Squared errors of the metrics that ratios are of, seed by seed.
+    """Squared errors, seed by seed.
 
     The precision counts half a cell more as missed, so that no ratio is to zero.
     """
-    found = {
-        "mse": rows[:, METRICS.index("mse")],
-        "mse_64": rows[:, METRICS.index("mse_64")],
-        "top100": (1.005 - rows[:, METRICS.index("top100")]) ** 2,
-    }
-    return np.stack([found[name] for name in RATIOS], axis=1)
+    found = rows**2
+    for metric in ("mse", "mse_64"):
+        found[:, METRICS.index(metric)] = rows[:, METRICS.index(metric)]
+    at = METRICS.index("top100")
+    found[:, at] = (1.005 - rows[:, at]) ** 2
+    return found
 
 
 def compare(sources: list[str], cases: list[tuple[float, bool]], seeds: int) -> dict[str, float]:
     """Print ours beside static, family by family, and return the worst ratios."""
-    comparison = Comparison(RATIOS)
+    comparison = Comparison(METRICS, SHOWN)
+    coverage: dict[str, list[tuple[float, float]]] = {"k3": [], "k1": []}
     for source in sources:
         kind = "chosen on" if source in CHOSEN_ON else "held out"
         tasks = [Task(source, *case, FIRST_SEED + seed) for case in cases for seed in range(seeds)]
@@ -233,8 +265,16 @@ def compare(sources: list[str], cases: list[tuple[float, bool]], seeds: int) -> 
             for name, row in means.items():
                 parts = (f"{m} {v:.3f}" for m, v in zip(METRICS, row, strict=True))
                 print(f"  {name:12} {'  '.join(parts)}")
-            print("\n".join(comparison.lines(source, setting)), flush=True)
-    return comparison.summary(CHOSEN_ON, [each for each in sources if each not in CHOSEN_ON])
+            print("\n".join(comparison.lines(source, setting)))
+            for k, rows in coverage.items():
+                hits, cells = np.sum([each[f"{k}_coverage"] for each in found], axis=0)
+                part = hits / cells
+                rows.append((part, math.sqrt(part * (1.0 - part) / cells)))
+                print(f"  {k} intervals of cells cover {part:.4f} ± {rows[-1][1]:.4f}", flush=True)
+    numbers = comparison.summary(CHOSEN_ON, [each for each in sources if each not in CHOSEN_ON])
+    for k, rows in coverage.items():
+        numbers[f"coverage_{k}"], numbers[f"coverage_{k}_se"] = min(rows)
+    return numbers
 
 
 def main() -> None:
@@ -339,7 +379,7 @@ def draw(folder: Path, source: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     task = Task(source, 0.5, False, 0)
     truth = images(population(task))[8]
-    found = summed(summed(interactive(task, once=False, limit=10**9)[1]))
+    found = summed(summed(interactive(task, once=False, limit=10**9).image))
     charts = []
     for title, image in (("truth", truth), ("three rounds, epsilon 0.5", found)):
         rows, columns = np.nonzero(image >= 0.5)

@@ -92,8 +92,8 @@ class Refinement:
     """Per level: split a cell if its mass is above this many standard errors of the next round.
     Levels above the first one listed always split, other unlisted levels never do."""
     peaks_from: int | None = None
-    """From this level on, compare what the heaviest part of a cell may hold, and divide the
-    threshold by the roughness of the map (within a factor of two)."""
+    """From this level on, compare what a cell may hold (`Pyramid.peak`) and divide the threshold by
+    the roughness of the map (within a factor of two)."""
     hotspots: int = 0  # keep cells whole that may be the last of this many heaviest ...
     hotspot_level: int = 7  # ... of this level ...
     hotspot_margin: float = 0.0  # ... because they are within this many standard errors
@@ -130,14 +130,15 @@ class Refinement:
                 split.append(np.ones(masses.shape, dtype=np.bool_))
             elif level in self.thresholds or level < first:
                 factor = self.thresholds.get(level, self.thresholds.get(first, 0.0))
-                if self.peaks_from is None or level < self.peaks_from:
-                    split.append(masses > factor * sigma)
-                else:
+                if self.peaks_from is not None and level >= self.peaks_from:
                     factor /= min(max(seen.roughness, 0.5), 2.0)
                     split.append(seen.peak(level) > factor * sigma)
+                else:
+                    split.append(masses > factor * sigma)
             else:
                 break
-            if level == self.hotspot_level and self.hotspots:
+            # On a rough map, whole cells would hide where inside them people are.
+            if level == self.hotspot_level and self.hotspots and seen.roughness <= 1.0:
                 split[-1] &= ~self._undecided(masses, sigma)
         return Partition.splitting(split)
 
@@ -187,7 +188,7 @@ EVERYONE_RULES = MapRules(
 """For rounds that every device answers."""
 
 DISJOINT_RULES = MapRules(
-    shares=(0.03, 0.1, 0.87),
+    shares=(0.03, 0.13, 0.84),
     first_level=4,
     refinements=(Refinement(thresholds={3: 1, 4: 1, 5: 1, 6: 1}), _last_round(2.0)),
 )

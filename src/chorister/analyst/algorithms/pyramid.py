@@ -120,16 +120,14 @@ class Measured:
 class Pyramid:
     """A fitted map: masses at every level; every cell is the sum of its four children.
 
-    `peaks` says how much more than its share of the mass the heaviest part of a cell may hold: 1
-    where the cell itself was measured, and more with every level below, the rougher the map is at
-    the finest levels that were measured.
+    `peaks` says what a cell may hold: its mass where it was measured; below, what the heaviest part
+    of its parent holds, which is the more the rougher the map is at the finest measured levels.
     """
 
     levels: tuple[Image, ...]
     peaks: tuple[Image, ...] = ()
-    roughness: float = 2.0
-    """How far four children deviate from a smooth map, relative to it; at most the root of 3 if
-    measured, and 2 if nothing is known about it."""
+    roughness: float = 1.0
+    """How far four children deviate from a smooth map, relative to it: from 0 to the root of 3."""
 
     @property
     def depth(self) -> int:
@@ -142,15 +140,18 @@ class Pyramid:
         return spread_evenly(self.levels[-1], level)
 
     def peak(self, level: int) -> Image:
-        """What the heaviest cell inside a parent may hold, were it this one."""
-        masses = self.at(level)
+        """What each cell of a level may hold; its mass if nothing else is known."""
         if not self.peaks:
-            return masses
-        known = min(level, len(self.peaks) - 1)
-        factor = self.peaks[known] * (1.0 + self.roughness) ** (level - known)
-        for _ in range(level - known):
-            factor = _repeated(factor)
-        return masses * factor
+            return self.at(level)
+        found = self.peaks[min(level, len(self.peaks) - 1)]
+        while found.shape[0] < 2**level:
+            found = _heaviest(found, self.roughness)
+        return np.maximum(found, self.at(level))
+
+
+def _heaviest(image: Image, roughness: float) -> Image:
+    """One level down: what the heaviest of the four parts may hold, were it this one."""
+    return _repeated(image) * (1.0 + roughness) / 4.0
 
 
 def fit_map(measured: Measured, depth: int) -> Pyramid:
@@ -161,7 +162,7 @@ def fit_map(measured: Measured, depth: int) -> Pyramid:
         )
     values, variances = measured.from_below()
     levels = [np.maximum(values[0], 0.0)]
-    peaks = [np.ones((1, 1))]
+    peaks = [levels[0]]
     smoothness, roughness = 1.0, 1.0
     for level in range(depth):
         parents = levels[-1]
@@ -170,13 +171,12 @@ def fit_map(measured: Measured, depth: int) -> Pyramid:
         if level >= measured.finest:
             levels.append(np.maximum(even + smoothness * slope, 0.0))
             continue
-        children, smoothness, rough = _children(
+        children, smoothness, roughness = _children(
             even, slope, values[level + 1], variances[level + 1]
         )
-        roughness = rough if level else roughness
         levels.append(_with_sums(children, parents))
         seen = np.isfinite(variances[level + 1])
-        peaks.append(np.where(seen, 1.0, _repeated(peaks[-1]) * (1.0 + roughness)))
+        peaks.append(np.where(seen, levels[-1], _heaviest(peaks[-1], roughness)))
     return Pyramid(tuple(levels), tuple(peaks), roughness)
 
 
