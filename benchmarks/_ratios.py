@@ -36,10 +36,10 @@ def on_other_seeds(grids: Floats) -> Floats:
 def ratio(ours: Floats, theirs: Floats) -> tuple[float, float]:
     """The ratio of root mean squares over seeds, and its standard error."""
 
-    def of(kept: Floats) -> float:
+    def of(kept: NDArray[np.int64]) -> float:
         return math.sqrt(ours[kept].mean() / max(theirs[kept].mean(), 1e-300))
 
-    seeds = np.arange(len(ours))
+    seeds = np.arange(len(ours), dtype=np.int64)
     without = np.array([of(np.delete(seeds, seed)) for seed in seeds])
     error = math.sqrt((len(seeds) - 1) * float(without.var()))
     return of(seeds), error

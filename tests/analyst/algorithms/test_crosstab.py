@@ -121,7 +121,7 @@ def simulated(truth: np.ndarray[Any, Any], sigma: float, seed: int) -> float:
     table = np.add.reduceat(np.add.reduceat(truth, starts[0], axis=0), starts[1], axis=1)
     table = table + rng.normal(0.0, at[2], table.shape)
     found = fit_table(
-        table, Precision(at[2] ** 2), *starts, *margins,
+        table, Precision(at[2] ** 2), starts[0], starts[1], margins[0], margins[1],
         row_precision=Precision(at[0] ** 2), column_precision=Precision(at[1] ** 2),
     )  # fmt: skip
     return float(np.abs(found - truth).sum())

@@ -88,7 +88,7 @@ class Simulated:
                     fit_map(measured, DEPTH), noise, depth=DEPTH, most_cells=10**6
                 )
             counts = images(part)
-            hits: list[Floats] = []
+            hits: list[NDArray[np.bool_]] = []
             for level, mask in enumerate(self.partition.masks):
                 value = counts[level][mask] * factor
                 value = value + rng.normal(0.0, noise, value.shape)

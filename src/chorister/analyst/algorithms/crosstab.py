@@ -97,8 +97,11 @@ class Crosstab(AlgorithmResult):
         ]
         table = (both.counts / both.n_reports).reshape([len(each) for each in starts])
         if len(self.results) == 1:
-            flat = [np.ones(len(each)) for each in starts]
-            return fit_table(table, _precision(both, self.devices), *starts, *flat)
+            high, wide = starts
+            return fit_table(
+                table, _precision(both, self.devices), high, wide, np.ones(len(high)),
+                np.ones(len(wide)),
+            )  # fmt: skip
         rows, columns, _ = self.results
         row_fit, column_fit = (_margin_fit(each, self.devices) for each in (rows, columns))
         return fit_table(

@@ -85,10 +85,9 @@ def smooth(shares: Floats, precision: Precision, *, ordered: bool = True) -> Flo
 def _blurred(values: Floats, step: int) -> Floats:
     """Average with neighbours at one and two steps, mirrored at both ends."""
     padded = np.pad(values, 2 * step, mode="symmetric")
-    size = len(values)
-    found: Floats = sum(
-        weight * padded[shift * step : shift * step + size] for shift, weight in enumerate(_BLUR)
-    )
+    size, found = len(values), np.zeros(len(values))
+    for shift, weight in enumerate(_BLUR):
+        found += weight * padded[shift * step : shift * step + size]
     return found
 
 

@@ -209,7 +209,8 @@ def rounds_pay(devices: int, sigma: float, *, depth: int, most_cells: int) -> bo
     It can't where even an average one stands out from the noise `sigma` of one question: then
     nearly all cells would be split to the end.
     """
-    return 4**depth > most_cells or devices < _STRONG * sigma * 4**depth
+    finest: int = 4**depth
+    return finest > most_cells or devices < _STRONG * sigma * finest
 
 
 def enough_left(last_reports: int, devices: int) -> bool:

@@ -13,6 +13,7 @@ A single static grid is a special case, so static results get the same fit.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -215,10 +216,10 @@ def _relative_spread(
     bottom = np.bincount(stratum, weights=weight, minlength=_STRATA)
     spread = np.divide(top, bottom, out=np.zeros_like(top), where=bottom > 0.0)
     by_cell: Image = np.maximum(spread, _LEAST_SPREAD)[stratum]
-    square = (float(top.sum()) + _USUAL_WEIGHT * _USUAL_ROUGHNESS**2) / (
+    whole = (float(top.sum()) + _USUAL_WEIGHT * _USUAL_ROUGHNESS**2) / (
         float(bottom.sum()) + _USUAL_WEIGHT
     )
-    return by_cell, min(max(square, 0.0), 3.0) ** 0.5
+    return by_cell, math.sqrt(min(max(whole, 0.0), 3.0))
 
 
 def _with_sums(children: Image, parents: Image) -> Image:
