@@ -17,8 +17,8 @@ Points = tuple[Floats, Floats]
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 COUNT = 100_000
-CHOSEN_ON = ("new york", "adult", "diamonds", "lattice", "lines", "mixture")
-HELD_OUT = ("cities", "flights", "uniform", "streets", "spikes", "zipf")
+CHOSEN_ON = ("new york", "adult", "diamonds", "lattice", "lines", "mixture", "spikes")
+HELD_OUT = ("cities", "flights", "uniform", "streets", "zipf")
 FILES = {
     "new york": "nyc_pickups.csv.gz",
     "cities": "cities.csv.gz",

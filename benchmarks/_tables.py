@@ -17,8 +17,8 @@ Ints = NDArray[np.int64]
 Pairs = tuple[Ints, Ints]
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
-CHOSEN_ON = ("adult", "schedule", "normal", "uniform")
-HELD_OUT = ("diamonds", "flights", "timetable", "band", "zipf")
+CHOSEN_ON = ("adult", "schedule", "normal", "uniform", "timetable", "band")
+HELD_OUT = ("diamonds", "flights", "zipf")
 FILES = {
     "adult": "adult.csv.gz",
     "diamonds": "diamonds.csv.gz",
