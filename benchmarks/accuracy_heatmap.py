@@ -6,9 +6,18 @@ grid that turned out best for it (hindsight), while an interactive run gives one
 columns. Keys: `static_METRIC_EPS` is the best raw grid, `static_fit_METRIC_EPS` the best with the
 same fit, `interactive_METRIC_EPS` three rounds that everyone answers (k = 3); `_k1` is one report a
 device, `_noised` noise by the aggregators, `_10000` a largest domain of 10,000 bins, `_se` the
-standard error of a mean.
+standard error of a mean. Those are of New York, or of `--data`.
 
-    python benchmarks/accuracy_heatmap.py [--data FILE] [--seeds N] [--json] [--pictures FOLDER]
+The same for families of other data, as ratios to static with the fit (see `_ratios.py`): the keys
+`worst_ratio_to_static_fit_k3` and `_k1` are the worst over families of the root mean squared error
+at the finest level, and of one minus the precision of the hundred heaviest cells. Ratios of errors
+at 64 x 64 and of L1 are printed too: fine cells cost accuracy in sums, and with one report a device
+there is no other round to make up for it. `coverage_k3` and `_k1` are the least coverage over
+families of the 95 % intervals of the last round's cells.
+With `--data FILE` (any CSV file whose first two columns are x and y) that file is the only family.
+
+    python benchmarks/accuracy_heatmap.py [--data FILE] [--seeds N] [--quick] [--families-only]
+        [--json] [--pictures FOLDER]
 """
 
 from __future__ import annotations
@@ -25,56 +34,42 @@ from rich.console import Console
 from rich.table import Table
 
 from _accuracy import Floats, Ints, Release1, in_parallel, print_json, single, split, verdict
+from _places import CHOSEN_ON, at_hand, points
+from _ratios import Comparison
 from chorister.analyst.algorithms.map_rules import DISJOINT_RULES, EVERYONE_RULES, Partition
 from chorister.analyst.algorithms.pyramid import Measured, fit_map, spread_evenly, summed
 from chorister.analyst.consistency import norm_sub
+from chorister.analyst.estimate import Estimates
 
-DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "nyc_pickups.csv.gz"
 DEVICES, DEPTH, LIMIT = 100_000, 10, 10_000
 FIRST_SEED = 1_000  # rules were chosen on seeds below
 EPSILONS = (0.25, 0.5)
-LEVELS = (5, 6, 7, 8, 9)
-METRICS = ("mse", "l1", "l1_64", "top100")
-LARGER_IS_BETTER = (False, False, False, True)
+FAMILY_CASES = ((0.25, False), (0.5, True))
+LEVELS = (5, 6, 7, 8, 9, 10)
+METRICS = ("mse", "l1", "l1_64", "top100", "mse_64")
+LARGER_IS_BETTER = (False, False, False, True, False)
+SHOWN = ("mse_64", "l1", "l1_64")  # beside what the worst ratios are over
 WHOLE = np.ones((1, 1), dtype=np.bool_)
 
 
 @dataclass(frozen=True)
 class Task:
-    path: str
+    source: str  # a family or a file
     epsilon: float
     noised: bool
     seed: int
 
 
 @lru_cache(maxsize=2)
-def cell_codes(path: str) -> Ints:
+def cell_codes(source: str) -> Ints:
     """The finest cell of every point inside the box at the .1 % quantiles."""
-    if path:
-        import polars as pl
-
-        frame = pl.read_csv(path)
-        x, y = (frame[name].to_numpy() for name in frame.columns[:2])
-    else:
-        x, y = generated_points()
+    x, y = points(source)
     (x0, x1), (y0, y1) = np.quantile(x, [0.001, 0.999]), np.quantile(y, [0.001, 0.999])
     inside = (x >= x0) & (x < x1) & (y >= y0) & (y < y1)
     column = np.floor((x[inside] - x0) / (x1 - x0) * 2**DEPTH).astype(np.int64)
     row = np.floor((y[inside] - y0) / (y1 - y0) * 2**DEPTH).astype(np.int64)
     codes: Ints = row * 2**DEPTH + column
     return codes
-
-
-def generated_points() -> tuple[Floats, Floats]:
-    """A city of streets and some towns, for where the data is absent."""
-    rng = np.random.default_rng(7)
-    town = rng.choice(6, 100_000, p=[0.55, 0.2, 0.1, 0.07, 0.05, 0.03])
-    centre = rng.uniform(0.2, 0.8, (6, 2))
-    spread = np.array([0.02, 0.05, 0.01, 0.03, 0.08, 0.15])
-    points = centre[town] + rng.standard_normal((100_000, 2)) * spread[town][:, None]
-    street = rng.random(100_000) < 0.6
-    points[street, 0] = np.round(points[street, 0] * 128) / 128
-    return points[:, 0], points[:, 1]
 
 
 def images(codes: Ints) -> list[Ints]:
@@ -87,7 +82,10 @@ def images(codes: Ints) -> list[Ints]:
 
 
 def metrics(found: Floats, truth: Ints) -> list[float]:
-    """MSE (e-11) and L1 at the finest level, L1 at 64 x 64, precision of the top 100 at 128^2."""
+    """MSE (e-11) and L1 at the finest level, L1 at 64 x 64, precision of the top 100 at 128^2.
+
+    Last, MSE (e-11) at 64 x 64.
+    """
     error = (found - truth) / DEVICES
     coarse = summed(summed(summed(error)))
     at_64 = summed(coarse)
@@ -100,6 +98,7 @@ def metrics(found: Floats, truth: Ints) -> list[float]:
         float(np.abs(error).sum()),
         float(np.abs(at_64).sum()),
         len(np.intersect1d(best, chosen)) / 100.0,
+        float(np.mean(at_64**2)) * 1e11,
     ]
 
 
@@ -109,15 +108,28 @@ def measure(
     partition: Partition,
     counts: list[Ints],
     release: Release1,
-) -> None:
-    """Ask one round about a partition; its cohort stands for all devices."""
+    whole: list[Ints],
+) -> tuple[int, int]:
+    """Ask one round about a partition; its cohort stands for all devices.
+
+    Returns how many cells' intervals cover what all devices hold, and the number of cells.
+    """
+    hits = 0
     factor = DEVICES / release.reports
     slope = release.slope * factor + factor - 1.0
     for level, mask in enumerate(partition.masks):
         if mask.any():
             value = release.draw(rng, counts[level][mask]) * factor
-            variance = release.base * factor**2 + slope * np.maximum(value, 0.0)
-            measured.add(level, mask, value, variance)
+            rows = Estimates(
+                value=value,
+                base=np.full(value.shape, release.base * factor**2),
+                slope=np.full(value.shape, slope),
+                reports=np.full(value.shape, DEVICES, dtype=np.int64),
+            )
+            measured.add(level, mask, value, rows.variance)
+            ends, truth = rows.interval(), whole[level][mask]
+            hits += int(np.count_nonzero((ends.low <= truth) & (truth <= ends.high)))
+    return hits, len(partition)
 
 
 def started() -> Measured:
@@ -144,12 +156,22 @@ def static(task: Task) -> list[list[list[float]]]:
 
 
 def population(task: Task) -> Ints:
-    codes = cell_codes(task.path)
+    codes = cell_codes(task.source)
     return np.random.default_rng([task.seed, 0]).choice(codes, DEVICES)
 
 
-def interactive(task: Task, *, once: bool, limit: int) -> tuple[list[float], Floats, int]:
-    """One whole run; the metrics of its map, the map, and its largest question's bins."""
+@dataclass(frozen=True)
+class Run:
+    """A whole interactive run."""
+
+    scores: list[float]
+    image: Floats
+    bins: int  # of its largest question
+    coverage: tuple[int, int]  # cells of the last round whose interval covers, and all of them
+
+
+def interactive(task: Task, *, once: bool, limit: int) -> Run:
+    """Ask all rounds and fit the map."""
     rng = np.random.default_rng([task.seed, 2 + once])
     devices = population(task)
     rules = DISJOINT_RULES if once else EVERYONE_RULES
@@ -172,18 +194,22 @@ def interactive(task: Task, *, once: bool, limit: int) -> tuple[list[float], Flo
                 seen, sigma, depth=DEPTH, most_cells=limit - 1
             )
         most = max(most, len(partition) + 1)
-        measure(rng, measured, partition, cohort, release)
+        coverage = measure(rng, measured, partition, cohort, release, whole)
     found = fit_map(measured, DEPTH).at(DEPTH)
-    return metrics(found, whole[-1]), found, most
+    return Run(metrics(found, whole[-1]), found, most, coverage)
 
 
 def work(task: Task) -> dict[str, Any]:
     """Everything of one seed, epsilon and crowd."""
     found: dict[str, Any] = {"static": static(task)}
     for name, once in (("k3", False), ("k1", True)):
-        free, _, bins = interactive(task, once=once, limit=10**9)
-        bound = free if bins <= LIMIT else interactive(task, once=once, limit=LIMIT)[0]
-        found |= {name: free, f"{name}_10000": bound}
+        free = interactive(task, once=once, limit=10**9)
+        bound = free if free.bins <= LIMIT else interactive(task, once=once, limit=LIMIT)
+        found |= {
+            name: free.scores,
+            f"{name}_10000": bound.scores,
+            f"{name}_coverage": free.coverage,
+        }
     return found
 
 
@@ -199,32 +225,101 @@ def best(grids: Floats, *, fit: bool, most_bins: int | None = None) -> Floats:
     return np.stack([part[:, pick, m] for m, pick in enumerate(picks)], axis=1)
 
 
+def squares(rows: Floats) -> Floats:
+    """Squared errors, seed by seed.
+
+    The precision counts half a cell more as missed, so that no ratio is to zero.
+    """
+    found = rows**2
+    for metric in ("mse", "mse_64"):
+        found[:, METRICS.index(metric)] = rows[:, METRICS.index(metric)]
+    at = METRICS.index("top100")
+    found[:, at] = (1.005 - rows[:, at]) ** 2
+    return found
+
+
+def compare(sources: list[str], cases: list[tuple[float, bool]], seeds: int) -> dict[str, float]:
+    """Print ours beside static, family by family, and return the worst ratios."""
+    comparison = Comparison(METRICS, SHOWN)
+    coverage: dict[str, list[tuple[float, float]]] = {"k3": [], "k1": []}
+    for source in sources:
+        kind = "chosen on" if source in CHOSEN_ON else "held out"
+        tasks = [Task(source, *case, FIRST_SEED + seed) for case in cases for seed in range(seeds)]
+        all_found = in_parallel(work, tasks)
+        for number, (epsilon, noised) in enumerate(cases):
+            found = all_found[number * seeds : (number + 1) * seeds]
+            grids = np.array([each["static"] for each in found])
+            setting = f"{epsilon} {'noised' if noised else 'honest'}"
+            static_, fitted = (
+                {f"{2**level}": squares(grids[:, i, fit]) for i, level in enumerate(LEVELS)}
+                for fit in (0, 1)
+            )
+            ours = {k: squares(np.array([each[k] for each in found])) for k in ("k3", "k1")}
+            comparison.add(source, setting, ours, static_, fitted)
+            print(f"{source} ({kind}), epsilon {setting}: ratio to static with fit")
+            means = {
+                "static": best(grids, fit=False).mean(axis=0),
+                "static, fit": best(grids, fit=True).mean(axis=0),
+                **{k: np.mean([each[k] for each in found], axis=0) for k in ("k3", "k1")},
+            }
+            for name, row in means.items():
+                parts = (f"{m} {v:.3f}" for m, v in zip(METRICS, row, strict=True))
+                print(f"  {name:12} {'  '.join(parts)}")
+            print("\n".join(comparison.lines(source, setting)))
+            for k, rows in coverage.items():
+                hits, cells = np.sum([each[f"{k}_coverage"] for each in found], axis=0)
+                part = hits / cells
+                rows.append((part, math.sqrt(part * (1.0 - part) / cells)))
+                print(f"  {k} intervals of cells cover {part:.4f} ± {rows[-1][1]:.4f}", flush=True)
+    numbers = comparison.summary(CHOSEN_ON, [each for each in sources if each not in CHOSEN_ON])
+    for k, rows in coverage.items():
+        numbers[f"coverage_{k}"], numbers[f"coverage_{k}_se"] = min(rows)
+    return numbers
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data", type=Path, default=DATA, help="CSV of x and y, a row a device")
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--data", type=Path, help="CSV of x and y, a row a device")
+    parser.add_argument("--seeds", type=int)
+    parser.add_argument("--quick", action="store_true", help="few seeds, one epsilon a family")
+    parser.add_argument("--families-only", action="store_true", help="without the city's tables")
+    parser.add_argument("--families", nargs="*", help="only these")
     parser.add_argument("--pictures", type=Path, help="folder for PNG files")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    path = str(options.data) if options.data.exists() else ""
-    if not path:
-        print(f"{options.data} is absent: points are generated")
-    cases = [(epsilon, noised) for epsilon in EPSILONS for noised in (False, True)]
-    tasks = [
-        Task(path, *case, seed)
-        for case in cases
-        for seed in range(FIRST_SEED, FIRST_SEED + options.seeds)
-    ]
-    found = in_parallel(work, tasks)
-    console = Console(width=140)
+    if options.data is not None and not options.data.exists():
+        parser.error(f"{options.data} is absent")
+    sources = [str(options.data)] if options.data else options.families or at_hand()
+    city = str(options.data) if options.data else "new york"
+    if city == "new york" and city not in at_hand():
+        city = "streets"
+    seeds = max(options.seeds or (4 if options.quick else 20), 2)
     numbers: dict[str, float] = {}
-    for number, (epsilon, noised) in enumerate(cases):
-        seeds = found[number * options.seeds : (number + 1) * options.seeds]
-        numbers |= report(console, epsilon, noised, seeds)
+    if not options.families_only:
+        numbers = tables(city, EPSILONS[:1] if options.quick else EPSILONS, seeds)
+    cases = list(FAMILY_CASES[:1] if options.quick else FAMILY_CASES)
+    numbers |= compare(sources, cases, seeds)
     if options.pictures:
-        draw(options.pictures, path)
+        draw(options.pictures, city)
     if options.json:
         print_json(numbers)
+
+
+def tables(source: str, epsilons: tuple[float, ...], seeds: int) -> dict[str, float]:
+    """The tables and keys of one family."""
+    cases = [(epsilon, noised) for epsilon in epsilons for noised in (False, True)]
+    tasks = [
+        Task(source, *case, seed)
+        for case in cases
+        for seed in range(FIRST_SEED, FIRST_SEED + seeds)
+    ]
+    found = in_parallel(work, tasks)
+    console = Console(width=160)
+    numbers: dict[str, float] = {}
+    for number, (epsilon, noised) in enumerate(cases):
+        part = found[number * seeds : (number + 1) * seeds]
+        numbers |= report(console, epsilon, noised, part)
+    return numbers
 
 
 def report(
@@ -277,14 +372,14 @@ def judged(ours: Floats, theirs: Floats) -> str:
     )
 
 
-def draw(folder: Path, path: str) -> None:
+def draw(folder: Path, source: str) -> None:
     """The truth and an interactive map side by side."""
     import altair as alt
 
     folder.mkdir(parents=True, exist_ok=True)
-    task = Task(path, 0.5, False, 0)
+    task = Task(source, 0.5, False, 0)
     truth = images(population(task))[8]
-    found = summed(summed(interactive(task, once=False, limit=10**9)[1]))
+    found = summed(summed(interactive(task, once=False, limit=10**9).image))
     charts = []
     for title, image in (("truth", truth), ("three rounds, epsilon 0.5", found)):
         rows, columns = np.nonzero(image >= 0.5)

@@ -1,13 +1,18 @@
 """Two-way tables: one static product grid against margins first, then a grid of their buckets.
 
-Data: a CSV file with columns age and hours_per_week (Adult), one device a row. Metrics: L1 distance
-of the fitted shares at the true resolution (`l1`) and the mean squared error of 1,000 rectangles
-of a quarter of the box (`range`). Static: every device answers one product grid of equal cells; the
-best of all grids per column, with hindsight, raw (cells cut at zero and scaled) and with the same
-fit as ours. Equal epsilon at delta 1e-6 by exact accounting; `k1` one report a device (disjoint
-cohorts), `k3` three.
+Data: Adult, or a CSV file with columns age and hours_per_week (or any two numeric columns first),
+one device a row. Metrics: L1 distance of the fitted shares at the true resolution (`l1`) and the
+mean squared error of 1,000 rectangles of a quarter of the box (`range`). Static: every device
+answers one product grid of equal cells; the best of all grids per column, with hindsight, raw
+(cells cut at zero and scaled) and with the same fit as ours. Equal epsilon at delta 1e-6 by exact
+accounting; `k1` one report a device (disjoint cohorts), `k3` three.
 
-    python benchmarks/accuracy_marginals.py [--json] [--data FILE] [--seeds 20] [--pictures FOLDER]
+The same for families of other data, as ratios to static with the fit (see `_ratios.py`): the keys
+`worst_ratio_to_static_fit_k3` and `_k1` are the worst over families of the root mean squares of L1
+and of the errors of rectangles. With `--data FILE` that file is the only family.
+
+    python benchmarks/accuracy_marginals.py [--json] [--data FILE] [--seeds 20] [--quick]
+        [--families-only] [--pictures FOLDER]
 """
 
 from __future__ import annotations
@@ -22,25 +27,29 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from _budgets import Round, one_question, rounds
-from chorister.analyst.algorithms.crosstab import round_shares
+from _ratios import Comparison
+from _tables import CHOSEN_ON, at_hand, pairs
 from chorister.analyst.algorithms.crosstab_rules import (
     Precision,
     bucket_count,
     bucket_starts,
     fit_table,
+    full_table_pays,
+    round_shares,
     smooth,
+    spikiness,
 )
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
-DATA = Path(__file__).parents[1] / ".." / "shared" / "data" / "adult.csv.gz"
 EPSILONS = (0.25, 0.5, 1.0)
 CROWDS = ("honest", "noised")
 GRIDS = (2, 4, 6, 8, 10, 12, 16, 20, 25, 33, 50, 74, 99)  # cells an axis; 74 and 99: the values
+FEW_GRIDS = (4, 8, 12, 20, 33, 50)  # for the families; and all the values
+FAMILY_CASES = ((0.25, "noised"), (1.0, "noised"))
 LIMIT = 10_000
 FIRST_SEED = 1_000  # rules were chosen on seeds below
 
@@ -55,17 +64,9 @@ class People:
     wide: int
 
     @classmethod
-    def read(cls, path: Path | None) -> People:
-        path = path or DATA
-        if path.exists():
-            frame = pl.read_csv(path)
-            a, b = frame["age"].to_numpy(), frame["hours_per_week"].to_numpy()
-        else:
-            print(f"{path} is absent: using generated people")
-            rng = np.random.default_rng(1)
-            a = np.clip(rng.gamma(6.0, 6.5, 32_561), 17, 90).astype(np.int64)
-            usual = rng.random(32_561) < 0.45
-            b = np.where(usual, 40, np.clip(rng.normal(20 + 0.5 * a, 12), 1, 99)).astype(np.int64)
+    def read(cls, source: str) -> People:
+        """Of a family, or of a file."""
+        a, b = pairs(source)
         a, b = a - a.min(), b - b.min()
         return cls(a.astype(np.int64), b.astype(np.int64), int(a.max()) + 1, int(b.max()) + 1)
 
@@ -160,9 +161,12 @@ def precision(round_: Round, devices: int) -> Precision:
 
 
 def interactive(
-    people: People, plan: tuple[Round, ...], k: int, rng: np.random.Generator
+    people: People, plan: tuple[Round, ...], k: int, once: Round, rng: np.random.Generator
 ) -> Floats:
-    """Both margins, then the product of their buckets."""
+    """Both margins, then the product of their buckets; or everything at once where that pays."""
+    cells = people.high * people.wide
+    if cells <= LIMIT and full_table_pays(cells, once.sigma / people.count):
+        return static(people, once, people.high, people.wide, rng)[1]
     first, second, third = plan
     if k == 1:
         order = rng.permutation(people.count)
@@ -175,8 +179,13 @@ def interactive(
     )
     rows = smooth(measured(first, people.table(a).sum(axis=1), rng), row_precision)
     columns = smooth(measured(second, people.table(b).sum(axis=0), rng), column_precision)
-    count = bucket_count(math.sqrt(table_precision.base), most=math.isqrt(LIMIT))
-    row_starts, column_starts = bucket_starts(rows, count), bucket_starts(columns, count)
+    spikes = min(spikiness(rows), spikiness(columns))
+    count = bucket_count(math.sqrt(table_precision.base), most=LIMIT, spikes=spikes)
+    while True:
+        row_starts, column_starts = bucket_starts(rows, count), bucket_starts(columns, count)
+        if len(row_starts) * len(column_starts) <= LIMIT:
+            break
+        count -= 1
     seen = measured(third, coarse(people.table(c), row_starts, column_starts), rng)
     return fit_table(
         seen, table_precision, row_starts, column_starts, rows, columns,
@@ -184,7 +193,12 @@ def interactive(
     )  # fmt: skip
 
 
-def run(people: People, seeds: int) -> dict[str, list[tuple[float, float]]]:
+def run(
+    people: People,
+    seeds: int,
+    cases: list[tuple[float, str]],
+    grids: tuple[int, ...] = GRIDS,
+) -> dict[str, list[tuple[float, float]]]:
     queries = Rectangles.drawn(people.high, people.wide)
     truth, answers = people.shares, queries.sums(people.shares)
     scores: dict[str, list[tuple[float, float]]] = {}
@@ -194,22 +208,63 @@ def run(people: People, seeds: int) -> dict[str, list[tuple[float, float]]]:
         scores.setdefault(name, []).append((float(np.abs(table - truth).sum()), error))
 
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-        for epsilon in EPSILONS:
-            for crowd in CROWDS:
-                rng = np.random.default_rng([seed, round(1000 * epsilon), len(crowd)])
-                once = one_question(epsilon, crowd, people.count)
-                for high in (each for each in GRIDS if each <= people.high):
-                    for wide in (each for each in GRIDS if each <= people.wide):
-                        if high * wide > LIMIT:
-                            continue
-                        raw, fitted = static(people, once, high, wide, rng)
-                        score(f"static {high}x{wide} {crowd} {epsilon}", raw)
-                        score(f"fitted {high}x{wide} {crowd} {epsilon}", fitted)
-                for k in (1, 3):
-                    shares = round_shares("disjoint" if k == 1 else "everyone")
-                    plan = rounds(epsilon, crowd, people.count, shares, k)
-                    score(f"interactive k{k} {crowd} {epsilon}", interactive(people, plan, k, rng))
+        for epsilon, crowd in cases:
+            rng = np.random.default_rng([seed, round(1000 * epsilon), len(crowd)])
+            once = one_question(epsilon, crowd, people.count)
+            for high in sorted({each for each in (*grids, people.high) if each <= people.high}):
+                for wide in sorted({each for each in (*grids, people.wide) if each <= people.wide}):
+                    if high * wide > LIMIT:
+                        continue
+                    raw, fitted = static(people, once, high, wide, rng)
+                    score(f"static {high}x{wide} {crowd} {epsilon}", raw)
+                    score(f"fitted {high}x{wide} {crowd} {epsilon}", fitted)
+            for k in (1, 3):
+                shares = round_shares(people.high * people.wide, once.sigma / people.count)
+                plan = rounds(epsilon, crowd, people.count, shares, k)
+                found = interactive(people, plan, k, once, rng)
+                score(f"interactive k{k} {crowd} {epsilon}", found)
     return scores
+
+
+def family(comparison: Comparison, source: str, seeds: int, cases: list[tuple[float, str]]) -> None:
+    """Print ours beside static for one family."""
+    people = People.read(source)
+    scores = {
+        name: np.array(values) for name, values in run(people, seeds, cases, FEW_GRIDS).items()
+    }
+
+    def squares(values: Floats) -> Floats:
+        return np.stack([values[:, 0] ** 2, values[:, 1]], axis=1)
+
+    kind = "chosen on" if source in CHOSEN_ON else "held out"
+    for epsilon, crowd in cases:
+        tail = f" {crowd} {epsilon}"
+        static_, fitted = (
+            {
+                # The full table is one rule for all families.
+                "full" if f"{people.high}x{people.wide}" in name else name.split()[1]:
+                    squares(values)
+                for name, values in scores.items()
+                if name.startswith(start) and name.endswith(tail)
+            }
+            for start in ("static", "fitted")
+        )  # fmt: skip
+        ours = {k: scores[f"interactive {k}{tail}"] for k in ("k3", "k1")}
+        setting = f"{epsilon} {crowd}"
+        comparison.add(
+            source, setting, {k: squares(values) for k, values in ours.items()}, static_, fitted
+        )
+        print(
+            f"{source} ({kind}), {people.count:,} devices, {people.high} x {people.wide} values, "
+            f"epsilon {setting}: ratio to static with fit"
+        )
+        means = {
+            name: [min(math.sqrt(each[:, m].mean()) for each in grids.values()) for m in (0, 1)]
+            for name, grids in (("static", static_), ("static, fit", fitted))
+        } | {k: np.sqrt(squares(values).mean(axis=0)).tolist() for k, values in ours.items()}
+        for name, (l1, rms) in means.items():
+            print(f"  {name:12} L1 {l1:.4f}  root range MSE {rms:.2e}")
+        print("\n".join(comparison.lines(source, setting)), flush=True)
 
 
 def keys(scores: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
@@ -223,6 +278,8 @@ def keys(scores: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
 
     for epsilon in EPSILONS:
         for crowd in CROWDS:
+            if f"interactive k1 {crowd} {epsilon}" not in scores:
+                continue
             tail = f"_{epsilon:g}" + ("" if crowd == "honest" else "_noised")
             for at, metric in enumerate(("l1", "range")):
                 for kind, suffix in (("static", ""), ("fitted", "_fit")):
@@ -271,10 +328,12 @@ def picture(people: People, folder: Path) -> None:
     import altair as alt
 
     rng = np.random.default_rng(0)
-    plan = rounds(0.5, "honest", people.count, round_shares("everyone"), 3)
+    once = one_question(0.5, "honest", people.count)
+    shares = round_shares(people.high * people.wide, once.sigma / people.count)
+    plan = rounds(0.5, "honest", people.count, shares, 3)
     tables = {
         "true": people.shares,
-        "interactive, epsilon 0.5, k = 3": interactive(people, plan, 3, rng),
+        "interactive, epsilon 0.5, k = 3": interactive(people, plan, 3, once, rng),
     }
     rows = [
         {"table": name, "age": i + 17, "hours": j + 1, "devices": float(table[i, j]) * people.count}
@@ -307,21 +366,41 @@ def picture(people: People, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--json", action="store_true", help="one flat object as the last line")
-    parser.add_argument("--data", type=Path, help="a CSV file with age and hours_per_week")
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--data", type=Path, help="a CSV file with two numeric columns")
+    parser.add_argument("--seeds", type=int)
+    parser.add_argument("--quick", action="store_true", help="few seeds; families only")
+    parser.add_argument("--families-only", action="store_true", help="without Adult's tables")
+    parser.add_argument("--families", nargs="*", help="only these")
     parser.add_argument("--pictures", type=Path, help="a folder for pictures")
     options = parser.parse_args()
+    if options.data is not None and not options.data.exists():
+        parser.error(f"{options.data} is absent")
     begin = time.perf_counter()
-    people = People.read(options.data)
-    found = keys(run(people, options.seeds))
-    show(found)
+    here = at_hand()
+    sources = [str(options.data)] if options.data else options.families or here
+    seeds = max(options.seeds or (4 if options.quick else 20), 2)
+    people = People.read(
+        str(options.data) if options.data else "adult" if "adult" in here else "normal"
+    )
+    found: dict[str, float] = {}
+    if not (options.quick or options.families_only):
+        found = keys(run(people, seeds, [(e, crowd) for e in EPSILONS for crowd in CROWDS]))
+        show(found)
+    comparison = Comparison(("l1", "range"))
+    for source in sources:
+        family(comparison, source, seeds, list(FAMILY_CASES))
+    found |= comparison.summary(CHOSEN_ON, [each for each in sources if each not in CHOSEN_ON])
     found["seconds"] = time.perf_counter() - begin
-    print(f"{options.seeds} seeds in {found['seconds']:.0f} s")
+    print(f"{seeds} seeds in {found['seconds']:.0f} s")
     if options.pictures:
         picture(people, options.pictures)
     if options.json:
         # Three reports a device are the headline: `interactive_METRIC_EPS`.
-        headline = {key.replace("_k3", ""): value for key, value in found.items() if "_k3" in key}
+        headline = {
+            key.replace("_k3", ""): value
+            for key, value in found.items()
+            if key.startswith("interactive_") and "_k3" in key
+        }
         print(json.dumps(found | headline))
 
 

@@ -146,7 +146,7 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(InvalidInput, match="fit at least"):
         fit_map(measured, 1)
     with pytest.raises(InvalidInput, match="shares"):
-        MapRules(shares=(0.5, 0.6), first_level=3, refinements=DISJOINT_RULES.refinements)
+        MapRules(shares=(0.5, 0.3, 0.3), first_level=3, refinements=DISJOINT_RULES.refinements)
     with pytest.raises(InvalidInput, match="refinement"):
         MapRules(shares=(1.0,), first_level=3, refinements=DISJOINT_RULES.refinements)
     seen = Pyramid(tuple(pyramid_of(hills(4, 10.0))))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Generator, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -17,7 +16,10 @@ from chorister.analyst.algorithms.crosstab_rules import (
     bucket_count,
     bucket_starts,
     fit_table,
+    full_table_pays,
+    round_shares,
     smooth,
+    spikiness,
 )
 from chorister.analyst.algorithms.run import AlgorithmResult, AlgorithmRun, Step
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
@@ -27,7 +29,7 @@ from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.analyst.tables import html_table, paragraphs
 from chorister.encoding import Categories, Encoding, Intervals, Selection
-from chorister.errors import InvalidInput
+from chorister.errors import CohortTooSmall, InvalidInput
 from chorister.policy import Crowd
 from chorister.privacy import Mechanism
 
@@ -40,38 +42,44 @@ Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
 
-def round_shares(cohorts: Cohorts) -> tuple[float, float, float]:
-    """Shares of rows, columns and grid: of the devices, or of 1/sigma^2 if everyone answers."""
-    return (0.25, 0.25, 0.5) if cohorts == "disjoint" else (0.2, 0.2, 0.6)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Crosstab(AlgorithmResult):
     """A two-way table.
 
-    Its rows are the buckets of the last round. Their estimates and intervals come from that round
-    alone, whose noise did not influence the choice of buckets. `shares` is the fitted table at full
-    resolution: it combines all rounds, smoothed where noise hides the details.
+    Its rows are the buckets of the last round, or all cells if everyone was asked once. Their
+    estimates and intervals come from that round alone, whose noise did not influence the choice of
+    buckets. `shares` is the fitted table at full resolution: it combines all rounds, smoothed where
+    noise hides the details.
     """
 
     FORMAT: ClassVar[str] = "chorister-crosstab-1"
     NOUN: ClassVar[str] = "a saved crosstab"
 
-    results: tuple[Result, Result, Result]
+    results: tuple[Result, ...]  # rows, columns and buckets of both; or both at once
     cohorts: Cohorts
 
     def __post_init__(self) -> None:
         sizes = [len(result.features) for result in self.results]
-        if sizes != [1, 1, 2] or any(result.recipe.group_by for result in self.results):
+        if sizes not in ([1, 1, 2], [2]) or any(result.recipe.group_by for result in self.results):
             raise InvalidInput(
-                "a crosstab needs two rounds about one feature each, and one about both"
+                "a crosstab needs a round about both features, and before it none or one about each"
             )
-        for fine, coarse in zip(self.axes, self.results[2].features, strict=True):
+        for fine, coarse in zip(self.axes, self.both.features, strict=True):
             _starts_in(fine, _axis(coarse))
 
     @property
+    def both(self) -> Result:
+        """The round about both features."""
+        return self.results[-1]
+
+    @property
     def axes(self) -> tuple[Axis, Axis]:
-        return _axis(self.results[0].features[0]), _axis(self.results[1].features[0])
+        rows, columns = (
+            self.both.features
+            if len(self.results) == 1
+            else (result.features[0] for result in self.results[:2])
+        )
+        return _axis(rows), _axis(columns)
 
     @property
     def devices(self) -> int:
@@ -82,13 +90,20 @@ class Crosstab(AlgorithmResult):
     @cached_property
     def shares(self) -> Floats:
         """The fitted share of every fine cell, with OOV first on both axes; they add up to 1."""
-        rows, columns, both = self.results
-        row_fit, column_fit = (_margin_fit(each, self.devices) for each in (rows, columns))
+        both = self.both
         starts = [
             _starts_in(fine, _axis(coarse))
             for fine, coarse in zip(self.axes, both.features, strict=True)
         ]
         table = (both.counts / both.n_reports).reshape([len(each) for each in starts])
+        if len(self.results) == 1:
+            high, wide = starts
+            return fit_table(
+                table, _precision(both, self.devices), high, wide, np.ones(len(high)),
+                np.ones(len(wide)),
+            )  # fmt: skip
+        rows, columns, _ = self.results
+        row_fit, column_fit = (_margin_fit(each, self.devices) for each in (rows, columns))
         return fit_table(
             table, _precision(both, self.devices), starts[0], starts[1], row_fit, column_fit,
             row_precision=_precision(rows, self.devices),
@@ -99,15 +114,13 @@ class Crosstab(AlgorithmResult):
     def fitted(self) -> Floats:
         """The fitted shares of the last round's buckets, bin by bin."""
         found = self.shares
-        for axis, (fine, coarse) in enumerate(
-            zip(self.axes, self.results[2].features, strict=True)
-        ):
+        for axis, (fine, coarse) in enumerate(zip(self.axes, self.both.features, strict=True)):
             found = np.add.reduceat(found, _starts_in(fine, _axis(coarse)), axis=axis)
         return found
 
     @cached_property
     def _columns(self) -> dict[str, Any]:
-        both = self.results[2]
+        both = self.both
         ends = both.intervals()
         return {
             **{name: list(column) for name, column in both.labels.items()},
@@ -127,22 +140,30 @@ class Crosstab(AlgorithmResult):
         return crosstab_pictures.draw(self, kind=kind)
 
     def explain(self) -> str:
-        both = self.results[2]
+        both = self.both
         high, wide = (_axis(feature).size for feature in both.features)
         names = column_names(both.recipe)
+        noise = (
+            f"An empty cell reads 0 ± {both.noise_sigma:,.1f} of {both.n_reports:,} devices. "
+            f"Estimates and intervals ({both.confidence:.0%}, of the noise, each by itself)"
+        )
+        title = f"{names[0]} by {names[1]}: {self.devices:,} devices"
+        if len(self.results) == 1:
+            return (
+                f"{title} answered one question about all {high} x {wide} cells. {noise} are what "
+                "it measured; fitted shares are smoothed."
+            )
         asked = (
             "each answered every round" if self.cohorts == "everyone" else "answered one round each"
         )
         return (
-            f"{names[0]} by {names[1]}: {self.devices:,} devices {asked}. The first two rounds "
-            f"asked about each alone; the last one crossed {high} buckets with {wide}. An empty "
-            f"cell reads 0 ± {both.noise_sigma:,.1f} of {both.n_reports:,} devices. Estimates and "
-            f"intervals ({both.confidence:.0%}, of the noise, each by itself) come from the last "
-            "round alone; fitted shares combine all rounds and are smoothed."
+            f"{title} {asked}. The first two rounds asked about each alone; the last one crossed "
+            f"{high} buckets with {wide}. {noise} come from the last round alone; fitted shares "
+            "combine all rounds and are smoothed."
         )
 
     def __repr__(self) -> str:
-        high, wide = (_axis(feature).size for feature in self.results[2].features)
+        high, wide = (_axis(feature).size for feature in self.both.features)
         return f"<Crosstab: {high} x {wide} cells, {self.devices:,} devices>"
 
     def _repr_html_(self) -> str:
@@ -167,8 +188,10 @@ def crosstab(
     """Cross two features, given at full resolution: fine intervals, or categories.
 
     There are three rounds: rows, columns, and a grid whose buckets fit both. Neighbouring intervals
-    are merged into buckets, categories never are. Nothing is asked until you iterate over the run
-    or take its `result`; `run.plan` states the cost of every round beforehand.
+    are merged into buckets, categories never are. Where the policy allows a question about all
+    cells and their noise is small, everyone is asked only that, and the plan says so, unless you
+    choose `cohorts`. Nothing is asked until you iterate over the run or take its `result`;
+    `run.plan` states the cost of every round beforehand.
     """
     axes = (_axis(rows), _axis(columns))
     if axes[0].column == axes[1].column:
@@ -177,31 +200,42 @@ def crosstab(
         query = simple_query(study.fleet.policy, study.terms, axes, ())
     fields = reads_of(query, study.terms) if reads is None else {k: tuple(reads[k]) for k in reads}
 
-    chosen = study.cohorts(3, reads=fields, wanted=cohorts)
-    plan = study.plan_rounds(
-        round_shares(chosen), reads=fields, epsilon=epsilon, delta=delta, mechanism=mechanism,
-        crowd=crowd, cohorts=chosen, devices=devices,
-    )  # fmt: skip
     most = study.terms.max_bins
     if max(axis.size for axis in axes) > most:
         raise InvalidInput(f"one feature alone has more than {most:,} cells: use wider ones")
 
+    def planned(shares: Sequence[float], who: Cohorts) -> RoundsPlan:
+        return study.plan_rounds(
+            shares, reads=fields, epsilon=epsilon, delta=delta, mechanism=mechanism, crowd=crowd,
+            cohorts=who, devices=devices,
+        )  # fmt: skip
+
+    who = study.cohorts(3, reads=fields, wanted=cohorts)
+    plan = _best_plan(planned, who, Encoding(axes).size, most, in_rounds=cohorts is not None)
+
+    def asked(number: int, found: list[Result]) -> tuple[Axis, ...]:
+        if len(plan.rounds) == 1:
+            return axes
+        if number < 3:
+            return axes[number - 1 : number]
+        last = plan.rounds[-1]
+        total = sum(result.n_reports for result in found) + last.expected_reports
+        known = total if plan.cohorts == "disjoint" else last.expected_reports
+        sigma = last.std_error / last.expected_reports
+        return _crossed(axes, [_margin_fit(each, known) for each in found], sigma, most)
+
     def steps() -> Generator[Step, None, Crosstab]:
         found: list[Result] = []
-        for number, planned in enumerate(plan.rounds, start=1):
-            asked: tuple[Axis, ...] = axes[number - 1 : number]
-            if number == 3:
-                total = sum(result.n_reports for result in found) + planned.expected_reports
-                known = total if plan.cohorts == "disjoint" else planned.expected_reports
-                sigma = planned.std_error / planned.expected_reports
-                asked = _crossed(axes, [_margin_fit(each, known) for each in found], sigma, most)
+        for number, each in enumerate(plan.rounds, start=1):
             question = study.histogram(
-                asked, query=query, reads=fields, selection=selection, **planned.settings
-            )
+                asked(number, found), query=query, reads=fields, selection=selection,
+                **each.settings,
+            )  # fmt: skip
             found.append(study.ask(question))
+            last = number == len(plan.rounds)
             yield Step(
                 number=number, question=question, result=found[-1],
-                draw=found[-1].plot if number < 3 else _table(found, plan).plot,
+                draw=_table(found, plan).plot if last else found[-1].plot,
             )  # fmt: skip
         return _table(found, plan)
 
@@ -209,15 +243,49 @@ def crosstab(
 
 
 def _table(found: list[Result], plan: RoundsPlan) -> Crosstab:
-    rows, columns, both = found
-    return Crosstab(results=(rows, columns, both), cohorts=plan.cohorts)
+    return Crosstab(results=tuple(found), cohorts=plan.cohorts)
+
+
+def _best_plan(
+    planned: Callable[[Sequence[float], Cohorts], RoundsPlan],
+    who: Cohorts,
+    cells: int,
+    most: int,
+    *,
+    in_rounds: bool,
+) -> RoundsPlan:
+    """Plan three rounds where they pay against one question about all cells, else that question.
+
+    With `in_rounds`, plan rounds whether they pay or not.
+    """
+    once = planned((1.0,), "disjoint")
+    (alone,) = once.rounds
+    sigma = alone.std_error / alone.expected_reports
+    shares = round_shares(cells, sigma)
+    if in_rounds or cells > most:
+        return planned(shares, who)
+    if full_table_pays(cells, sigma):
+        note = (
+            f"Everyone is asked once about all {cells:,} cells: their noise is so small that "
+            "rounds would gain nothing."
+        )
+        return replace(once, note=note)
+    try:
+        plan = planned(shares, who)
+    except CohortTooSmall:
+        note = f"Everyone is asked once about all {cells:,} cells: there are too few for rounds."
+        return replace(once, note=note)
+    note = f"Rounds pay: asked at once, {cells:,} cells would be lost in noise."
+    return replace(plan, note=note)
 
 
 def _crossed(
     axes: tuple[Axis, Axis], margins: list[Floats], sigma: float, most: int
 ) -> tuple[Axis, ...]:
     """Put both axes into buckets, with at most `most` cells in total."""
-    count = bucket_count(sigma, most=math.isqrt(most))
+    ordered = all(isinstance(axis, Intervals) for axis in axes)
+    spikes = min(spikiness(shares[1:]) for shares in margins) if ordered else 0.0  # without OOV
+    count = bucket_count(sigma, most=most, spikes=spikes)
     while True:
         coarse = tuple(
             _merged(axis, bucket_starts(shares, count, fixed=1))

@@ -27,7 +27,7 @@ def draw(found: Crosstab, *, kind: str) -> altair.LayerChart | altair.Chart:
 
 def _cells(found: Crosstab) -> tuple[list[str], list[str], np.ndarray[Any, np.dtype[np.float64]]]:
     """Labels of both axes, and shares; without OOV if almost nobody is in it."""
-    rows, columns = found.results[2].features
+    rows, columns = found.both.features
     high, wide = ([feature.label(i) for i in range(feature.size)] for feature in (rows, columns))
     shares = found.fitted
     if shares[0].sum() < 0.001:
@@ -38,12 +38,14 @@ def _cells(found: Crosstab) -> tuple[list[str], list[str], np.ndarray[Any, np.dt
 
 
 def _title(found: Crosstab) -> dict[str, Any]:
-    both = found.results[2]
+    both = found.both
+    once = len(found.results) == 1
+    rounds, last = ("one round", "at") if once else ("three rounds", "the last at")
     return {
         "text": " by ".join(column_names(both.recipe)),
         "subtitle": [
-            f"{found.devices:,} devices in three rounds",
-            f"the last at epsilon {both.epsilon:.3g}",
+            f"{found.devices:,} devices in {rounds}",
+            f"{last} epsilon {both.epsilon:.3g}",
             "fitted shares in percent",
         ],
         "anchor": "start",
@@ -53,9 +55,9 @@ def _title(found: Crosstab) -> dict[str, Any]:
 def _heat(found: Crosstab) -> altair.LayerChart:
     alt = needed("altair")
     high, wide, shares = _cells(found)
-    names = column_names(found.results[2].recipe)
+    names = column_names(found.both.recipe)
     # Print a number only if it is meaningful: at least one standard error of a cell.
-    both = found.results[2]
+    both = found.both
     least = 100.0 * both.noise_sigma / both.n_reports
     rows = [
         {
@@ -98,7 +100,7 @@ def _heat(found: Crosstab) -> altair.LayerChart:
 def _mosaic(found: Crosstab) -> altair.Chart:
     alt = needed("altair")
     high, wide, shares = _cells(found)
-    names = column_names(found.results[2].recipe)
+    names = column_names(found.both.recipe)
     shares = shares / max(float(shares.sum()), 1e-12)
     rows: list[dict[str, Any]] = []
     left = 0.0

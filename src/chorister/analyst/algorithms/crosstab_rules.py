@@ -5,15 +5,16 @@ of neighbouring cells. Buckets partition the axis, so that totals are known and 
 combined. A measured share p has the variance `base + slope p`: noise, and who happened to be in the
 cohort (`Precision`).
 
-- **smooth** pulls the cells of a fine 1-D histogram towards the mean of their neighbours, as far as
-  noise explains the difference (empirical Bayes; real spikes stay).
-- **bucket_starts** makes about `g` buckets of equal mass; a cell heavier than 1/g is alone. -
-**bucket_count** chooses g as HDG does for 2-D grids (Yang et al. 2020): g = sqrt(4 a / sigma) with
-  a = 0.03. More cells mean less bias within each and more noise overall.
+- **smooth** keeps the details of a fine 1-D histogram as far as noise does not explain them, scale
+  by scale (empirical Bayes; real spikes stay).
+- **bucket_starts** makes about `g` buckets of equal mass; a cell heavier than 1/g is alone.
+- **bucket_count** chooses g as HDG does for 2-D grids (Yang et al. 2020): g = sqrt(4 a / sigma)
+  with a = 0.04 (theirs: 0.03). More cells mean less bias within each and more noise overall.
+  There are more where both margins have spikes.
+- **full_table_pays** says where one question about all fine cells replaces the rounds.
 - **fit_table** combines cells and both margins by precision, pulls cells towards independence as
-far
-  as noise explains the difference, makes everything non-negative, keeps the margins, and gives the
-  inside of each bucket the margins' shape.
+  far as noise explains the difference, makes everything non-negative, keeps the margins, and gives
+  the inside of each bucket the margins' shape.
 """
 
 from __future__ import annotations
@@ -31,7 +32,14 @@ from chorister.errors import InvalidInput
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
-_NON_UNIFORMITY: Final = 0.03  # HDG's alpha_2
+_NON_UNIFORMITY: Final = 0.04  # alpha_2, for which HDG has 0.03
+_MORE_BUCKETS: Final = 7.0
+_MOST_NOISE: Final = 1.0  # of all buckets together
+_FULL_TABLE_NOISE: Final = 0.1  # of all cells together
+_LEAST_NOISE: Final = 0.05  # of a smoothed margin, as a part of the noise before
+_STRONG: Final = 0.5  # of all cells together
+_BLUR: Final = (1.0 / 16.0, 4.0 / 16.0, 6.0 / 16.0, 4.0 / 16.0, 1.0 / 16.0)
+_DETAIL_NOISE: Final = (0.7235, 0.2854, 0.1779, 0.1222, 0.0858, 0.0606, 0.0428)  # of white noise
 _RAKES: Final = 50
 _TINY: Final = 1e-12
 
@@ -50,28 +58,79 @@ class Precision:
 
 
 def smooth(shares: Floats, precision: Precision, *, ordered: bool = True) -> Floats:
-    """Smooth the fine shares of one feature, which add up to 1."""
+    """Smooth the fine shares of one feature, which add up to 1.
+
+    Scale by scale (the "à trous" wavelet transform): details are kept as far as noise does not
+    explain them, and what is far beyond the noise is a spike, whatever the other cells say.
+    """
     if len(shares) < 3 or not ordered:
         return norm_sub(shares, 1.0)
-    # The mean of two neighbours on each side, without the cell itself.
-    kernel = np.array([1.0, 2.0, 0.0, 2.0, 1.0])
+    rest, kept = shares, np.zeros(len(shares))
+    for scale, factor in enumerate(_DETAIL_NOISE):
+        if 4 * 2**scale >= len(shares):
+            break
+        coarser = _blurred(rest, 2**scale)
+        detail, variance = rest - coarser, factor**2 * precision.variance(coarser)
+        alone = np.abs(detail) > 4.0 * np.sqrt(variance)
+        others = ~alone if not alone.all() else alone
+        signal = max(float((detail**2 - variance)[others].mean()), 0.0)
+        part = np.divide(
+            signal, signal + variance, out=np.ones_like(variance), where=variance > 0.0
+        )
+        kept = kept + np.where(alone, detail, part * detail)
+        rest = coarser
+    return norm_sub(rest + kept, 1.0)
+
+
+def _blurred(values: Floats, step: int) -> Floats:
+    """Average with neighbours at one and two steps, mirrored at both ends."""
+    padded = np.pad(values, 2 * step, mode="symmetric")
+    size, found = len(values), np.zeros(len(values))
+    for shift, weight in enumerate(_BLUR):
+        found += weight * padded[shift * step : shift * step + size]
+    return found
+
+
+def spikiness(shares: Floats) -> float:
+    """How much of a margin stands above its neighbours: 0 if smooth, 1 if in single cells."""
+    kernel = [1.0, 2.0, 0.0, 2.0, 1.0]
+    if len(shares) < len(kernel):
+        return 0.0
     weights = np.convolve(np.ones(len(shares)), kernel, mode="same")
     near = np.convolve(shares, kernel, mode="same") / weights
-    spread = np.convolve(np.ones(len(shares)), kernel**2, mode="same") / weights**2
-    variance = precision.variance(near) * (1.0 + spread)  # of the difference
-    difference = shares - near
-    # A spike is far beyond the noise, whatever the other cells say.
-    alone = np.abs(difference) > 4.0 * np.sqrt(variance)
-    signal = max(float((difference**2 - variance).mean()), 0.0)
-    kept = np.divide(signal, signal + variance, out=np.ones_like(variance), where=variance > 0.0)
-    return norm_sub(np.where(alone, shares, near + kept * difference), 1.0)
+    return float(np.maximum(shares - near, 0.0).sum())
 
 
-def bucket_count(sigma: float, *, most: int) -> int:
-    """How many buckets each axis gets, if a cell has the standard error `sigma`."""
+def bucket_count(sigma: float, *, most: int, spikes: float = 0.0) -> int:
+    """How many buckets each axis gets, if a cell has the standard error `sigma`.
+
+    `spikes` is the spikiness of the smoother axis. Where both have spikes, what they have in common
+    is in single cells, which wide buckets would hide: so there are more, as far as noise allows.
+    """
     if not sigma > 0.0:
         raise InvalidInput(f"sigma must be above 0, not {sigma}")
-    return int(np.clip(round(math.sqrt(4.0 * _NON_UNIFORMITY / sigma)), 2, max(most, 2)))
+    usual = math.sqrt(4.0 * _NON_UNIFORMITY / sigma)
+    more = min(usual * (1.0 + _MORE_BUCKETS * spikes), max(usual, math.sqrt(_MOST_NOISE / sigma)))
+    return int(np.clip(round(more), 2, max(most, 2)))
+
+
+def round_shares(cells: int, sigma: float) -> tuple[float, float, float]:
+    """Shares of rows, columns and grid: of the devices, or of 1/sigma^2 if everyone answers.
+
+    `sigma` is the standard error, as a share of the devices, of each of all fine cells if everyone
+    answers once. If it is small, the margins are known well enough from fewer devices.
+    """
+    return (0.08, 0.08, 0.84) if cells * sigma <= _STRONG else (0.15, 0.15, 0.7)
+
+
+def full_table_pays(cells: int, sigma: float) -> bool:
+    """Say whether to ask everyone once about all fine cells instead of asking in rounds.
+
+    `sigma` is the standard error of a cell as a share of the devices. All cells together err by
+    less than their number times sigma, while buckets never see what is inside them: a table whose
+    cells deviate from its margins, such as a schedule with a few usual pairs, loses more than that.
+    """
+    return cells * sigma <= _FULL_TABLE_NOISE
 
 
 def bucket_starts(masses: Floats, count: int, *, fixed: int = 0) -> Ints:
@@ -151,6 +210,12 @@ def _margin(
     sizes = np.diff(np.append(starts, len(shares)))
     own_variance = precision.variance(other, table.shape[axis])
     other_variance = fine.variance(other, sizes)
+    # Smoothing made the fine histogram better than its noise; its distance from the table's own
+    # sums, whose noise is known and independent, says by how much.
+    excess = float(((own - other) ** 2 - own_variance).sum())
+    total = float(other_variance.sum())
+    if total > 0.0:
+        other_variance = other_variance * min(max(excess / total, _LEAST_NOISE), 1.0)
     weight = other_variance / (other_variance + own_variance)
     return norm_sub(weight * own + (1.0 - weight) * other, 1.0)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -15,8 +16,12 @@ from chorister.analyst.algorithms import map_pictures
 from chorister.analyst.algorithms.map_rules import (
     DISJOINT_RULES,
     EVERYONE_RULES,
+    SMALL_FLEET_RULES,
     MapRules,
     Partition,
+    asked_once,
+    enough_left,
+    rounds_pay,
 )
 from chorister.analyst.algorithms.pyramid import Measured, Pyramid, fit_map
 from chorister.analyst.algorithms.run import AlgorithmResult, AlgorithmRun, Step, devices_of, scaled
@@ -27,7 +32,7 @@ from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.analyst.tables import html_table, paragraphs
 from chorister.encoding import Grid, Selection
-from chorister.errors import InvalidInput
+from chorister.errors import CohortTooSmall, InvalidInput
 from chorister.policy import Crowd
 from chorister.privacy import Mechanism
 
@@ -128,9 +133,11 @@ class HeatMap(AlgorithmResult):
         sizes = [len(name) for name in self._columns["cell"]]
         inside = float(self.fit.at(0)[0, 0])
         asked = "answered every round" if self.cohorts == "everyone" else "answered one round each"
+        rounds = len(self.results)
+        last = f"The last of {rounds} rounds" if rounds > 1 else "The only round"
         return (
             f"{self.devices:,} devices {asked}; about {inside:,.0f} of them are inside the box. "
-            f"The last of {len(self.results)} rounds had {len(sizes):,} cells, from level "
+            f"{last} had {len(sizes):,} cells, from level "
             f"{min(sizes)} to {max(sizes)}; an empty one reads 0 ± "
             f"{float(np.sqrt(self._last[2].base[0])):,.1f} devices. Estimates combine all rounds "
             "and are smoothed where noise hides the details. Measured values and their 95 % "
@@ -216,7 +223,8 @@ def heatmap(
 
     Nothing is asked until you iterate over the run or take its `result`; `run.plan` states the cost
     of every round beforehand. If the policy allows enough reports, every device answers every
-    round; otherwise the rounds go to disjoint cohorts. `rules` decide which cells are split.
+    round; otherwise the rounds go to disjoint cohorts. Where rounds do not pay, everyone is asked
+    once, and the plan says so, unless you choose `cohorts` or `rules`, which decide what is split.
     """
     if not 1 <= depth <= _MAX_DEPTH:
         raise InvalidInput(f"depth must be a level from 1 to {_MAX_DEPTH}, not {depth}")
@@ -225,15 +233,20 @@ def heatmap(
         query = simple_query(study.fleet.policy, study.terms, (probe,), ())
     fields = reads_of(query, study.terms) if reads is None else {k: tuple(reads[k]) for k in reads}
 
-    used = rules or EVERYONE_RULES
-    who = study.cohorts(len(used.shares), reads=fields, wanted=cohorts)
-    if rules is None and who == "disjoint":
-        used = DISJOINT_RULES
-    plan = study.plan_rounds(
-        used.shares, reads=fields, epsilon=epsilon, delta=delta, mechanism=mechanism, crowd=crowd,
-        cohorts=who, devices=devices,
-    )  # fmt: skip
     most_cells = study.terms.max_bins - 1
+
+    def planned(shares: Sequence[float], who: Cohorts) -> RoundsPlan:
+        return study.plan_rounds(
+            shares, reads=fields, epsilon=epsilon, delta=delta, mechanism=mechanism, crowd=crowd,
+            cohorts=who, devices=devices,
+        )  # fmt: skip
+
+    if rules is not None:
+        used = rules
+        plan = planned(used.shares, study.cohorts(len(used.shares), reads=fields, wanted=cohorts))
+    else:
+        who = study.cohorts(len(EVERYONE_RULES.shares), reads=fields, wanted=cohorts)
+        used, plan = _best_plan(planned, who, depth, most_cells, in_rounds=cohorts is not None)
 
     def steps() -> Generator[Step, None, HeatMap]:
         first = min(used.first_level, depth)
@@ -258,6 +271,39 @@ def heatmap(
         return _so_far(results, plan, depth)
 
     return AlgorithmRun(plan, steps)
+
+
+def _best_plan(
+    planned: Callable[[Sequence[float], Cohorts], RoundsPlan],
+    who: Cohorts,
+    depth: int,
+    most_cells: int,
+    *,
+    in_rounds: bool,
+) -> tuple[MapRules, RoundsPlan]:
+    """Plan rounds where they pay against one question to everybody, and that question elsewhere.
+
+    With `in_rounds`, plan rounds whether they pay or not.
+    """
+    once = planned((1.0,), "disjoint")
+    (alone,) = once.rounds
+    devices, sigma = alone.expected_reports, alone.std_error
+    if in_rounds or rounds_pay(devices, sigma, depth=depth, most_cells=most_cells):
+        note = "Rounds pay: later ones have small cells only where there is something to see."
+        if who == "everyone":
+            return EVERYONE_RULES, replace(planned(EVERYONE_RULES.shares, who), note=note)
+        for rules in (DISJOINT_RULES, SMALL_FLEET_RULES):
+            with suppress(CohortTooSmall):
+                plan = planned(rules.shares, who)
+                if enough_left(plan.rounds[-1].expected_reports, devices):
+                    return rules, replace(plan, note=note)
+        if in_rounds:
+            return SMALL_FLEET_RULES, planned(SMALL_FLEET_RULES.shares, who)
+        why = "cohorts that explore first would leave too few devices for the map itself"
+    else:
+        why = f"even an average cell of level {depth} stands out from the noise"
+    rules = asked_once(devices, sigma, depth=depth, most_cells=most_cells)
+    return rules, replace(once, note=f"Everyone is asked once, because {why}.")
 
 
 def _so_far(results: Sequence[Result], plan: RoundsPlan, depth: int) -> HeatMap:

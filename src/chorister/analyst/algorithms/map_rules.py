@@ -1,14 +1,20 @@
 """Where a map needs finer cells: rules that turn the map so far into the next partition.
 
 Pure functions over arrays. The noise of a cell does not depend on its size, so splitting a cell
-pays while its mass is several standard errors of the next round. The thresholds depend on the
-level: coarse levels are needed to find anything, and fine ones pay only where there is a lot. They
-were chosen on a city map (taxi pickups, 100,000 devices, epsilon 0.25 and 0.5) by the errors at the
-finest level, at 64 x 64, and of the hundred heaviest cells at 128 x 128.
+pays while its mass is several standard errors of the next round. Coarse levels are needed to find
+anything, so their thresholds are low. At fine levels the data decide: on a smooth map the children
+of a cell say little that their parent does not, but where people are at single places or on lines,
+a cell hides all of it until it is split to the end. So fine levels compare what the heaviest part
+of a cell may hold (`Pyramid.peak`), and with a lower threshold the rougher the map was so far.
+
+Shares and thresholds were chosen on some families of data and are reported on others, by the errors
+at the finest level, at 64 x 64, and of the hundred heaviest cells at 128 x 128: see
+`benchmarks/accuracy_heatmap.py`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -85,6 +91,9 @@ class Refinement:
     thresholds: Mapping[int, float]
     """Per level: split a cell if its mass is above this many standard errors of the next round.
     Levels above the first one listed always split, other unlisted levels never do."""
+    peaks_from: int | None = None
+    """From this level on, compare what a cell may hold (`Pyramid.peak`) and divide the threshold by
+    the roughness of the map (within a factor of two)."""
     hotspots: int = 0  # keep cells whole that may be the last of this many heaviest ...
     hotspot_level: int = 7  # ... of this level ...
     hotspot_margin: float = 0.0  # ... because they are within this many standard errors
@@ -121,10 +130,15 @@ class Refinement:
                 split.append(np.ones(masses.shape, dtype=np.bool_))
             elif level in self.thresholds or level < first:
                 factor = self.thresholds.get(level, self.thresholds.get(first, 0.0))
-                split.append(masses > factor * sigma)
+                if self.peaks_from is not None and level >= self.peaks_from:
+                    factor /= min(max(seen.roughness, 0.5), 2.0)
+                    split.append(seen.peak(level) > factor * sigma)
+                else:
+                    split.append(masses > factor * sigma)
             else:
                 break
-            if level == self.hotspot_level and self.hotspots:
+            # On a rough map, whole cells would hide where inside them people are.
+            if level == self.hotspot_level and self.hotspots and seen.roughness <= 1.0:
                 split[-1] &= ~self._undecided(masses, sigma)
         return Partition.splitting(split)
 
@@ -156,29 +170,61 @@ class MapRules:
             raise InvalidInput("shares must be above 0 and add up to 1")
 
 
+def _last_round(level_6: float) -> Refinement:
+    fine = dict.fromkeys(range(7, 12), 8.0)
+    return Refinement(
+        thresholds={3: 1, 4: 1, 5: 1.5, 6: level_6, **fine},
+        peaks_from=7,
+        hotspots=100,
+        hotspot_margin=2.0,
+    )
+
+
 EVERYONE_RULES = MapRules(
     shares=(0.05, 0.4, 0.55),
     first_level=4,
-    refinements=(
-        Refinement(thresholds={3: 2, 4: 2, 5: 2, 6: 10}),
-        Refinement(
-            thresholds={3: 2, 4: 2, 5: 2, 6: 4, 7: 4, 8: 5, 9: 6, 10: 8, 11: 8},
-            hotspots=100,
-            hotspot_margin=1.5,
-        ),
-    ),
+    refinements=(Refinement(thresholds={3: 1, 4: 1, 5: 1.5, 6: 4}), _last_round(2.8)),
 )
 """For rounds that every device answers."""
 
 DISJOINT_RULES = MapRules(
-    shares=(0.07, 0.93),
+    shares=(0.03, 0.13, 0.84),
     first_level=4,
-    refinements=(
-        Refinement(
-            thresholds={3: 1, 4: 1, 5: 2, 6: 6, 7: 12, 8: 12, 9: 12, 10: 12, 11: 12},
-            hotspots=100,
-            hotspot_margin=1.5,
-        ),
-    ),
+    refinements=(Refinement(thresholds={3: 1, 4: 1, 5: 1, 6: 1}), _last_round(2.0)),
 )
-"""For devices that answer one round: a small pilot, because relative noise is 1/share."""
+"""For devices that answer one round. Relative noise is 1/share, so the first two cohorts are small
+and only explore: where people are, and how rough the map is."""
+
+SMALL_FLEET_RULES = MapRules(shares=(0.07, 0.93), first_level=4, refinements=(_last_round(2.0),))
+"""The same for fleets that are too small for three cohorts."""
+
+_LEAST_LAST_SHARE = 0.7  # of the devices; below, small fleets spend too much on exploring
+_STRONG = 4.0  # standard errors
+_SPARSE = 0.28  # standard errors
+
+
+def rounds_pay(devices: int, sigma: float, *, depth: int, most_cells: int) -> bool:
+    """Say whether asking in rounds can gain anything over asking about all finest cells at once.
+
+    It can't where even an average one stands out from the noise `sigma` of one question: then
+    nearly all cells would be split to the end.
+    """
+    finest: int = 4**depth
+    return finest > most_cells or devices < _STRONG * sigma * finest
+
+
+def enough_left(last_reports: int, devices: int) -> bool:
+    """Say whether disjoint cohorts leave enough devices for the last round."""
+    return last_reports >= _LEAST_LAST_SHARE * devices
+
+
+def asked_once(devices: int, sigma: float, *, depth: int, most_cells: int) -> MapRules:
+    """One uniform grid for everybody.
+
+    The fit finds coarse structure in fine cells, so an average cell may hold less than its noise.
+    """
+    if most_cells < 4:
+        raise InvalidInput("a map needs at least four cells: raise `max_bins` in the policy")
+    level = round(math.log(max(devices / (_SPARSE * sigma), 4.0), 4.0))
+    level = min(level, depth, int(math.log2(most_cells) / 2.0))
+    return MapRules(shares=(1.0,), first_level=level)

@@ -13,6 +13,7 @@ A single static grid is a special case, so static results get the same fit.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -27,6 +28,8 @@ Mask: TypeAlias = NDArray[np.bool_]
 _STRATA_PER_OCTAVE = 2
 _STRATA = 64
 _ROUGH = 0.1  # relative variance assumed while estimating the smoothness
+_USUAL_ROUGHNESS = 1.0  # of a level that noise hides
+_USUAL_WEIGHT = 3.0  # cells that this assumption is worth
 _LEAST_SPREAD = 1e-4  # relative variance below which a stratum counts as smooth
 
 
@@ -116,9 +119,16 @@ class Measured:
 
 @dataclass(frozen=True)
 class Pyramid:
-    """A fitted map: masses at every level; every cell is the sum of its four children."""
+    """A fitted map: masses at every level; every cell is the sum of its four children.
+
+    `peaks` says what a cell may hold: its mass where it was measured; below, what the heaviest part
+    of its parent holds, which is the more the rougher the map is at the finest measured levels.
+    """
 
     levels: tuple[Image, ...]
+    peaks: tuple[Image, ...] = ()
+    roughness: float = 1.0
+    """How far four children deviate from a smooth map, relative to it: from 0 to the root of 3."""
 
     @property
     def depth(self) -> int:
@@ -130,6 +140,20 @@ class Pyramid:
             return self.levels[level]
         return spread_evenly(self.levels[-1], level)
 
+    def peak(self, level: int) -> Image:
+        """What each cell of a level may hold; its mass if nothing else is known."""
+        if not self.peaks:
+            return self.at(level)
+        found = self.peaks[min(level, len(self.peaks) - 1)]
+        while found.shape[0] < 2**level:
+            found = _heaviest(found, self.roughness)
+        return np.maximum(found, self.at(level))
+
+
+def _heaviest(image: Image, roughness: float) -> Image:
+    """One level down: what the heaviest of the four parts may hold, were it this one."""
+    return _repeated(image) * (1.0 + roughness) / 4.0
+
 
 def fit_map(measured: Measured, depth: int) -> Pyramid:
     """Fit a smooth, consistent, non-negative map to all measurements, down to `depth`."""
@@ -139,7 +163,8 @@ def fit_map(measured: Measured, depth: int) -> Pyramid:
         )
     values, variances = measured.from_below()
     levels = [np.maximum(values[0], 0.0)]
-    smoothness = 1.0
+    peaks = [levels[0]]
+    smoothness, roughness = 1.0, 1.0
     for level in range(depth):
         parents = levels[-1]
         even = _repeated(parents) / 4.0
@@ -147,13 +172,19 @@ def fit_map(measured: Measured, depth: int) -> Pyramid:
         if level >= measured.finest:
             levels.append(np.maximum(even + smoothness * slope, 0.0))
             continue
-        children, smoothness = _children(even, slope, values[level + 1], variances[level + 1])
+        children, smoothness, roughness = _children(
+            even, slope, values[level + 1], variances[level + 1]
+        )
         levels.append(_with_sums(children, parents))
-    return Pyramid(tuple(levels))
+        seen = np.isfinite(variances[level + 1])
+        peaks.append(np.where(seen, levels[-1], _heaviest(peaks[-1], roughness)))
+    return Pyramid(tuple(levels), tuple(peaks), roughness)
 
 
-def _children(even: Image, slope: Image, values: Image, variances: Image) -> tuple[Image, float]:
-    """The next level before its sums are restored, and how real the interpolated slopes are."""
+def _children(
+    even: Image, slope: Image, values: Image, variances: Image
+) -> tuple[Image, float, float]:
+    """The next level before its sums are restored, how real the slopes are, and how rough it is."""
     seen = np.isfinite(variances)
     share, lean, value, noise = even[seen], slope[seen], values[seen], variances[seen]
     weight = 1.0 / (noise + _ROUGH * share**2)
@@ -162,15 +193,20 @@ def _children(even: Image, slope: Image, values: Image, variances: Image) -> tup
     smoothness = min(max(smoothness, 0.0), 1.5)
     smooth = np.maximum(even + smoothness * slope, 0.0)
     expected = np.maximum(smooth[seen], 1e-6)
-    spread = _relative_spread(4.0 * share, expected, value, noise)
+    spread, rough = _relative_spread(4.0 * share, expected, value, noise)
     prior = spread * expected**2
     children = smooth
     children[seen] = expected + prior / (prior + noise) * (value - expected)
-    return children, smoothness
+    return children, smoothness, rough
 
 
-def _relative_spread(parents: Image, expected: Image, values: Image, noise: Image) -> Image:
-    """The relative variance of the truth around the expectation, by the mass of the parents."""
+def _relative_spread(
+    parents: Image, expected: Image, values: Image, noise: Image
+) -> tuple[Image, float]:
+    """The relative variance of the truth around the expectation, by the mass of the parents.
+
+    Also its root over all cells, which starts from `_USUAL_ROUGHNESS` where noise hides everything.
+    """
     octave = np.floor(_STRATA_PER_OCTAVE * np.log2(np.maximum(parents, 0.25))).astype(np.int64)
     stratum = np.clip(octave + 2 * _STRATA_PER_OCTAVE, 0, _STRATA - 1)
     square = expected**2
@@ -180,7 +216,10 @@ def _relative_spread(parents: Image, expected: Image, values: Image, noise: Imag
     bottom = np.bincount(stratum, weights=weight, minlength=_STRATA)
     spread = np.divide(top, bottom, out=np.zeros_like(top), where=bottom > 0.0)
     by_cell: Image = np.maximum(spread, _LEAST_SPREAD)[stratum]
-    return by_cell
+    whole = (float(top.sum()) + _USUAL_WEIGHT * _USUAL_ROUGHNESS**2) / (
+        float(bottom.sum()) + _USUAL_WEIGHT
+    )
+    return by_cell, math.sqrt(min(max(whole, 0.0), 3.0))
 
 
 def _with_sums(children: Image, parents: Image) -> Image:
