@@ -83,6 +83,7 @@ class RoundsPlan:
     rounds: tuple[PlannedRound, ...]
     epsilon: Decimal  # the most that one device is charged, by the policy's composition
     delta: Decimal
+    note: str = ""  # whether rounds pay here, as the algorithm that planned them says
 
     def explain(self) -> str:
         who = (
@@ -101,6 +102,8 @@ class RoundsPlan:
             f"{planned.std_error:,.1f} devices."
             for number, planned in enumerate(self.rounds, start=1)
         )
+        if self.note:
+            lines.append(self.note)
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

@@ -35,14 +35,26 @@ def measured(
     return Cells.between(edges, values, np.full(count, noise**2))
 
 
-def test_the_filter_is_the_kernels_matrix() -> None:
-    rng = np.random.default_rng(1)
-    values = rng.normal(size=(SIZE, 3))
+def test_the_posterior_is_that_of_a_dense_solve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One model, all steps at once: the mean of a Gaussian given sums of it."""
+    length, amplitude, roughness = 0.3, 0.5, 0.01
+    monkeypatch.setattr(module, "_LENGTHS", (length,))
+    monkeypatch.setattr(module, "_AMPLITUDES", (amplitude,))
+    monkeypatch.setattr(module, "_ROUGHNESS", (roughness,))
+    module._kernels.cache_clear()
+    base = bell()
+    cells = measured(base[::-1], 8, 0.003, np.random.default_rng(1))
+    found = module._posterior_mean(base, cells.low, cells.high, cells.values, cells.variances)
+    module._kernels.cache_clear()
     places = (np.arange(SIZE) + 0.5) / SIZE
-    for length in (0.02, 0.3):
-        scaled = np.sqrt(3.0) * np.abs(places[:, None] - places[None, :]) / length
-        matrix = (1.0 + scaled) * np.exp(-scaled)
-        np.testing.assert_allclose(module._smoothed(values, length), matrix @ values, atol=1e-9)
+    scaled = np.sqrt(3.0) * np.abs(places[:, None] - places[None, :]) / length
+    process = amplitude * (1.0 + scaled) * np.exp(-scaled) + roughness * SIZE * np.eye(SIZE)
+    prior = base[:, None] * process * base[None, :]
+    sums = ((np.arange(SIZE) >= cells.low[:, None]) & (np.arange(SIZE) < cells.high[:, None])) * 1.0
+    gain = prior @ sums.T @ np.linalg.inv(sums @ prior @ sums.T + np.diag(cells.variances))
+    wanted = base + gain @ (cells.values - sums @ base)
+    # Between nodes the process is interpolated: close, not equal.
+    np.testing.assert_allclose(np.cumsum(found), np.cumsum(wanted), atol=2e-4)
 
 
 def test_a_smooth_density_is_found_between_the_edges() -> None:
@@ -68,10 +80,14 @@ def test_staggered_rounds_add_up() -> None:
 def test_rules_follow_the_signal() -> None:
     weak, strong = regime(0.02, splitting_costs=False), regime(1e-4, splitting_costs=False)
     assert max(weak.cells) < max(strong.cells)
-    # Where rounds would not pay for themselves, everybody is asked once.
-    assert regime(0.02, splitting_costs=True).cells == (5,)
-    assert regime(0.002, splitting_costs=True).shares == (1.0,)
-    assert regime(1e-4, splitting_costs=True).cells == (25,)
+    # Where a pilot could not see anything, everybody is asked once.
+    assert regime(0.2, splitting_costs=False).shares == (1.0,)
+    assert regime(0.06, splitting_costs=True).shares == (1.0,)
+    assert "asked once" in regime(0.06, splitting_costs=True).note
+    # Where cohorts cost, the pilot is small and one round follows; a device may answer two rounds.
+    assert regime(0.002, splitting_costs=True).shares == (0.15, 0.85)
+    assert len(regime(0.002, splitting_costs=False, answers=2).shares) == 2
+    assert "Rounds pay" in weak.note
     for rules in (weak, strong):
         assert sum(rules.shares) == pytest.approx(1.0)
         for number in range(1, len(rules.shares) + 1):
@@ -86,6 +102,18 @@ def test_edges_go_where_the_mass_is() -> None:
     truth[100:120] = 0.05
     quantiles = staggered_edges(truth, 10, 0.5)
     assert np.count_nonzero((quantiles >= 99) & (quantiles <= 121)) >= 7
+
+
+def test_the_pilot_decides_how_many_cells_follow() -> None:
+    rules = regime(0.005, splitting_costs=True)
+    flat, peak = np.full(SIZE, 1.0 / SIZE), np.zeros(SIZE)
+    peak[100:104] = 0.25
+    np.testing.assert_array_equal(rules.edges(2, flat, SIZE), equal_edges(rules.cells[1], SIZE))
+    assert len(rules.edges(2, peak, SIZE)) > len(rules.edges(2, flat, SIZE))
+    for most in (2, 3, 5, 9):
+        for three in (rules, regime(0.005, splitting_costs=False)):
+            for number in range(1, len(three.shares) + 1):
+                assert len(three.edges(number, peak, SIZE, most)) - 1 <= most
 
 
 def test_bad_input_is_refused() -> None:

@@ -1,8 +1,13 @@
 """Which intervals to ask about next, by what was seen so far. Pure functions over arrays.
 
 The noise of a cell does not depend on its width, and a range of many cells adds up their noise: the
-weaker the signal, the fewer cells. `noise` below is the standard error of a light cell as a share
-of the devices, if all of them answered at once: what a plan states before the first question.
+weaker the signal, and the flatter the density, the fewer cells. `noise` below is the standard error
+of a light cell as a share of the devices, if all of them answered at once: what a plan states
+before the first question.
+
+No number of equal cells suits all data: 5 are best for a flat density and ten times worse than 33
+for one in a corner of the range. So a pilot always comes first where it can see anything at all,
+and its fit decides how many cells follow and where.
 """
 
 from __future__ import annotations
@@ -17,19 +22,30 @@ from numpy.typing import NDArray
 from chorister.analyst.algorithms.density import Floats
 from chorister.errors import InvalidInput
 
-__all__ = ["DensityRules", "equal_edges", "regime", "staggered_edges"]
+__all__ = [
+    "DensityRules",
+    "asked_once",
+    "effective_width",
+    "equal_edges",
+    "regime",
+    "staggered_edges",
+]
 
 Integers: TypeAlias = NDArray[np.int64]
 
-_WEAK_CELLS: Final = 8  # with fewer cells than that, staggered partitions say more
-_MOST_CELLS: Final = 64
+_MOST_CELLS: Final = 49
+_MOST_MORE: Final = 3.0  # times as many cells as suit a flat density
+_FLAT: Final = 0.93  # a density as wide as this has nothing to adapt to
+_EVERYWHERE: Final = 0.3  # of the cells, whatever the fit says: a pilot may miss something
+_BLIND_PILOT: Final = 0.3  # a cell's noise at which a pilot does not even see a spike
 
 
 @dataclass(frozen=True, kw_only=True)
 class DensityRules:
-    """A whole plan: shares of the rounds and how many cells each has.
+    """A whole plan: shares of the rounds and how many cells each has if the density is flat.
 
-    The first round has equal cells, later ones shifted cells between quantiles of what is known.
+    The first round has equal cells. Later ones have more of them the more concentrated the fitted
+    density is, between its quantiles; each of several is shifted by a part of a cell.
     """
 
     shares: tuple[float, ...]
@@ -39,36 +55,73 @@ class DensityRules:
         if len(self.shares) != len(self.cells) or min(self.cells) < 2:
             raise InvalidInput("every round has a share and at least two cells")
 
-    def edges(self, number: int, density: Floats | None, size: int) -> Integers:
-        """The edges of round `number` (from 1), given the density fitted to the rounds before."""
+    @property
+    def note(self) -> str:
+        """Whether rounds pay, for the plan that is shown before the first question."""
+        if len(self.shares) > 1:
+            return (
+                f"Rounds pay: a first one of {self.cells[0]} equal cells finds where the values "
+                "are, and decides how many cells follow and where."
+            )
+        return f"Everyone is asked once, about {self.cells[0]} equal cells:"
+
+    def edges(
+        self, number: int, density: Floats | None, size: int, most: int | None = None
+    ) -> Integers:
+        """The edges of round `number` (from 1), given the density fitted to the rounds before.
+
+        `most` is how many cells a question may have.
+        """
         count = self.cells[number - 1]
+        limit = size if most is None else most
         if density is None or number == 1:
-            return equal_edges(count, size)
-        return staggered_edges(density, count, (number - 2) / (len(self.shares) - 1))
+            return equal_edges(min(count, limit), size)
+        spread = effective_width(density)
+        count = _odd(min(count * min(1.0 / spread, _MOST_MORE), _MOST_CELLS))
+        shift = (number - 2) / (len(self.shares) - 1)
+        if spread > _FLAT and shift == 0.0:
+            return equal_edges(min(count, limit), size)
+        return staggered_edges(density, min(count, limit - (shift > 0.0)), shift)
 
 
-def regime(noise: float, *, splitting_costs: bool) -> DensityRules:
-    """The rules for a signal of this strength.
-
-    Rounds must pay for themselves. Where splitting costs, one question to everybody in equal cells
-    says most: with disjoint cohorts that are bound by the aggregate epsilon a cohort's relative
-    noise is 1/share, where it is 1/sqrt(share) if the local epsilon binds or if everyone answers
-    every round. Otherwise, weak: a pilot of a few equal cells, then two rounds of a few. Strong: a
-    small pilot finds where the values are, then one round of many cells. Twice as many as suit a
-    smooth density: they cost it little, a skewed one gains much, and a quantile is known no better
-    than to the cell that it lies in.
-    """
+def asked_once(noise: float) -> DensityRules:
+    """One question to everyone: a compromise between flat densities and skewed ones."""
     if not noise > 0.0:
         raise InvalidInput(f"noise is above 0, not {noise}")
-    count = int(min(max(round(0.25 / math.sqrt(noise)), 4), _MOST_CELLS))
-    if splitting_costs:
-        # Odd: then the errors at both ends of half the range are not the same.
-        alone = max(5, count + 1 - count % 2)
-        return DensityRules(shares=(1.0,), cells=(alone,))
-    if count < _WEAK_CELLS:
-        count = max(5, count)
-        return DensityRules(shares=(0.2, 0.4, 0.4), cells=(4, count, count))
-    return DensityRules(shares=(0.15, 0.85), cells=(8, min(2 * count, _MOST_CELLS)))
+    return DensityRules(shares=(1.0,), cells=(_odd(_flat_cells(noise) * 1.5),))
+
+
+def regime(noise: float, *, splitting_costs: bool, answers: int = 3) -> DensityRules:
+    """The rules for a signal of this strength, where a device may answer so many rounds.
+
+    Where splitting costs, a cohort's relative noise is 1/share (disjoint cohorts that are bound by
+    the aggregate epsilon), so the pilot is small, has few cells, and everyone else answers one
+    round. Where it is 1/sqrt(share) (everyone answers every round, or the local epsilon binds) no
+    information is lost, and two staggered rounds follow a larger pilot (one, where a device may
+    answer two). Where even one cell that holds everybody would not stand out in a pilot, everyone
+    is asked once.
+    """
+    alone = asked_once(noise)
+    shares = (0.15, 0.85) if splitting_costs else (0.2, 0.4, 0.4)
+    if answers == 2 and not splitting_costs:
+        shares = (0.25, 0.75)
+    pilot = noise / (shares[0] if splitting_costs else math.sqrt(shares[0]))
+    if pilot > _BLIND_PILOT:
+        return alone
+    first = round(min(max(0.5 / math.sqrt(pilot), 6.0), 16.0))
+    count = _odd(_flat_cells(noise))
+    return DensityRules(shares=shares, cells=(first,) + (count,) * (len(shares) - 1))
+
+
+def _flat_cells(noise: float) -> float:
+    """How many cells suit a flat density."""
+    return min(max(0.3 / math.sqrt(noise), 5.0), _MOST_CELLS / 1.5)
+
+
+def effective_width(density: Floats) -> float:
+    """The part of the range that a density fills: 1 if it is flat, near 0 for a spike."""
+    root = np.sqrt(np.maximum(density, 0.0))
+    return max(float(root.sum()) ** 2 / (len(density) * max(float(np.sum(root**2)), 1e-300)), 1e-3)
 
 
 def equal_edges(count: int, size: int) -> Integers:
@@ -77,12 +130,18 @@ def equal_edges(count: int, size: int) -> Integers:
 
 
 def staggered_edges(density: Floats, count: int, shift: float) -> Integers:
-    """Cells between quantiles of the root of the density and a little of everywhere."""
+    """Cells between quantiles of the density and a good part of everywhere."""
     size = len(density)
-    root = np.sqrt(np.maximum(density, 0.0))
-    mixed = 0.8 * root / max(float(root.sum()), 1e-300) + 0.2 / size
+    found = np.maximum(density, 0.0)
+    mixed = (1.0 - _EVERYWHERE) * found / max(float(found.sum()), 1e-300) + _EVERYWHERE / size
     cumulative = np.concatenate([[0.0], np.cumsum(mixed)])
     wanted = (np.arange(count + 1) + shift) / count
     wanted = wanted[(wanted > 0.0) & (wanted < 1.0)]
     inner = np.round(np.interp(wanted * cumulative[-1], cumulative, np.arange(size + 1)))
     return np.unique(np.concatenate([[0], inner.astype(np.int64), [size]]))
+
+
+def _odd(count: float) -> int:
+    """Odd: then the errors at both ends of half the range are not the same."""
+    nearest = round(count)
+    return nearest + 1 - nearest % 2
