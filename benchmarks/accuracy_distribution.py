@@ -23,7 +23,7 @@ half of the seeds. `worst_ratio_to_static_fit_k3` and `_k1` are the largest rati
 question has more than 65 bins, so a largest domain of 10,000 changes nothing.
 
     python benchmarks/accuracy_distribution.py [--data FILE] [--column NAME] [--families A,B]
-        [--seeds N] [--quick] [--json] [--pictures DIR]
+        [--settings honest] [--epsilons .02,.1] [--seeds N] [--quick] [--json] [--pictures DIR]
 """
 
 from __future__ import annotations
@@ -236,6 +236,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="a CSV file in the place of Adult")
     parser.add_argument("--column", help="its column; age, or else the first one of numbers")
     parser.add_argument("--families", help="names, separated by commas; all unless --data is given")
+    parser.add_argument("--settings", default="local,honest,noised", help="some of them only")
+    parser.add_argument("--epsilons", help="some of .02, .05 and .1 only, for a shorter run")
     parser.add_argument("--seeds", type=int, help="40, or 4 with --quick")
     parser.add_argument("--quick", action="store_true", help="few columns, for tests")
     parser.add_argument("--pictures", type=Path, help="folder for PNG files")
@@ -251,13 +253,17 @@ def main() -> None:
         for setting in ("local", "honest", "noised")
         for epsilon in (LOCAL if setting == "local" else AGGREGATE)
         if setting != "local" or data in ("adult", "gaussian")
+        if setting in options.settings.split(",")
     ]
+    if options.epsilons:
+        kept = {float(each) for each in options.epsilons.split(",")} | set(LOCAL)
+        columns = [each for each in columns if each[2] in kept]
     if options.quick:
         columns = [each for each in columns if each[1:] in (("local", 0.8), ("honest", 0.05))]
     cells = (5, 9, 17, 33) if options.quick else CELLS
     tasks = [
-        Task(*kinds[column[0]], *column, seed, cells)
-        for column in columns
+        Task(*kinds[data], data, setting, epsilon, seed, cells)
+        for data, setting, epsilon in columns
         for seed in range(FIRST_SEED, FIRST_SEED + seeds)
     ]
     found = in_parallel(work, tasks)

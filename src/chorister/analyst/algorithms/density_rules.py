@@ -36,7 +36,6 @@ Integers: TypeAlias = NDArray[np.int64]
 _MOST_CELLS: Final = 49
 _MOST_MORE: Final = 3.0  # times as many cells as suit a flat density
 _FLAT: Final = 0.93  # a density as wide as this has nothing to adapt to
-_EVERYWHERE: Final = 0.3  # of the cells, whatever the fit says: a pilot may miss something
 _BLIND_PILOT: Final = 0.3  # a cell's noise at which a pilot does not even see a spike
 
 
@@ -77,11 +76,18 @@ class DensityRules:
         if density is None or number == 1:
             return equal_edges(min(count, limit), size)
         spread = effective_width(density)
-        count = _odd(min(count * min(1.0 / spread, _MOST_MORE), _MOST_CELLS))
+        # One round that follows has to be right at once; several correct each other, and gain more
+        # from cells between the places that the fit is sure of.
+        bold = len(self.shares) == 2
+        more = min(1.0 / (spread if bold else math.sqrt(spread)), _MOST_MORE)
+        count = _odd(min(count * more, _MOST_CELLS))
         shift = (number - 2) / (len(self.shares) - 1)
         if spread > _FLAT and shift == 0.0:
             return equal_edges(min(count, limit), size)
-        return staggered_edges(density, min(count, limit - (shift > 0.0)), shift)
+        count = min(count, limit - (shift > 0.0))
+        if bold:
+            return staggered_edges(density, count, shift, power=1.0, everywhere=0.3)
+        return staggered_edges(density, count, shift)
 
 
 def asked_once(noise: float) -> DensityRules:
@@ -129,11 +135,13 @@ def equal_edges(count: int, size: int) -> Integers:
     return np.unique(np.round(np.linspace(0, size, count + 1)).astype(np.int64))
 
 
-def staggered_edges(density: Floats, count: int, shift: float) -> Integers:
-    """Cells between quantiles of the density and a good part of everywhere."""
+def staggered_edges(
+    density: Floats, count: int, shift: float, *, power: float = 0.5, everywhere: float = 0.2
+) -> Integers:
+    """Cells between quantiles of a power of the density and a little of everywhere."""
     size = len(density)
-    found = np.maximum(density, 0.0)
-    mixed = (1.0 - _EVERYWHERE) * found / max(float(found.sum()), 1e-300) + _EVERYWHERE / size
+    raised = np.maximum(density, 0.0) ** power
+    mixed = (1.0 - everywhere) * raised / max(float(raised.sum()), 1e-300) + everywhere / size
     cumulative = np.concatenate([[0.0], np.cumsum(mixed)])
     wanted = (np.arange(count + 1) + shift) / count
     wanted = wanted[(wanted > 0.0) & (wanted < 1.0)]
@@ -142,6 +150,5 @@ def staggered_edges(density: Floats, count: int, shift: float) -> Integers:
 
 
 def _odd(count: float) -> int:
-    """Odd: then the errors at both ends of half the range are not the same."""
-    nearest = round(count)
-    return nearest + 1 - nearest % 2
+    """The nearest odd number: then the errors at both ends of half the range are not the same."""
+    return 2 * round((count - 1.0) / 2.0) + 1
