@@ -39,7 +39,9 @@ def ramp(x: Floats) -> Floats:
 
 def combs(x: Floats) -> Floats:
     """Narrow teeth on the right, a broad hill on the left."""
-    return norm.pdf(x, 0.3, 0.1) + 8.0 * ((x > 0.7) & (np.floor(x * 64) % 4 == 0))
+    teeth = (x > 0.7) & (np.floor(x * 64) % 4 == 0)
+    found: Floats = norm.pdf(x, 0.3, 0.1) + 8.0 * teeth
+    return found
 
 
 SHAPES: tuple[Shape, ...] = (edge_of_a_range, ramp, combs)
