@@ -161,7 +161,7 @@ def interactive(task: Task, *, once: bool) -> tuple[float, DensityFit]:
     noise = math.sqrt(alone(task, devices).base) / devices
     rules = regime(noise, splitting_costs=once and task.setting != "local")
     sizes = [round(share * devices) for share in rules.shares[:-1]]
-    left, parts, fit = truth, list[Cells](), None
+    left, parts = truth, list[Cells]()
     for number, share in enumerate(rules.shares, start=1):
         if once:
             counts = left
@@ -175,11 +175,10 @@ def interactive(task: Task, *, once: bool) -> tuple[float, DensityFit]:
             counts = truth
             noised = task.setting == "noised"
             release = split(task.epsilon, devices, noised, rules.shares)[number - 1]
-        edges = rules.edges(number, None if fit is None else fit.density, SIZE)
+        alike = math.sqrt(release.base) / release.reports
+        edges = rules.edges(number, parts, SIZE, noise=alike)
         parts.append(measure(rng, counts, edges, release, 1.0 - share if once else 0.0))
-        fit = fit_density(parts, SIZE)
-    if fit is None:
-        raise RuntimeError("no rounds")
+    fit = fit_density(parts, SIZE)
     return error(fit.density, truth, task.seed), fit
 
 

@@ -54,15 +54,12 @@ def wrong(truth: Floats, noise: float, *, once: bool, seed: int) -> float:
     rules = regime(noise, splitting_costs=once)
     cumulative = np.concatenate([[0.0], np.cumsum(truth)])
     parts: list[Cells] = []
-    density = None
     for number, share in enumerate(rules.shares, start=1):
-        edges = rules.edges(number, density, SIZE)
         sigma = noise / (share if once else math.sqrt(share))
+        edges = rules.edges(number, parts, SIZE, noise=sigma)
         values = np.diff(cumulative[edges]) + rng.normal(0.0, sigma, len(edges) - 1)
         parts.append(Cells.between(edges, values, np.full(len(values), sigma**2)))
-        density = fit_density(parts, SIZE).density
-    if density is None:
-        raise RuntimeError("no rounds")
+    density = fit_density(parts, SIZE).density
     deviation = np.concatenate([[0.0], np.cumsum(density)]) - cumulative
     half = SIZE // 2
     return float(np.mean((deviation[half:] - deviation[: half + 1]) ** 2))

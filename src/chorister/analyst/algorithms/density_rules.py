@@ -1,31 +1,31 @@
 """Which intervals to ask about next, by what was seen so far. Pure functions over arrays.
 
 The noise of a cell does not depend on its width, and a range of many cells adds up their noise: the
-weaker the signal, and the flatter the density, the fewer cells. `noise` below is the standard error
-of a light cell as a share of the devices, if all of them answered at once: what a plan states
-before the first question.
+weaker the signal, and the smoother the density, the fewer cells. `noise` below is the standard
+error of a light cell as a share of the devices that are asked.
 
 No number of equal cells suits all data: 5 are best for a flat density and ten times worse than 33
-for one in a corner of the range. So a pilot always comes first where it can see anything at all,
-and its fit decides how many cells follow and where.
+for one in a corner of the range. So a pilot comes first where it can see anything at all. Its fit
+weighs smooth models against rough ones, and says what error to expect of each question that could
+follow: the one with the least is asked.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chorister.analyst.algorithms.density import Floats
+from chorister.analyst.algorithms.density import Cells, Floats, expected_errors, fit_density
 from chorister.errors import InvalidInput
 
 __all__ = [
     "DensityRules",
     "asked_once",
-    "effective_width",
     "equal_edges",
     "regime",
     "staggered_edges",
@@ -33,18 +33,18 @@ __all__ = [
 
 Integers: TypeAlias = NDArray[np.int64]
 
-_MOST_CELLS: Final = 49
-_MOST_MORE: Final = 3.0  # times as many cells as suit a flat density
-_FLAT: Final = 0.93  # a density as wide as this has nothing to adapt to
+_MOST_CELLS: Final = 64
+_MORE_CELLS: Final = (1.0, 1.4, 1.8, 2.6, 3.8, 5.4, 7.8, 11.0)  # times the fewest: what is weighed
+_FEWEST_CELLS: Final = 5
 _BLIND_PILOT: Final = 0.3  # a cell's noise at which a pilot does not even see a spike
 
 
 @dataclass(frozen=True, kw_only=True)
 class DensityRules:
-    """A whole plan: shares of the rounds and how many cells each has if the density is flat.
+    """A whole plan: shares of the rounds and how many cells each has, later ones at least.
 
-    The first round has equal cells. Later ones have more of them the more concentrated the fitted
-    density is, between its quantiles; each of several is shifted by a part of a cell.
+    The first round has equal cells. Later ones have as many as promise the least error, equal ones
+    or between quantiles of the fit; each of several is shifted by a part of a cell.
     """
 
     shares: tuple[float, ...]
@@ -65,36 +65,37 @@ class DensityRules:
         return f"Everyone is asked once, about {self.cells[0]} equal cells:"
 
     def edges(
-        self, number: int, density: Floats | None, size: int, most: int | None = None
+        self, number: int, parts: Sequence[Cells], size: int, *, noise: float, most: int = 0
     ) -> Integers:
-        """The edges of round `number` (from 1), given the density fitted to the rounds before.
+        """The edges of round `number` (from 1), given the rounds before and the noise of this one.
 
-        `most` is how many cells a question may have.
+        `most` is how many cells a question may have, if there is a limit.
         """
-        count = self.cells[number - 1]
-        limit = size if most is None else most
-        if density is None or number == 1:
-            return equal_edges(min(count, limit), size)
-        spread = effective_width(density)
-        # One round that follows has to be right at once; several correct each other, and gain more
-        # from cells between the places that the fit is sure of.
-        bold = len(self.shares) == 2
-        more = min(1.0 / (spread if bold else math.sqrt(spread)), _MOST_MORE)
-        count = _odd(min(count * more, _MOST_CELLS))
+        fewest, limit = self.cells[number - 1], most or size
+        if not parts or number == 1:
+            return equal_edges(min(fewest, limit), size)
         shift = (number - 2) / (len(self.shares) - 1)
-        if spread > _FLAT and shift == 0.0:
-            return equal_edges(min(count, limit), size)
-        count = min(count, limit - (shift > 0.0))
-        if bold:
-            return staggered_edges(density, count, shift, power=1.0, everywhere=0.3)
-        return staggered_edges(density, count, shift)
+        density = fit_density(parts, size).density
+        limit = min(limit, max(fewest, _MOST_CELLS), size)
+        counts = sorted({min(_odd(fewest * more), limit) for more in _MORE_CELLS})
+        # One round that follows has to be right at once, where several correct each other.
+        power, everywhere = (1.0, 0.3) if len(self.shares) == 2 else (0.5, 0.2)
+        questions = [equal_edges(count, size) for count in counts]
+        for count in counts:
+            inner = max(1, count - (shift > 0.0))  # shifted cells are one more
+            edges = staggered_edges(density, inner, shift, power=power, everywhere=everywhere)
+            questions.append(edges)
+        # Rounds that are still to come will measure the same once more.
+        still = sum(self.shares[number - 1 :])
+        combined = noise * math.sqrt(self.shares[number - 1] / still)
+        return questions[int(np.argmin(expected_errors(parts, questions, combined, size)))]
 
 
 def asked_once(noise: float) -> DensityRules:
     """One question to everyone: a compromise between flat densities and skewed ones."""
     if not noise > 0.0:
         raise InvalidInput(f"noise is above 0, not {noise}")
-    return DensityRules(shares=(1.0,), cells=(_odd(_flat_cells(noise) * 1.5),))
+    return DensityRules(shares=(1.0,), cells=(_odd(min(max(0.5 / math.sqrt(noise), 7.0), 33.0)),))
 
 
 def regime(noise: float, *, splitting_costs: bool, answers: int = 3) -> DensityRules:
@@ -115,19 +116,7 @@ def regime(noise: float, *, splitting_costs: bool, answers: int = 3) -> DensityR
     if pilot > _BLIND_PILOT:
         return alone
     first = round(min(max(0.5 / math.sqrt(pilot), 6.0), 16.0))
-    count = _odd(_flat_cells(noise))
-    return DensityRules(shares=shares, cells=(first,) + (count,) * (len(shares) - 1))
-
-
-def _flat_cells(noise: float) -> float:
-    """How many cells suit a flat density."""
-    return min(max(0.3 / math.sqrt(noise), 5.0), _MOST_CELLS / 1.5)
-
-
-def effective_width(density: Floats) -> float:
-    """The part of the range that a density fills: 1 if it is flat, near 0 for a spike."""
-    root = np.sqrt(np.maximum(density, 0.0))
-    return max(float(root.sum()) ** 2 / (len(density) * max(float(np.sum(root**2)), 1e-300)), 1e-3)
+    return DensityRules(shares=shares, cells=(first,) + (_FEWEST_CELLS,) * (len(shares) - 1))
 
 
 def equal_edges(count: int, size: int) -> Integers:

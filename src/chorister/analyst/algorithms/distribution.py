@@ -275,8 +275,9 @@ def distribution(
         results: list[Result] = []
         known: Distribution | None = None
         for number, planned in enumerate(plan.rounds, start=1):
-            density = None if known is None else known.fit.density
-            places = used.edges(number, density, _STEPS, most_cells)
+            parts = [] if known is None else known._rounds[0]
+            noise = planned.std_error / planned.expected_reports
+            places = used.edges(number, parts, _STEPS, noise=noise, most=most_cells)
             edges = _edges(first, last, places, whole=whole)
             question = study.histogram(
                 intervals(column, edges), query=query, reads=fields, selection=selection,
