@@ -66,6 +66,7 @@ LOCAL = (0.4, 0.8, 1.6)
 AGGREGATE = (0.02, 0.05, 0.1)
 CHOSEN = (
     "adult", "gaussian", "delays", "prices", "uniform", "normal", "narrow", "bimodal", "lognormal",
+    "spikes", "steps", "arcsine", "triangular", "hours",
 )  # fmt: skip
 LIMITS = {"k3": 1.1, "k1": 1.3}
 # Shapes whose devices are mostly outside the range say nothing new about what is inside.

@@ -37,6 +37,7 @@ _MOST_CELLS: Final = 64
 _MORE_CELLS: Final = (1.0, 1.4, 1.8, 2.6, 3.8, 5.4, 7.8, 11.0)  # times the fewest: what is weighed
 _FEWEST_CELLS: Final = 5
 _NEXT_TO_NOTHING: Final = 1.3  # times the least expected squared error
+_WEAK_SIGNAL: Final = 0.003  # noise at which intervals are wide whatever is asked
 _BLIND_PILOT: Final = 0.3  # a cell's noise at which a pilot does not even see a spike
 
 
@@ -90,7 +91,7 @@ class DensityRules:
         still = sum(self.shares[number - 1 :])
         combined = noise * math.sqrt(self.shares[number - 1] / still)
         errors = expected_errors(parts, questions, combined, size)
-        if len(self.shares) == 2:
+        if len(self.shares) == 2 or noise > _WEAK_SIGNAL:
             return questions[int(np.argmin(errors))]
         # More cells that cost next to nothing make intervals of quantiles narrower.
         good = np.flatnonzero(errors <= _NEXT_TO_NOTHING * errors.min())
