@@ -60,7 +60,7 @@ from chorister.errors import InvalidInput
 
 SIZE, QUERIES = 1024, 1000
 GAUSSIAN, MADE_UP = 1_000_000, 100_000  # devices
-FIRST_SEED = 1_000  # rules were chosen on seeds below
+FIRST_SEED = 1_000  # to choose rules on seeds below; the last revision also saw 1,000 to 1,009
 CELLS = (4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 24, 25, 32, 33, 48, 64)
 LOCAL = (0.4, 0.8, 1.6)
 AGGREGATE = (0.02, 0.05, 0.1)
