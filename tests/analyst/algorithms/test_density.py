@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 
 from chorister.analyst.algorithms import density as module
-from chorister.analyst.algorithms.density import Cells, Floats, fit_density
+from chorister.analyst.algorithms.density import Cells, Floats, expected_errors, fit_density
 from chorister.analyst.algorithms.density_rules import (
     DensityRules,
     equal_edges,
@@ -35,14 +35,25 @@ def measured(
     return Cells.between(edges, values, np.full(count, noise**2))
 
 
-def test_the_filter_is_the_kernels_matrix() -> None:
-    rng = np.random.default_rng(1)
-    values = rng.normal(size=(SIZE, 3))
+def test_the_posterior_is_that_of_a_dense_solve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One model, all steps at once: the mean of a Gaussian given sums of it."""
+    length, amplitude, roughness = 0.3, 0.5, 0.01
+    monkeypatch.setattr(module, "_LENGTHS", (length,))
+    monkeypatch.setattr(module, "_MODELS", [(0, amplitude, roughness)])
+    module._kernels.cache_clear()
+    base = bell()
+    cells = measured(base[::-1], 8, 0.003, np.random.default_rng(1))
+    found = module._posterior_mean(base, cells.low, cells.high, cells.values, cells.variances)
+    module._kernels.cache_clear()
     places = (np.arange(SIZE) + 0.5) / SIZE
-    for length in (0.02, 0.3):
-        scaled = np.sqrt(3.0) * np.abs(places[:, None] - places[None, :]) / length
-        matrix = (1.0 + scaled) * np.exp(-scaled)
-        np.testing.assert_allclose(module._smoothed(values, length), matrix @ values, atol=1e-9)
+    scaled = np.sqrt(3.0) * np.abs(places[:, None] - places[None, :]) / length
+    process = amplitude * (1.0 + scaled) * np.exp(-scaled) + roughness * SIZE * np.eye(SIZE)
+    prior = base[:, None] * process * base[None, :]
+    sums = ((np.arange(SIZE) >= cells.low[:, None]) & (np.arange(SIZE) < cells.high[:, None])) * 1.0
+    gain = prior @ sums.T @ np.linalg.inv(sums @ prior @ sums.T + np.diag(cells.variances))
+    wanted = base + gain @ (cells.values - sums @ base)
+    # Between nodes the process is interpolated: close, not equal.
+    np.testing.assert_allclose(np.cumsum(found), np.cumsum(wanted), atol=2e-4)
 
 
 def test_a_smooth_density_is_found_between_the_edges() -> None:
@@ -67,18 +78,26 @@ def test_staggered_rounds_add_up() -> None:
 
 def test_rules_follow_the_signal() -> None:
     weak, strong = regime(0.02, splitting_costs=False), regime(1e-4, splitting_costs=False)
-    assert max(weak.cells) < max(strong.cells)
-    # Where rounds would not pay for themselves, everybody is asked once.
-    assert regime(0.02, splitting_costs=True).cells == (5,)
-    assert regime(0.002, splitting_costs=True).shares == (1.0,)
-    assert regime(1e-4, splitting_costs=True).cells == (25,)
-    for rules in (weak, strong):
+    assert weak.cells[0] < strong.cells[0]
+    # Where a pilot could not see anything, everybody is asked once.
+    assert regime(0.2, splitting_costs=False).shares == (1.0,)
+    assert regime(0.06, splitting_costs=True).shares == (1.0,)
+    assert "asked once" in regime(0.06, splitting_costs=True).note
+    # Where cohorts cost, the pilot is small and one round follows; a device may answer two rounds.
+    assert regime(0.002, splitting_costs=True).shares == (0.15, 0.85)
+    assert len(regime(0.002, splitting_costs=False, answers=2).shares) == 2
+    assert "Rounds pay" in weak.note
+    asked = []
+    for rules, noise in ((weak, 0.02), (strong, 1e-4)):
         assert sum(rules.shares) == pytest.approx(1.0)
+        seen = [measured(bell(), 8, noise, np.random.default_rng(1))]
         for number in range(1, len(rules.shares) + 1):
-            edges = rules.edges(number, None if number == 1 else bell(), SIZE)
+            edges = rules.edges(number, seen, SIZE, noise=noise)
             assert edges[0] == 0
             assert edges[-1] == SIZE
             assert np.all(np.diff(edges) > 0)
+            asked.append(len(edges))
+    assert max(asked[: len(weak.shares)]) < max(asked[len(weak.shares) :])
 
 
 def test_edges_go_where_the_mass_is() -> None:
@@ -86,6 +105,56 @@ def test_edges_go_where_the_mass_is() -> None:
     truth[100:120] = 0.05
     quantiles = staggered_edges(truth, 10, 0.5)
     assert np.count_nonzero((quantiles >= 99) & (quantiles <= 121)) >= 7
+
+
+def test_the_pilot_decides_how_many_cells_follow() -> None:
+    rules = regime(0.005, splitting_costs=True)
+    flat, peak = np.full(SIZE, 1.0 / SIZE), np.full(SIZE, 0.1 / SIZE)
+    peak[[20, 90, 91, 200]] += 0.225
+    rng = np.random.default_rng(4)
+    smooth, rough = ([measured(each, 6, 0.01, rng)] for each in (flat, peak))
+    few = rules.edges(2, smooth, SIZE, noise=0.005)
+    assert len(rules.edges(2, rough, SIZE, noise=0.005)) > 2 * len(few)
+    for most in (2, 3, 5, 9):
+        for three in (rules, regime(0.005, splitting_costs=False)):
+            for number in range(1, len(three.shares) + 1):
+                edges = three.edges(number, rough, SIZE, noise=0.005, most=most)
+                assert len(edges) - 1 <= most
+
+
+def test_the_expected_error_is_what_a_fit_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Densities drawn from the prior itself: the mean error is the one that was expected."""
+    monkeypatch.setattr(module, "_MODELS", [(4, 0.1, 0.0)])
+    base, noise, rng = np.full(SIZE, 1.0 / SIZE), 0.01, np.random.default_rng(5)
+    monkeypatch.setattr(module, "norm_sub", lambda values, _: values * 0.0 + base)
+    pilot, edges = equal_edges(4, SIZE), equal_edges(8, SIZE)
+    prior = module._Prior(base)
+    steps = prior.covariances(np.arange(SIZE), np.arange(1, SIZE + 1))[0]
+    # Given that shares add up to 1.
+    steps -= np.outer(steps.sum(axis=1), steps.sum(axis=0)) / steps.sum()
+    drawn = rng.multivariate_normal(base, steps, 400, method="eigh")
+    wrong = []
+    for truth in drawn:
+        sums = np.concatenate([[0.0], np.cumsum(truth)])
+        parts = [
+            Cells.between(
+                each, np.diff(sums[each]) + rng.normal(0.0, noise, len(each) - 1),
+                np.full(len(each) - 1, noise**2),
+            )
+            for each in (pilot, edges)
+        ]  # fmt: skip
+        low, high, values, variances = (
+            np.concatenate([getattr(part, name) for part in parts] + [last])
+            for name, last in (
+                ("low", [0]), ("high", [SIZE]), ("values", [1.0]), ("variances", [1e-10]),
+            )
+        )  # fmt: skip
+        found = module._posterior_mean(base, low, high, values, variances)
+        off = np.concatenate([[0.0], np.cumsum(found - truth)])
+        wrong.append(np.mean((off[SIZE // 2 :] - off[: SIZE // 2 + 1]) ** 2))
+    (expected,) = expected_errors(parts[:1], [edges], noise, SIZE)
+    # The mean of 400 errors, each about as large as its mean: six standard errors.
+    assert np.mean(wrong) == pytest.approx(expected, rel=0.3)
 
 
 def test_bad_input_is_refused() -> None:

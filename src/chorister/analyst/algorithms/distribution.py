@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import html as escaping
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -16,14 +16,14 @@ from chorister.analyst import tables
 from chorister.analyst.algorithms import density_pictures
 from chorister.analyst.algorithms.density import Cells, DensityFit, Floats, fit_density
 from chorister.analyst.algorithms.density_bands import Band, distribution_band
-from chorister.analyst.algorithms.density_rules import DensityRules, regime
+from chorister.analyst.algorithms.density_rules import DensityRules, asked_once, regime
 from chorister.analyst.algorithms.run import AlgorithmResult, AlgorithmRun, Step, devices_of, scaled
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.request import Real, as_exact, intervals, reads_of, simple_query
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.encoding import Intervals, Selection
-from chorister.errors import InvalidInput
+from chorister.errors import CohortTooSmall, InvalidInput
 from chorister.policy import Crowd
 from chorister.privacy import Mechanism
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Distribution", "distribution"]
 
 _STEPS: Final = 1024
+_LEAST_LEFT: Final = 0.8  # of the last cohort; with less, the first one costs more than it says
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -241,9 +242,10 @@ def distribution(
     """Learn how `column` is distributed between `low` and `high`, and its quantiles.
 
     Nothing is asked until the run is iterated or its `result` is taken; `run.plan` says before what
-    every round costs. How many cells and rounds there are follows from the noise of that plan, and
-    where their edges lie from the rounds before; of a field that the policy calls an integer they
-    are whole numbers, so that no cell holds more of them than its width says.
+    every round costs, and whether rounds pay for this policy and fleet. Where they do not, everyone
+    is asked once. How many rounds there are follows from the noise of that plan, and how many cells
+    there are and where their edges lie from the rounds before; the edges of a field that the policy
+    calls an integer are whole numbers, so that no cell holds more of them than its width says.
     """
     first, last = as_exact(low), as_exact(high)
     if not first < last:
@@ -260,24 +262,23 @@ def distribution(
             cohorts=cohorts, devices=devices,
         )  # fmt: skip
 
-    chosen = rules
-    if chosen is None:
-        noise, costs = _noise_of(plan_for((1.0,))), False
-        halves = plan_for((0.5, 0.5))
-        if halves.cohorts == "disjoint":  # half the devices: sqrt(2) if local epsilon binds, or 2
-            costs = _noise_of(halves) > 1.7 * noise
-        chosen = regime(noise, splitting_costs=costs)
-    used, plan = chosen, plan_for(chosen.shares)
+    if rules is not None:
+        used, plan = rules, plan_for(rules.shares)
+    else:
+        answers = next(
+            (n for n in (3, 2) if study.cohorts(n, reads=fields, wanted=cohorts) == "everyone"), 1
+        )
+        used, plan = _best_plan(plan_for, answers)
     most_cells = study.terms.max_bins - 1
 
     def steps() -> Generator[Step, None, Distribution]:
         results: list[Result] = []
         known: Distribution | None = None
         for number, planned in enumerate(plan.rounds, start=1):
-            density = None if known is None else known.fit.density
-            edges = _edges(first, last, used.edges(number, density, _STEPS), whole=whole)
-            if len(edges) - 1 > most_cells:
-                raise InvalidInput(f"this analysis allows {most_cells} cells: give other rules")
+            parts = [] if known is None else known._rounds[0]
+            noise = planned.std_error / planned.expected_reports
+            places = used.edges(number, parts, _STEPS, noise=noise, most=most_cells)
+            edges = _edges(first, last, places, whole=whole)
             question = study.histogram(
                 intervals(column, edges), query=query, reads=fields, selection=selection,
                 **planned.settings,
@@ -290,6 +291,34 @@ def distribution(
         return known
 
     return AlgorithmRun(plan, steps)
+
+
+def _best_plan(
+    plan_for: Callable[[Sequence[float]], RoundsPlan], answers: int
+) -> tuple[DensityRules, RoundsPlan]:
+    """Plan rounds where they pay against one question to everyone, and that question elsewhere.
+
+    `answers` is how many rounds one device may answer, three at most.
+    """
+    once = plan_for((1.0,))
+    noise, costs = _noise_of(once), False
+    alone = asked_once(noise)
+    try:
+        if answers == 1:  # half the devices: sqrt(2) if the local epsilon binds, or 2
+            costs = _noise_of(plan_for((0.5, 0.5))) > 1.7 * noise
+        rules = regime(noise, splitting_costs=costs, answers=answers)
+        plan = plan_for(rules.shares)
+    except CohortTooSmall:
+        why = "cohorts would be smaller than the policy allows."
+        return alone, replace(once, note=f"{alone.note} {why}")
+    if len(rules.shares) == 1:
+        why = "a first round would drown in its own noise."
+        return rules, replace(plan, note=f"{rules.note} {why}")
+    left = plan.rounds[-1].expected_reports / once.rounds[0].expected_reports
+    if costs and left < _LEAST_LEFT * rules.shares[-1]:
+        why = "the smallest cohort that the policy allows would leave too few devices for the rest."
+        return alone, replace(once, note=f"{alone.note} {why}")
+    return rules, replace(plan, note=rules.note)
 
 
 def _noise_of(plan: RoundsPlan) -> float:
