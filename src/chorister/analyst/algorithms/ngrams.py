@@ -231,7 +231,7 @@ def discover_ngrams(
     if drawn is not None and "random" not in study.terms.functions:
         raise InvalidInput("drawn needs the function `random`, which this analysis does not permit")
     words = _Words.of(vocabulary, max_n)
-    ref = field or _only_text(study)
+    ref = field or only_text(study)
     stream, _, name = ref.partition(".")
     reads = {stream: (name,)}
     most = min(most_candidates or MAX_LENGTH, study.terms.max_bins - 1, MAX_LENGTH - 1)
@@ -312,7 +312,7 @@ def _learned(result: Result, asked: Ranked) -> Ranked:
     return largest(Ranked(asked.codes, means / result.n_reports), MAX_EXTENDED)
 
 
-def _only_text(study: Study) -> str:
+def only_text(study: Study) -> str:
     """Return the only text field in a stream that the analysis may read."""
     policy = study.fleet.policy
     texts = [
