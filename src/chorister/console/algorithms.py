@@ -14,6 +14,7 @@ from chorister.analyst.algorithms.distribution import distribution
 from chorister.analyst.algorithms.heatmap import heatmap
 from chorister.analyst.algorithms.ngrams import discover_ngrams
 from chorister.analyst.algorithms.run import AlgorithmRun
+from chorister.analyst.algorithms.words import discover_words
 from chorister.analyst.study import Study
 from chorister.canonical import first_error
 from chorister.console.forms import lines, number, numbers, whole
@@ -112,6 +113,16 @@ def _ngrams(study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
     )
 
 
+def _words(study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
+    return discover_words(
+        study,
+        field=values.get("field") or None,
+        rounds=whole(values.get("rounds", ""), "the number of rounds"),
+        deny=lines(values.get("deny", "")),
+        **_shared(values),
+    )
+
+
 def _heatmap(study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
     box = numbers(values.get("box", ""), "the box")
     if len(box) != 4:
@@ -174,6 +185,30 @@ ALGORITHMS: Final[dict[str, Algorithm]] = {
                 _COHORTS,
             ),
             start=_ngrams,
+        ),
+        Algorithm(
+            name="words",
+            title="Discover words",
+            what="Finds words that many devices hold although they are on no list, by their "
+            "beginnings.",
+            inputs=(
+                Input(
+                    name="field", label="text", kind="field", types=("text",), required=True,
+                    hint="the field with the text",
+                ),
+                Input(
+                    name="deny", label="known words", kind="lines",
+                    hint="words that devices skip, one per line",
+                ),
+                Input(
+                    name="rounds", label="rounds", kind="number",
+                    hint="1 to 6; empty: 3 or 4, as the budgets allow",
+                ),
+                _EPSILON,
+                _DELTA,
+                _COHORTS,
+            ),
+            start=_words,
         ),
         Algorithm(
             name="heatmap",

@@ -9,8 +9,8 @@ characters, weighted by how many words have them. So known words are ranked by f
 ones by how they are spelled.
 
 The shipped model is trained on `character_words.txt.gz`: words of 36 languages with counts, from the
-sentences of Mozilla Common Voice (CC0 1.0; its first lines name the source). Half of the weight is
-English. Train your own with `CharacterModel.train` for other languages, codes or jargon.
+sentences of Mozilla Common Voice (CC0 1.0; its first lines name the source). Train your own with
+`CharacterModel.train` for other languages, codes or jargon.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ Chances: TypeAlias = dict[str, float]
 _ORDER: Final = 4  # the longest context besides the whole beginning
 _DISCOUNT: Final = 0.7  # of each character seen in a context, given to shorter contexts
 _EXTRA: Final = 0.5  # given to shorter contexts by every context
-_MOST: Final = 96  # characters that a context keeps
+_MOST: Final = 64  # characters that a context keeps
 _FLAT: Final = 0.35  # what unfamiliar words owe to no context at all
 _UNSEEN: Final = 0.8  # the same after a character that no word of the model has
 _SCRIPT: Final = 48  # characters of a script that may follow in an unfamiliar word
 _DIGITS: Final = "0123456789"
+_OTHERS: Final = 0.05  # the weight of all languages that were not asked for
 _COMMON: Final = _DIGITS + "'" + END  # characters of no script
 
 
@@ -87,9 +88,12 @@ class CharacterModel:
         return cls(counts)
 
     @staticmethod
-    def shipped() -> CharacterModel:
-        """Return the model that comes with the package."""
-        return _shipped()
+    def shipped(*languages: str) -> CharacterModel:
+        """Return the model that comes with the package, for some languages (default: "en").
+
+        A twentieth of its weight is on all the others, so that their words can be found too.
+        """
+        return _shipped(languages or ("en",))
 
     def without(self, words: Iterable[str]) -> CharacterModel:
         """Return a model that does not expect these words, but still knows how they are spelled."""
@@ -113,7 +117,7 @@ class CharacterModel:
         return found
 
     def following(self, begin: str) -> Chances:
-        """Return which characters follow the beginning of a word, `END` for none."""
+        """Return which characters follow the beginning of a word, `END` if none does."""
         return _mix(self._begins.get(begin), self._by_end(begin[-_ORDER:]))
 
     def _by_end(self, end: str) -> Chances:
@@ -182,10 +186,31 @@ def _alphabets(counts: Chances) -> dict[str, tuple[str, ...]]:
     return digits | {script: _usual(letters) for script, letters in found.items()}
 
 
-@lru_cache(maxsize=1)
-def _shipped() -> CharacterModel:
-    """Read lines of a word and its count; those that begin with # are about the file."""
+@lru_cache(maxsize=4)
+def _shipped(languages: tuple[str, ...]) -> CharacterModel:
+    lists = _word_lists()
+    unknown = [language for language in languages if language not in lists]
+    if unknown or not languages:
+        raise InvalidInput(f"there are words of these languages: {', '.join(lists)}")
+    tokens = sum(lists["en"].values())
+    others = [language for language in lists if language not in languages]
+    mixed: dict[str, float] = {}
+    for names, weight in ((languages, 1.0 - _OTHERS), (others, _OTHERS)):
+        for words in (lists[name] for name in names):
+            scale = weight * tokens / sum(words.values()) / len(names)
+            for word, count in words.items():
+                mixed[word] = mixed.get(word, 0.0) + scale * count
+    return CharacterModel(mixed)
+
+
+def _word_lists() -> dict[str, dict[str, float]]:
+    """Read lines of a word and its count, after a line with the language; # begins a comment."""
     packed = files(__package__).joinpath("character_words.txt.gz").read_bytes()
-    lines = gzip.decompress(packed).decode().splitlines()
-    rows = (line.split(" ") for line in lines if not line.startswith("#"))
-    return CharacterModel({word: float(count) for word, count in rows})
+    lists: dict[str, dict[str, float]] = {}
+    for line in gzip.decompress(packed).decode().splitlines():
+        word, _, count = line.partition(" ")
+        if not count:
+            lists[word] = words = {}
+        elif word != "#":
+            words[word] = float(count)
+    return lists

@@ -27,7 +27,7 @@ MAX_CHARACTERS: Final = 40
 """The longest word that can be found, in characters."""
 LEAST_UNFAMILIAR: Final = 0.15
 """The smallest share of words, after any beginning, that are taken to be unlike the model's."""
-_FLOOR: Final = 0.002  # what is expected less than this, in parts of 1 / most, is not considered
+_FLOOR: Final = 0.02  # what is expected less than this, in parts of 1 / most, is not considered
 _LENGTHS: Final = {1: (), 2: (4,), 3: (3, 5), 4: (2, 4, 6), 5: (2, 3, 5, 7), 6: (2, 3, 4, 6, 8)}
 _SHARES: Final = {
     1: (1.0,), 2: (0.25, 0.75), 3: (0.15, 0.3, 0.55), 4: (0.06, 0.16, 0.26, 0.52),
@@ -98,7 +98,7 @@ def likely(
         else:
             heapq.heappop(heap)
         if text.endswith(END) or len(text) >= length:
-            if text not in skip:
+            if text not in skip and text != END:
                 found.append((text, share))
             continue
         extended = _children(model, text, familiar, open_, floor)

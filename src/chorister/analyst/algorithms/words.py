@@ -202,8 +202,8 @@ def discover_words(
     Nothing is asked until you iterate over the run or take its `result`; `run.plan` states the cost
     of every round beforehand. `field` is the text, as "stream.field"; its words are found, or with
     `values` its whole values, as they are written. A device reports one of its distinct words that
-    are candidates. `model` ranks the candidates (default: the shipped model, half English and half
-    other languages); train one on public text like that on the devices to find more. Words of
+    are candidates. `model` ranks the candidates (default: the shipped model for English); name the
+    language, or train one on public text like that on the devices, to find more. Words of
     `deny`, for example those you know already, are skipped by devices and never reported.
     """
     ref = field or only_text(study)
@@ -217,7 +217,6 @@ def discover_words(
         raise InvalidInput("a round needs at least two candidates")
     known = tuple(dict.fromkeys(text for text in canonical_texts(list(deny)) if text))
     denied = (DenyList(column=_WORD, phrases=known),) if known else ()
-    ranking = model or CharacterModel.shipped()
     chosen = study.cohorts(chosen_rounds, reads=reads, wanted=cohorts)
     plan = study.plan_rounds(
         round_shares(chosen_rounds), reads=reads, epsilon=epsilon, delta=delta,
@@ -235,9 +234,8 @@ def discover_words(
         )
 
     def steps() -> Generator[Step, None, Words]:
-        learned = Learned(
-            ranking.without(known), chosen_rounds, frozenset(word + END for word in known)
-        )
+        ranking = (model or CharacterModel.shipped()).without(known)
+        learned = Learned(ranking, chosen_rounds, frozenset(word + END for word in known))
         results: list[Result] = []
         for number, length in enumerate(cuts):
             asked = learned.ask(length, most)
