@@ -2,8 +2,8 @@
 
 Devices are drawn with repetition from a file of messages (device,text). Nobody knows their words;
 the shipped character model was trained on other texts. Metrics: which part of the 100 and of the
-1,000 words that most devices hold is reported (`found_top_100`, `recall_top_1000`), with at most one
-false word expected in a run (`false`).
+1,000 words that most devices hold is reported (`found_top_100`, `recall_top_1000`), with at most
+one false word expected in a run (`false`).
 
 `k1`: one report a device, the rounds go to disjoint cohorts; `k3`: everybody answers three rounds.
 Both cost any one device the same epsilon at delta 1e-6, by exact accounting. `static`: one question
@@ -135,8 +135,8 @@ def discovered(
                 word for word in truth.top
                 if (word + END)[:length] not in inside and word + END not in learned.found
             ]  # fmt: skip
-            print(f"  {length} characters: {len(candidates)} asked, {len(learned.found)} found,",
-                  f"{len(gone)} of the top 1,000 not among them: {' '.join(gone[:30])}")  # fmt: skip
+            print(f"  {length} characters: {len(asked)} asked, {len(learned.found)} found,", end="")
+            print(f" {len(gone)} of the top 1,000 not asked about: {' '.join(gone[:30])}")
     return truth.score({text.removesuffix(END) for text in learned.found})
 
 

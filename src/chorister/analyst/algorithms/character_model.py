@@ -5,12 +5,12 @@ costs recall, never privacy or validity.
 
 The probability of the next character mixes contexts from the longest to the shortest. The longest
 is the whole beginning of the word, weighted by how frequent words are; the others are its last few
-characters, weighted by how many words have them. So known words are ranked by frequency, and unknown
-ones by how they are spelled.
+characters, weighted by how many words have them. So known words are ranked by frequency, and
+unknown ones by how they are spelled.
 
-The shipped model is trained on `character_words.txt.gz`: words of 36 languages with counts, from the
-sentences of Mozilla Common Voice (CC0 1.0; its first lines name the source). Train your own with
-`CharacterModel.train` for other languages, codes or jargon.
+The shipped model is trained on `character_words.txt.gz`: words of 36 languages with counts, from
+the sentences of Mozilla Common Voice (CC0 1.0; its first lines name the source). Train your own
+with `CharacterModel.train` for other languages, codes or jargon.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ _EXTRA: Final = 0.5  # given to shorter contexts by every context
 _MOST: Final = 64  # characters that a context keeps
 _FLAT: Final = 0.35  # what unfamiliar words owe to no context at all
 _UNSEEN: Final = 0.8  # the same after a character that no word of the model has
-_SCRIPT: Final = 48  # characters of a script that may follow in an unfamiliar word
+_SCRIPT: Final = 30  # characters of a script that may follow in an unfamiliar word
 _DIGITS: Final = "0123456789"
+_PRINTABLE: Final = "".join(map(chr, range(32, 127)))  # of ASCII: what codes and names consist of
 _OTHERS: Final = 0.05  # the weight of all languages that were not asked for
 _COMMON: Final = _DIGITS + "'" + END  # characters of no script
 
@@ -112,7 +113,8 @@ class CharacterModel:
         seen = self._ends[""]
         total = sum(seen.values())
         found = {character: 0.98 * count / total for character, count in seen.items()}
-        for character in (usual := _usual(found)):
+        usual = dict.fromkeys([*_usual(found), *_PRINTABLE])
+        for character in usual:
             found[character] = found.get(character, 0.0) + 0.02 / len(usual)
         return found
 
@@ -130,7 +132,7 @@ class CharacterModel:
         return found
 
     def following_unfamiliar(self, begin: str) -> Chances:
-        """The same for a word that is unlike those of the model: flat, in the script it began in."""
+        """The same for a word unlike those of the model: flat, in the script it began in."""
         last = begin[-1:]
         found = self._unfamiliar.get(last)
         if found is None:

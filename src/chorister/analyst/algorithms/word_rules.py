@@ -25,7 +25,7 @@ from chorister.errors import InvalidInput
 
 MAX_CHARACTERS: Final = 40
 """The longest word that can be found, in characters."""
-LEAST_UNFAMILIAR: Final = 0.15
+LEAST_UNFAMILIAR: Final = 0.25
 """The smallest share of words, after any beginning, that are taken to be unlike the model's."""
 _FLOOR: Final = 0.02  # what is expected less than this, in parts of 1 / most, is not considered
 _LENGTHS: Final = {1: (), 2: (4,), 3: (3, 5), 4: (2, 4, 6), 5: (2, 3, 5, 7), 6: (2, 3, 4, 6, 8)}
@@ -138,7 +138,7 @@ def reported(
     q: float,
     rounds: int,
 ) -> NDArray[np.bool_]:
-    """Return which candidates are words above the noise, with one false one expected in all rounds."""
+    """Return which candidates are words above the noise; all rounds expect one false one."""
     whole = whole_words(candidates)
     if not whole.any():
         return whole

@@ -7,7 +7,7 @@ from earlier rounds and from a public model of how words are spelled; see `word_
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -116,7 +116,7 @@ class Words(AlgorithmResult):
         return word_pictures.bars(self, top=top)
 
     def explain(self) -> str:
-        lines = []
+        lines: list[str] = []
         total = 0
         for result, length in zip(self.results, lengths(self.rounds), strict=False):
             names = candidates_of(result)
@@ -124,10 +124,10 @@ class Words(AlgorithmResult):
             total += found
             what = "whole words" if length > MAX_CHARACTERS else f"up to {length} characters"
             lines.append(
-                f"Round {len(lines) + 1} ({what}): {len(names):,} candidates, {found:,} words found, "
-                f"from {result.n_reports:,} devices at epsilon {result.epsilon}; an empty one reads "
-                f"0 ± {result.noise_sigma:,.1f} devices, and {self._elsewhere(result):.0%} of the "
-                "devices held no candidate."
+                f"Round {len(lines) + 1} ({what}): {len(names):,} candidates, {found:,} words "
+                f"found, from {result.n_reports:,} devices at epsilon {result.epsilon}; an empty "
+                f"one reads 0 ± {result.noise_sigma:,.1f} devices, and "
+                f"{self._elsewhere(result):.0%} of the devices held no candidate."
             )
         last = self.results[-1]
         lines.append(
@@ -137,9 +137,9 @@ class Words(AlgorithmResult):
             f"Intervals ({last.confidence:.0%}) hold for all candidates of a round at once."
         )
         lines.append(
-            "Not found: words whose beginnings fell below the noise or were never candidates, which "
-            "is likely for rare words spelled like no word of the character model; and words of "
-            f"more than {MAX_CHARACTERS} characters."
+            "Not found: words whose beginnings fell below the noise or were never candidates, "
+            "which is likely for rare words spelled like no word of the character model; and words "
+            f"of more than {MAX_CHARACTERS} characters."
         )
         return "\n".join(lines)
 
@@ -276,7 +276,7 @@ def word_query(stream: str, field: str, *, values: bool, functions: Iterable[str
     return f"SELECT DISTINCT {word} AS {_WORD}, {cut} AS {_COLUMN} FROM {source}"  # noqa: S608 (names)
 
 
-def _rounds_for(study: Study, reads: dict[str, tuple[str, ...]]) -> int:
+def _rounds_for(study: Study, reads: Mapping[str, tuple[str, ...]]) -> int:
     """Four rounds, or three if the policy lets everyone answer three but not four."""
     allowed = reports_allowed(study.fleet.policy, study.terms, refs_of(reads))
     return 3 if allowed == 3 else _ROUNDS
