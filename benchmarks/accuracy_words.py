@@ -36,7 +36,7 @@ EPSILONS = (0.5, 1.0)
 CROWDS = ("honest", "noised")
 BINS = 10_000
 FIRST_SEED = 1_000
-ROUNDS = {1: 4, 3: 3}  # by the number of reports
+ROUNDS = {1: 5, 3: 3}  # by the number of reports
 
 Score: TypeAlias = dict[str, float]
 

@@ -202,7 +202,7 @@ ALGORITHMS: Final[dict[str, Algorithm]] = {
                 ),
                 Input(
                     name="rounds", label="rounds", kind="number",
-                    hint="1 to 6; empty: 3 or 4, as the budgets allow",
+                    hint="1 to 6; empty: 3 to 5, as the budgets allow",
                 ),
                 _EPSILON,
                 _DELTA,

@@ -28,10 +28,12 @@ MAX_CHARACTERS: Final = 40
 LEAST_UNFAMILIAR: Final = 0.25
 """The smallest share of words, after any beginning, that are taken to be unlike the model's."""
 _FLOOR: Final = 0.02  # what is expected less than this, in parts of 1 / most, is not considered
-_LENGTHS: Final = {1: (), 2: (4,), 3: (3, 5), 4: (2, 4, 6), 5: (2, 3, 5, 7), 6: (2, 3, 4, 6, 8)}
+_LENGTHS: Final = {
+    1: (), 2: (4,), 3: (3, 5), 4: (3, 4, 6), 5: (3, 4, 5, 7), 6: (2, 3, 4, 5, 7),
+}  # fmt: skip
 _SHARES: Final = {
-    1: (1.0,), 2: (0.25, 0.75), 3: (0.15, 0.3, 0.55), 4: (0.06, 0.16, 0.26, 0.52),
-    5: (0.05, 0.08, 0.15, 0.22, 0.5), 6: (0.04, 0.06, 0.1, 0.15, 0.2, 0.45),
+    1: (1.0,), 2: (0.25, 0.75), 3: (0.2, 0.3, 0.5), 4: (0.12, 0.16, 0.22, 0.5),
+    5: (0.1, 0.13, 0.15, 0.17, 0.45), 6: (0.05, 0.08, 0.11, 0.14, 0.17, 0.45),
 }  # fmt: skip
 MAX_ROUNDS: Final = max(_LENGTHS)
 Asked: TypeAlias = list[tuple[str, float]]

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _COLUMN: Final = "beginning"
 _WORD: Final = "word"
-_ROUNDS: Final = 4
+_ROUNDS: Final = 5
 _NUMBERS: Final = ("estimate", "std_error", "ci_low", "ci_high", "share")
 
 
@@ -235,7 +235,8 @@ def discover_words(
 
     def steps() -> Generator[Step, None, Words]:
         ranking = (model or CharacterModel.shipped()).without(known)
-        learned = Learned(ranking, chosen_rounds, frozenset(word + END for word in known))
+        skip = frozenset(word + END for word in known)
+        learned = Learned(ranking, chosen_rounds, skip)
         results: list[Result] = []
         for number, length in enumerate(cuts):
             asked = learned.ask(length, most)
@@ -277,6 +278,6 @@ def word_query(stream: str, field: str, *, values: bool, functions: Iterable[str
 
 
 def _rounds_for(study: Study, reads: Mapping[str, tuple[str, ...]]) -> int:
-    """Four rounds, or three if the policy lets everyone answer three but not four."""
+    """As many rounds as everyone may answer, if these are 3 or more; otherwise five."""
     allowed = reports_allowed(study.fleet.policy, study.terms, refs_of(reads))
-    return 3 if allowed == 3 else _ROUNDS
+    return allowed if 3 <= allowed < _ROUNDS else _ROUNDS
