@@ -9,7 +9,7 @@ the best of smaller vocabularies, chosen with hindsight (`static`), and the same
 (`static_fit`). Interactive: words, pairs, 3-grams; see
 `chorister.analyst.algorithms.ngram_rules`. Both cost any one device the same epsilon at delta 1e-6,
 by exact accounting: `k1` one report a device (disjoint cohorts), `k3` three. `limit` is a domain
-of 10,000 bins; `lists` deals pairs and 3-grams as four lists under it, each to other devices.
+of 10,000 bins; `lists` deals the pairs as four lists under it, each to other devices.
 In the last round a device either reports any one of the candidates that it holds
 (`uniform`) or draws some of its n-grams and reports the least expected of them (`selection first`
 in the recipe's order); the keys without a word are of the former, `_first` of the latter.
@@ -43,6 +43,7 @@ from chorister.analyst.algorithms.ngram_rules import (
     dealt_shares,
     extend,
     largest,
+    lists_by_length,
     posterior_means,
     stratified_means,
     worth_asking,
@@ -174,8 +175,7 @@ def interactive(
 ) -> dict[str, Score]:
     """Three rounds; the last one in both ways, after the same first two.
 
-    With several `lists`, `plan` has as many rounds for pairs and for 3-grams, each for other
-    devices.
+    With several `lists`, `plan` has as many rounds for pairs, each for other devices.
     """
     if lists > 1:
         return {"uniform": dealt(corpus, truth, plan, limit or MOST, rng, lists)}
@@ -219,7 +219,7 @@ def dealt(
     rng: np.random.Generator,
     lists: int,
 ) -> Score:
-    """Pairs and 3-grams as several lists, each of at most `limit` bins, to different devices."""
+    """Pairs as several lists, each of at most `limit` bins, to different devices."""
     words = len(corpus.vocabulary)
     ends = np.cumsum([each.reports for each in plan])
     cohorts = np.split(truth.answering[: ends[-1]], ends[:-1])
@@ -227,14 +227,13 @@ def dealt(
     seen = plan[0].estimates(plan[0].draw(report(corpus.held[1], asked, cohorts[0], rng), rng))
     known = Ranked(asked, posterior_means(seen, plan[0].sigma) / plan[0].reports)
     found: list[Ints] = []
-    for n in (2, 3):
-        first = 1 + (n - 2) * lists
+    for n, number, first in ((2, lists, 1), (3, 1, 1 + lists)):
         least = {"least": LEAST_BEFORE_LAST} if n == 2 else {}
         candidates = worth_asking(
-            extend(known, words, n - 1, lists * (limit - 1)), reports=plan[first].reports,
-            sigma=plan[first].sigma, most=lists * (limit - 1), **least,
+            extend(known, words, n - 1, number * (limit - 1)), reports=plan[first].reports,
+            sigma=plan[first].sigma, most=number * (limit - 1), **least,
         ).rarest_first()  # fmt: skip
-        parts = [candidates.take(np.arange(i, len(candidates), lists)) for i in range(lists)]
+        parts = [candidates.take(np.arange(i, len(candidates), number)) for i in range(number)]
         shares = []
         for i, part in enumerate(parts):
             round_ = plan[first + i]
@@ -276,7 +275,7 @@ def one_seed(corpus: Corpus, seed: int) -> dict[str, Score]:
                     for way, score in both.items():
                         tail = " limit" if limit else ""
                         scores[f"{way} k{k} {crowd}{tail} {epsilon}"] = score
-            shares = dealt_shares(round_shares(3, "disjoint"), LISTS)
+            shares = dealt_shares(round_shares(3, "disjoint"), lists_by_length(3, LISTS))
             plan = rounds(epsilon, crowd, DEVICES, shares, 1)
             score = interactive(corpus, truth, plan, 1, LIMIT, rng, LISTS)["uniform"]
             scores[f"uniform k1 {crowd} limit lists {epsilon}"] = score
@@ -380,7 +379,7 @@ def show(table: Table, found: dict[str, float]) -> None:
                 for way in ("uniform", "first"):
                     tail = " limit" if limit else ""
                     line(f"  k={k}, {way}, {title}", f"{way} k{k} {crowd}{tail} {{eps}}")
-        line(f"  k=1, {LISTS} lists of {LIMIT:,} bins", f"uniform k1 {crowd} limit lists {{eps}}")
+        line(f"  k=1, {LISTS} lists of pairs", f"uniform k1 {crowd} limit lists {{eps}}")
     show_false(table)
     for epsilon in EPSILONS:
         for k in (1, 3):

@@ -46,7 +46,7 @@ MAX_EXTENDED: Final = 20_000
 MAX_LISTS: Final = 16
 """The largest number of lists into which the candidates of a round are dealt."""
 _USUAL_LISTS: Final = 4
-_ENOUGH_DEVICES: Final = 300_000  # for several lists: each asks only a part of the devices
+_ENOUGH_DEVICES: Final = 1_000_000  # for several lists: each asks only a part of the devices
 
 
 def number_of_lists(words: int, most: int, cohorts: Cohorts, devices: int | None) -> int:
@@ -59,9 +59,18 @@ def number_of_lists(words: int, most: int, cohorts: Cohorts, devices: int | None
     return _USUAL_LISTS if enough and words * words > _USUAL_LISTS * most else 1
 
 
-def dealt_shares(shares: Sequence[float], lists: int) -> tuple[float, ...]:
-    """Split the share of every round but the first evenly between its lists."""
-    return (shares[0], *(share / lists for share in shares[1:] for _ in range(lists)))
+def lists_by_length(depth: int, lists: int) -> tuple[int, ...]:
+    """As how many lists the n-grams of each length are asked: several, but for the first and last.
+
+    The last round must tell n-grams from noise, which takes all of its devices.
+    """
+    return tuple(lists if 1 < n < depth else 1 for n in range(1, depth + 1))
+
+
+def dealt_shares(shares: Sequence[float], counts: Sequence[int]) -> tuple[float, ...]:
+    """Split the share of every round evenly between its lists."""
+    parts = zip(shares, counts, strict=True)
+    return tuple(share / count for share, count in parts for _ in range(count))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -27,6 +27,7 @@ from chorister.analyst.algorithms.ngram_rules import (
     dealt_shares,
     extend,
     largest,
+    lists_by_length,
     number_of_lists,
     stratified_means,
     worth_asking,
@@ -80,11 +81,11 @@ class Ngrams(AlgorithmResult):
     cohorts: Cohorts
     drawn: int | None = None
     """How many n-grams a device drew in the last round, to report the least expected one."""
-    lists: int = 1
-    """As how many lists, for different devices, the candidates of two or more words are dealt."""
+    lists: tuple[int, ...] = ()
+    """As how many lists, for different devices, n-grams of each length were asked; (): as one."""
 
     def __post_init__(self) -> None:
-        if not self.results or self.lists < 1 or (len(self.results) - 1) % self.lists:
+        if not self.results or sum(self._counts) != len(self.results) or min(self._counts) < 1:
             raise InvalidInput("n-grams need at least one round, and all lists of each")
         for n, result in self._numbered():
             kind = PrefixTree if n == 1 else Categories
@@ -94,22 +95,23 @@ class Ngrams(AlgorithmResult):
                 raise InvalidInput("n-grams can't be discovered by group")
 
     @property
+    def _counts(self) -> tuple[int, ...]:
+        return self.lists or (1,) * len(self.results)
+
+    @property
     def depth(self) -> int:
         """The length of the longest n-grams asked about."""
-        return 1 + (len(self.results) - 1) // self.lists
+        return len(self._counts)
 
     def of_length(self, n: int) -> tuple[Result, ...]:
         """Return the results about n-grams of one length, one per list."""
-        if n == 1:
-            return self.results[:1]
-        return self.results[1 + (n - 2) * self.lists : 1 + (n - 1) * self.lists]
+        begin = sum(self._counts[: n - 1])
+        return self.results[begin : begin + self._counts[n - 1]]
 
     def _numbered(self) -> list[tuple[int, Result]]:
         """All results, each with the length of its n-grams."""
-        return [
-            (1 if i == 0 else 2 + (i - 1) // self.lists, result)
-            for i, result in enumerate(self.results)
-        ]
+        lengths = range(1, self.depth + 1)
+        return [(n, result) for n in lengths for result in self.of_length(n)]
 
     def _asked(self, n: int) -> int:
         """The number of candidates of one length, in all lists."""
@@ -141,7 +143,7 @@ class Ngrams(AlgorithmResult):
         joined["ngram"] = parts["ngram"]
         for name in ("estimate", "std_error", "ci_low", "ci_high", "share"):
             joined[name] = np.concatenate(parts[name])
-        if self.lists == 1:
+        if max(self._counts) == 1:
             return joined
         best = np.lexsort((-joined["share"], joined["n"]))
         joined["ngram"] = [joined["ngram"][i] for i in best.tolist()]
@@ -200,12 +202,12 @@ class Ngrams(AlgorithmResult):
         return paragraphs(self.explain()) + html_table(self.columns())
 
     def _settings(self) -> dict[str, Any]:
-        return {"drawn": self.drawn, **({} if self.lists == 1 else {"lists": self.lists})}
+        return {"drawn": self.drawn, **({"lists": list(self.lists)} if self.lists else {})}
 
     @classmethod
     def _with_settings(cls, tree: dict[str, Any]) -> dict[str, Any]:
         drawn = None if tree["drawn"] is None else int(tree["drawn"])
-        return {"drawn": drawn, "lists": int(tree.get("lists", 1))}
+        return {"drawn": drawn, "lists": tuple(int(each) for each in tree.get("lists", ()))}
 
 
 def candidates_of(result: Result) -> tuple[tuple[str, ...], int]:
@@ -259,8 +261,9 @@ def discover_ngrams(
 
     Where more candidates are likely than the policy's largest domain has bins, they can be dealt as
     several `lists` to different devices, each of which answers one of them. That needs disjoint
-    cohorts (default: 4 lists if there are many more pairs of words than bins and at least
-    300,000 devices, otherwise 1).
+    cohorts, and is done in all rounds but the first and the last, in which noise matters more
+    (default: 4 lists if there are many more pairs of words than bins and at least 1,000,000
+    devices, otherwise 1).
     """
     if not 1 <= max_n <= _MAX_N:
         raise InvalidInput(f"max_n must be from 1 to {_MAX_N}, not {max_n}")
@@ -288,8 +291,9 @@ def discover_ngrams(
         raise InvalidInput(
             f"lists must be from 1 to {MAX_LISTS}, and 1 unless each round asks different devices"
         )
+    counts = lists_by_length(max_n, lists)
     plan = study.plan_rounds(
-        dealt_shares(round_shares(max_n, chosen), lists), reads=reads, epsilon=epsilon,
+        dealt_shares(round_shares(max_n, chosen), counts), reads=reads, epsilon=epsilon,
         delta=delta, mechanism=mechanism, crowd=crowd, cohorts=chosen, devices=devices,
     )  # fmt: skip
 
@@ -309,21 +313,21 @@ def discover_ngrams(
         results: list[Result] = []
         known = Ranked(every, np.ones(len(every)))
         for n in range(1, max_n + 1):
-            last = n == max_n
+            last, parts = n == max_n, counts[n - 1]
             features: list[PrefixTree | Categories] = [first]
             dealt = [known]
             if n > 1:
                 planned = plan.rounds[len(results)]
                 asked = worth_asking(
-                    extend(known, len(words.names), n - 1, lists * most),
+                    extend(known, len(words.names), n - 1, parts * most),
                     reports=planned.expected_reports,
                     sigma=planned.std_error,
-                    most=lists * most,
+                    most=parts * most,
                     **({} if last else {"least": LEAST_BEFORE_LAST}),
                 ).rarest_first()
-                if len(asked) < lists:
+                if len(asked) < parts:
                     break  # no two n-grams overlap: there is nothing longer to ask about
-                dealt = [asked.take(np.arange(i, len(asked), lists)) for i in range(lists)]
+                dealt = [asked.take(np.arange(i, len(asked), parts)) for i in range(parts)]
                 features = [
                     Categories(column=_COLUMN, values=words.labels(each.codes, n)) for each in dealt
                 ]
@@ -339,7 +343,7 @@ def discover_ngrams(
             results += answers
             so_far = Ngrams(
                 results=tuple(results), cohorts=plan.cohorts, drawn=drawn if last else None,
-                lists=lists,
+                lists=counts[:n] if lists > 1 else (),
             )  # fmt: skip
             yield Step(number=n, question=questions[-1], result=answers[-1], draw=so_far.plot)
         return so_far
