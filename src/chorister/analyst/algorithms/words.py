@@ -204,7 +204,8 @@ def discover_words(
     `values` its whole values, as they are written. A device reports one of its distinct words that
     are candidates. `model` ranks the candidates (default: the shipped model for English); name the
     language, or train one on public text like that on the devices, to find more. Words of
-    `deny`, for example those you know already, are skipped by devices and never reported.
+    `deny`, for example those you know already, are skipped by devices and never reported. Six
+    `rounds` begin with two characters instead of three, which suits codes and other scripts.
     """
     ref = field or only_text(study)
     stream, _, name = ref.partition(".")
