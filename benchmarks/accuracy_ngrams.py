@@ -9,7 +9,8 @@ the best of smaller vocabularies, chosen with hindsight (`static`), and the same
 (`static_fit`). Interactive: words, pairs, 3-grams; see
 `chorister.analyst.algorithms.ngram_rules`. Both cost any one device the same epsilon at delta 1e-6,
 by exact accounting: `k1` one report a device (disjoint cohorts), `k3` three. `limit` is a domain
-of 10,000 bins. In the last round a device either reports any one of the candidates that it holds
+of 10,000 bins; `lists` deals the pairs as four lists under it, each to other devices.
+In the last round a device either reports any one of the candidates that it holds
 (`uniform`) or draws some of its n-grams and reports the least expected of them (`selection first`
 in the recipe's order); the keys without a word are of the former, `_first` of the latter.
 
@@ -39,8 +40,10 @@ from chorister.analyst.algorithms.ngram_rules import (
     MAX_EXTENDED,
     Ranked,
     above_noise,
+    dealt_shares,
     extend,
     largest,
+    lists_by_length,
     posterior_means,
     stratified_means,
     worth_asking,
@@ -52,6 +55,7 @@ DEVICES = 1_000_000
 EPSILONS = (0.15, 0.5)
 CROWDS = ("honest", "noised")
 LIMIT = 10_000
+LISTS = 4  # for different devices, of so many bins each
 FIRST_SEED = 1_000  # rules were chosen on seeds below
 MOST = 999_999  # candidates where there is no limit: what one report can encode
 LIKELY_WORDS = 100  # of each place, when a static question is read with the fit
@@ -167,8 +171,14 @@ def interactive(
     k: int,
     limit: int | None,
     rng: np.random.Generator,
+    lists: int = 1,
 ) -> dict[str, Score]:
-    """Three rounds; the last one in both ways, after the same first two."""
+    """Three rounds; the last one in both ways, after the same first two.
+
+    With several `lists`, `plan` has as many rounds for pairs, each for other devices.
+    """
+    if lists > 1:
+        return {"uniform": dealt(corpus, truth, plan, limit or MOST, rng, lists)}
     words = len(corpus.vocabulary)
     ends = np.cumsum([each.reports for each in plan])
     cohorts = np.split(truth.answering[: ends[-1]], ends[:-1]) if k == 1 else [truth.answering] * 3
@@ -201,6 +211,45 @@ def interactive(
     return scores
 
 
+def dealt(
+    corpus: Corpus,
+    truth: Truth,
+    plan: tuple[Round, ...],
+    limit: int,
+    rng: np.random.Generator,
+    lists: int,
+) -> Score:
+    """Pairs as several lists, each of at most `limit` bins, to different devices."""
+    words = len(corpus.vocabulary)
+    ends = np.cumsum([each.reports for each in plan])
+    cohorts = np.split(truth.answering[: ends[-1]], ends[:-1])
+    asked = np.arange(words)
+    seen = plan[0].estimates(plan[0].draw(report(corpus.held[1], asked, cohorts[0], rng), rng))
+    known = Ranked(asked, posterior_means(seen, plan[0].sigma) / plan[0].reports)
+    found: list[Ints] = []
+    for n, number, first in ((2, lists, 1), (3, 1, 1 + lists)):
+        least = {"least": LEAST_BEFORE_LAST} if n == 2 else {}
+        candidates = worth_asking(
+            extend(known, words, n - 1, number * (limit - 1)), reports=plan[first].reports,
+            sigma=plan[first].sigma, most=number * (limit - 1), **least,
+        ).rarest_first()  # fmt: skip
+        parts = [candidates.take(np.arange(i, len(candidates), number)) for i in range(number)]
+        shares = []
+        for i, part in enumerate(parts):
+            round_ = plan[first + i]
+            sums = round_.draw(report(corpus.held[n], part.codes, cohorts[first + i], rng), rng)
+            means = stratified_means(round_.estimates(sums), round_.sigma, part.shares)
+            shares.append(means / round_.reports)
+            if n == 3:
+                above = above_noise(
+                    sums, trials=round_.trials, q=round_.randomizer.q, candidates=len(candidates)
+                )
+                found.append(part.codes[above])
+        codes = np.concatenate([part.codes for part in parts])
+        known = largest(Ranked(codes, np.concatenate(shares)), MAX_EXTENDED)
+    return truth.score(np.concatenate(found))
+
+
 def one_seed(corpus: Corpus, seed: int) -> dict[str, Score]:
     """Every column of the table, on one population."""
     truth = Truth.of(corpus, seed)
@@ -226,6 +275,10 @@ def one_seed(corpus: Corpus, seed: int) -> dict[str, Score]:
                     for way, score in both.items():
                         tail = " limit" if limit else ""
                         scores[f"{way} k{k} {crowd}{tail} {epsilon}"] = score
+            shares = dealt_shares(round_shares(3, "disjoint"), lists_by_length(3, LISTS))
+            plan = rounds(epsilon, crowd, DEVICES, shares, 1)
+            score = interactive(corpus, truth, plan, 1, LIMIT, rng, LISTS)["uniform"]
+            scores[f"uniform k1 {crowd} limit lists {epsilon}"] = score
     return scores
 
 
@@ -285,6 +338,11 @@ def keys(table: Table) -> dict[str, float]:
                             key = f"interactive_{metric}_{eps}_k{k}{crowded}{limited}{suffix}"
                             found[key] = table.mean(f"{way} {tail}", metric)
                             found[f"{key}_se"] = table.error(f"{way} {tail}", metric)
+            name = f"uniform k1 {crowd} limit lists {epsilon}"
+            for metric in ("found", "recall"):
+                key = f"lists_{metric}_{eps}_k1{crowded}_limit"
+                found[key] = table.mean(name, metric)
+                found[f"{key}_se"] = table.error(name, metric)
             whole = f"static{WORDS} {crowd} {epsilon}"
             if whole in table.runs[0]:
                 for metric in ("found", "recall"):
@@ -321,6 +379,7 @@ def show(table: Table, found: dict[str, float]) -> None:
                 for way in ("uniform", "first"):
                     tail = " limit" if limit else ""
                     line(f"  k={k}, {way}, {title}", f"{way} k{k} {crowd}{tail} {{eps}}")
+        line(f"  k=1, {LISTS} lists of pairs", f"uniform k1 {crowd} limit lists {{eps}}")
     show_false(table)
     for epsilon in EPSILONS:
         for k in (1, 3):

@@ -24,6 +24,7 @@ def test_the_package_exports_what_it_promises() -> None:
         "connect",
         "crosstab",
         "discover_ngrams",
+        "discover_words",
         "distribution",
         "errors",
         "grid",

@@ -3,6 +3,7 @@ from chorister.analyst.algorithms.crosstab import crosstab
 from chorister.analyst.algorithms.distribution import distribution
 from chorister.analyst.algorithms.heatmap import heatmap
 from chorister.analyst.algorithms.ngrams import discover_ngrams
+from chorister.analyst.algorithms.words import discover_words
 from chorister.analyst.live_fleet import connect
 from chorister.analyst.question import Question
 from chorister.analyst.rehearsal import rehearse
@@ -21,6 +22,7 @@ __all__ = [
     "connect",
     "crosstab",
     "discover_ngrams",
+    "discover_words",
     "distribution",
     "errors",
     "grid",

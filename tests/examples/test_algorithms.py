@@ -37,6 +37,13 @@ def test_phrases_are_found() -> None:
     assert {"good morning to", "morning to all", "see you soon", "how are you"} <= set(found)
 
 
+def test_words_on_no_list_are_found() -> None:
+    lines = said("words").splitlines()
+    found = set(lines[-1].removeprefix("found: ").split(", "))
+    assert found >= {"rizz", "bussin", "e4711"}
+    assert len(found) <= 5  # one false word is expected
+
+
 @pytest.mark.parametrize("name", ["map", "table"])
 def test_what_is_found_is_near_the_truth(name: str) -> None:
     found, truth = two_numbers(said(name).splitlines()[-1])

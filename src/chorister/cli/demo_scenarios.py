@@ -24,6 +24,7 @@ class DemoAlgorithm(StrEnum):
     """What `chorister demo --algorithm` accepts."""
 
     NGRAMS = "ngrams"
+    WORDS = "words"
     HEATMAP = "heatmap"
     DISTRIBUTION = "distribution"
     CROSSTAB = "crosstab"
@@ -79,6 +80,9 @@ def reader(recipe: Recipe) -> Callable[[Person], dict[str, list[Any]]]:
     if wanted == ("ngram",):
         length = max(len(split_words(label)) for label in _texts(recipe))
         return lambda person: {"ngram": _grams(person, length)}
+    if wanted == ("beginning",):
+        length = max(map(len, _texts(recipe)))
+        return lambda person: {"beginning": _beginnings(person, length)}
     return lambda person: _fields(person, wanted)
 
 
@@ -88,6 +92,13 @@ def _grams(person: Person, length: int) -> list[Any]:
         words = split_words(str(row["text"]))
         grams += [" ".join(words[i : i + length]) for i in range(len(words) - length + 1)]
     return grams
+
+
+def _beginnings(person: Person, length: int) -> list[Any]:
+    from chorister.analyst.algorithms.character_model import END
+
+    typed = " ".join(str(row["text"]) for row in person.streams["keyboard"])
+    return [(word + END)[:length] for word in sorted(set(split_words(typed)))]
 
 
 def _fields(person: Person, wanted: Sequence[str]) -> dict[str, list[Any]]:
@@ -134,6 +145,31 @@ def _ngram_rows(found: Any, rounds: Sequence[ScenarioRound]) -> list[Estimate]: 
             **{name: float(columns[name][i]) for name in _NUMBERS},
         )
         for i, label in enumerate(columns["ngram"])
+    ]
+
+
+def _words(study: Study, devices: int) -> AlgorithmRun[Any]:
+    from chorister.analyst.algorithms.words import discover_words
+
+    rounds = 3 if devices >= 1200 else 2
+    return discover_words(study, rounds=rounds, most_candidates=2_000, cohorts="disjoint")
+
+
+def _word_rows(found: Any, rounds: Sequence[ScenarioRound]) -> list[Estimate]:  # noqa: ANN401 (`Words`)
+    from chorister.analyst.algorithms.character_model import END
+
+    columns = found.columns()
+    truths = [
+        dict(zip(_bin_labels(each.result), each.truth().tolist(), strict=True)) for each in rounds
+    ]
+    return [
+        Estimate(
+            label=word,
+            round=int(columns["round"][i]),
+            truth=truths[int(columns["round"][i]) - 1][word + END],
+            **{name: float(columns[name][i]) for name in _NUMBERS},
+        )
+        for i, word in enumerate(columns["word"])
     ]
 
 
@@ -196,6 +232,14 @@ SCENARIOS: Final[Mapping[DemoAlgorithm, Scenario]] = {
         least_devices=500,
         run=_ngrams,
         rows=_ngram_rows,
+    ),
+    DemoAlgorithm.WORDS: Scenario(
+        question="Which words do many people type, on no list?",
+        people="phrases",
+        analysis="keyboard.phrases",
+        least_devices=500,
+        run=_words,
+        rows=_word_rows,
     ),
     DemoAlgorithm.HEATMAP: Scenario(
         question="Where are many people?",

@@ -12,6 +12,7 @@ from chorister.analyst.algorithms.distribution import distribution
 from chorister.analyst.algorithms.heatmap import heatmap
 from chorister.analyst.algorithms.ngrams import discover_ngrams
 from chorister.analyst.algorithms.run import AlgorithmRun
+from chorister.analyst.algorithms.words import discover_words
 from chorister.analyst.request import valid_input
 from chorister.analyst.study import Study
 from chorister.console.forms import lines, number, numbers, whole
@@ -112,6 +113,16 @@ def _ngrams(study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
     )
 
 
+def _words(study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
+    return discover_words(
+        study,
+        field=values.get("field") or None,
+        rounds=whole(values.get("rounds", ""), "the number of rounds"),
+        deny=lines(values.get("deny", "")),
+        **_shared(values),
+    )
+
+
 def _heatmap(study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
     box = numbers(values.get("box", ""), "the box")
     if len(box) != 4:
@@ -173,6 +184,29 @@ ALGORITHMS: Final[dict[str, AlgorithmForm]] = {
                 *_SHARED,
             ),
             start=_ngrams,
+        ),
+        AlgorithmForm(
+            name="words",
+            title="Discover words",
+            noun="Words",
+            what="Finds words that many devices hold although they are on no list, by their "
+            "beginnings.",
+            inputs=(
+                Input(
+                    name="field", label="text", kind="field", types=("text",), required=True,
+                    hint="the field with the text",
+                ),
+                Input(
+                    name="deny", label="known words", kind="lines",
+                    hint="words that devices skip, one per line",
+                ),
+                Input(
+                    name="rounds", label="rounds", kind="number",
+                    hint="1 to 6; empty: 3 to 5, as the budgets allow",
+                ),
+                *_SHARED,
+            ),
+            start=_words,
         ),
         AlgorithmForm(
             name="heatmap",

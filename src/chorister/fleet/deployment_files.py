@@ -303,7 +303,7 @@ _ANALYSES: Final[Sequence[tuple[str, str, tuple[str, ...], tuple[str, ...], bool
         "keyboard.phrases",
         "Find phrases that many people type, to suggest the next word",
         ("keyboard.text",),
-        ("length", "lower", "ngrams", "random"),
+        ("length", "lower", "ngrams", "random", "substr", "words"),
         False,
     ),
     (

@@ -11,11 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorister.analyst.algorithms.ngram_rules import above_noise
+from chorister.analyst.algorithms.ngram_rules import (
+    above_noise,
+    dealt_shares,
+    lists_by_length,
+    number_of_lists,
+)
 from chorister.analyst.algorithms.ngrams import (
     Ngrams,
     candidates_of,
     discover_ngrams,
+    found_in,
     ngram_query,
     round_shares,
 )
@@ -170,6 +176,51 @@ def test_a_domain_limit_is_kept() -> None:
     assert max(result.encoding.size for result in found.results) <= 20
     with pytest.raises(InvalidInput, match="smaller vocabulary"):
         begin(new_study(rules=policy(4, **{f"analyses/{ANALYSIS}/max_bins": 10})))
+
+
+def test_candidates_are_dealt_as_several_lists_to_different_devices() -> None:
+    rules = policy(1, **{f"analyses/{ANALYSIS}/max_bins": 20})
+    run = begin(new_study(rules=rules), max_n=3, lists=2)
+    assert len(run.plan.rounds) == 4
+    assert "at most one round" in run.plan.explain()
+    found = run.result
+    assert found.lists == (1, 2, 1)
+    assert found.depth == 3
+    assert sum(result.n_reports for result in found.results) == DEVICES
+    first, second = (set(candidates_of(each)[0]) for each in found.of_length(2))
+    assert not first & second
+    assert max(result.encoding.size for result in found.results) <= 20
+    assert len(first | second) > 20
+    assert "good morning to" in found.found(3)
+    assert "2 lists for different devices" in found.explain()
+    loaded = Ngrams.from_json(found.to_json())
+    assert loaded.to_polars().equals(found.to_polars())
+    assert loaded.lists == (1, 2, 1)
+
+
+def test_false_discoveries_count_over_all_lists() -> None:
+    """Each list reports against the number of candidates in all of them."""
+    found = begin(new_study(rules=policy(1)), max_n=3, lists=2).result
+    result = found.of_length(2)[0]
+    size = len(candidates_of(result)[0])
+    assert found_in(result, 1_000_000).sum() <= found_in(result, 2 * size).sum()
+
+
+@pytest.mark.parametrize("lists", [0, 17])
+def test_lists_need_different_devices(lists: int) -> None:
+    with pytest.raises(InvalidInput, match="lists"):
+        begin(new_study(rules=policy(1)), lists=lists)
+    with pytest.raises(InvalidInput, match="different devices"):
+        begin(new_study(), lists=2)
+
+
+def test_many_devices_get_several_lists() -> None:
+    assert number_of_lists(1_000, 9_999, "disjoint", 1_000_000) == 4
+    assert number_of_lists(1_000, 9_999, "everyone", 1_000_000) == 1
+    assert number_of_lists(1_000, 9_999, "disjoint", 10_000) == 1
+    assert number_of_lists(100, 9_999, "disjoint", 1_000_000) == 1
+    assert lists_by_length(4, 3) == (1, 3, 3, 1)
+    assert dealt_shares((0.2, 0.4, 0.4), (1, 2, 1)) == (0.2, 0.2, 0.2, 0.4)
 
 
 def test_denied_phrases_are_not_collected() -> None:

@@ -23,6 +23,7 @@ one
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -30,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
+from chorister.analyst.cohorts import Cohorts
 from chorister.errors import InvalidInput
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -41,6 +43,34 @@ LEAST_BEFORE_LAST: Final = 0.01
 """The same for rounds before the last, where pruning is loose."""
 MAX_EXTENDED: Final = 20_000
 """The largest number of n-grams that are extended."""
+MAX_LISTS: Final = 16
+"""The largest number of lists into which the candidates of a round are dealt."""
+_USUAL_LISTS: Final = 4
+_ENOUGH_DEVICES: Final = 1_000_000  # for several lists: each asks only a part of the devices
+
+
+def number_of_lists(words: int, most: int, cohorts: Cohorts, devices: int | None) -> int:
+    """Choose how many lists the candidates are dealt as.
+
+    One report can ask about `most` of them. A list that goes to a part of the devices has as much
+    noise for fewer reports, so more lists pay only if many likely candidates would be left out.
+    """
+    enough = cohorts == "disjoint" and (devices or 0) >= _ENOUGH_DEVICES
+    return _USUAL_LISTS if enough and words * words > _USUAL_LISTS * most else 1
+
+
+def lists_by_length(depth: int, lists: int) -> tuple[int, ...]:
+    """As how many lists the n-grams of each length are asked: several, but for the first and last.
+
+    The last round must tell n-grams from noise, which takes all of its devices.
+    """
+    return tuple(lists if 1 < n < depth else 1 for n in range(1, depth + 1))
+
+
+def dealt_shares(shares: Sequence[float], counts: Sequence[int]) -> tuple[float, ...]:
+    """Split the share of every round evenly between its lists."""
+    parts = zip(shares, counts, strict=True)
+    return tuple(share / count for share, count in parts for _ in range(count))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

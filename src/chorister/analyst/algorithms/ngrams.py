@@ -8,7 +8,7 @@ round is a prefix tree with only its root.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -20,11 +20,15 @@ from chorister.analyst.algorithms import ngram_pictures
 from chorister.analyst.algorithms.ngram_rules import (
     LEAST_BEFORE_LAST,
     MAX_EXTENDED,
+    MAX_LISTS,
     Ranked,
     above_noise,
     check_vocabulary,
+    dealt_shares,
     extend,
     largest,
+    lists_by_length,
+    number_of_lists,
     stratified_means,
     worth_asking,
 )
@@ -77,11 +81,13 @@ class Ngrams(AlgorithmResult):
     cohorts: Cohorts
     drawn: int | None = None
     """How many n-grams a device drew in the last round, to report the least expected one."""
+    lists: tuple[int, ...] = ()
+    """As how many lists, for different devices, n-grams of each length were asked; (): as one."""
 
     def __post_init__(self) -> None:
-        if not self.results:
-            raise InvalidInput("n-grams need at least one round")
-        for n, result in enumerate(self.results, start=1):
+        if not self.results or sum(self._counts) != len(self.results) or min(self._counts) < 1:
+            raise InvalidInput("n-grams need at least one round, and all lists of each")
+        for n, result in self._numbered():
             kind = PrefixTree if n == 1 else Categories
             if len(result.features) != 1 or not isinstance(result.features[0], kind):
                 raise InvalidInput(f"round {n} is not about {n}-grams")
@@ -89,9 +95,27 @@ class Ngrams(AlgorithmResult):
                 raise InvalidInput("n-grams can't be discovered by group")
 
     @property
+    def _counts(self) -> tuple[int, ...]:
+        return self.lists or (1,) * len(self.results)
+
+    @property
     def depth(self) -> int:
         """The length of the longest n-grams asked about."""
-        return len(self.results)
+        return len(self._counts)
+
+    def of_length(self, n: int) -> tuple[Result, ...]:
+        """Return the results about n-grams of one length, one per list."""
+        begin = sum(self._counts[: n - 1])
+        return self.results[begin : begin + self._counts[n - 1]]
+
+    def _numbered(self) -> list[tuple[int, Result]]:
+        """All results, each with the length of its n-grams."""
+        lengths = range(1, self.depth + 1)
+        return [(n, result) for n in lengths for result in self.of_length(n)]
+
+    def _asked(self, n: int) -> int:
+        """The number of candidates of one length, in all lists."""
+        return sum(len(candidates_of(result)[0]) for result in self.of_length(n))
 
     @cached_property
     def _columns(self) -> dict[str, Any]:
@@ -99,13 +123,13 @@ class Ngrams(AlgorithmResult):
             name: [] for name in
             ("n", "ngram", "estimate", "std_error", "ci_low", "ci_high", "share")
         }  # fmt: skip
-        for n, result in enumerate(self.results, start=1):
+        for n, result in self._numbered():
             names, first = candidates_of(result)
-            mask = found_in(result)
-            order = np.flatnonzero(mask)
+            asked = self._asked(n)
+            order = np.flatnonzero(found_in(result, asked))
             rows = result.rows.take(first + order)
             ends = rows.interval(
-                result.confidence, candidates=len(names), step=result.recipe.randomizer.step
+                result.confidence, candidates=asked, step=result.recipe.randomizer.step
             )
             best = np.argsort(-rows.value, kind="stable")
             parts["n"].extend([n] * len(order))
@@ -119,7 +143,13 @@ class Ngrams(AlgorithmResult):
         joined["ngram"] = parts["ngram"]
         for name in ("estimate", "std_error", "ci_low", "ci_high", "share"):
             joined[name] = np.concatenate(parts[name])
-        return joined
+        if max(self._counts) == 1:
+            return joined
+        best = np.lexsort((-joined["share"], joined["n"]))
+        joined["ngram"] = [joined["ngram"][i] for i in best.tolist()]
+        return {
+            name: column if name == "ngram" else column[best] for name, column in joined.items()
+        }
 
     def columns(self) -> dict[str, Any]:
         """One row per n-gram: devices in its round with their interval, and their share."""
@@ -140,20 +170,22 @@ class Ngrams(AlgorithmResult):
 
     def explain(self) -> str:
         lines = []
-        for n, result in enumerate(self.results, start=1):
-            asked = len(candidates_of(result)[0])
+        for n in range(1, self.depth + 1):
+            results = self.of_length(n)
+            parts = "" if len(results) == 1 else f" in {len(results)} lists for different devices"
             lines.append(
-                f"{n}-grams: found {len(self.found(n)):,} of {asked:,} candidates, from "
-                f"{result.n_reports:,} devices at epsilon {result.epsilon}; an empty one reads 0 ± "
-                f"{result.noise_sigma:,.1f} devices, and at most one false one is expected."
+                f"{n}-grams: found {len(self.found(n)):,} of {self._asked(n):,} candidates{parts}, "
+                f"from {sum(result.n_reports for result in results):,} devices at epsilon "
+                f"{results[0].epsilon}; an empty one reads 0 ± {results[0].noise_sigma:,.1f} "
+                "devices, and at most one false one is expected."
             )
         if self.cohorts == "disjoint":
             lines.append("Every device answered at most one of the rounds.")
         if self.drawn is not None:
             lines.append(
                 f"In the last round each device drew {self.drawn} of its {self.depth}-grams and "
-                "reported the least expected one. That finds more n-grams, but the numbers say how "
-                "many devices reported them, not how frequent they are."
+                "reported the least expected one. That favours rare n-grams over widespread ones, "
+                "and the numbers say how many devices reported them, not how frequent they are."
             )
         lines.append(
             "Estimates count the devices that reported an n-gram in its own round; intervals "
@@ -170,11 +202,12 @@ class Ngrams(AlgorithmResult):
         return paragraphs(self.explain()) + html_table(self.columns())
 
     def _settings(self) -> dict[str, Any]:
-        return {"drawn": self.drawn}
+        return {"drawn": self.drawn, **({"lists": list(self.lists)} if self.lists else {})}
 
     @classmethod
     def _with_settings(cls, tree: dict[str, Any]) -> dict[str, Any]:
-        return {"drawn": None if tree["drawn"] is None else int(tree["drawn"])}
+        drawn = None if tree["drawn"] is None else int(tree["drawn"])
+        return {"drawn": drawn, "lists": tuple(int(each) for each in tree.get("lists", ()))}
 
 
 def candidates_of(result: Result) -> tuple[tuple[str, ...], int]:
@@ -187,14 +220,14 @@ def candidates_of(result: Result) -> tuple[tuple[str, ...], int]:
     return tuple(str(value) for value in feature.values), 1
 
 
-def found_in(result: Result) -> NDArray[np.bool_]:
-    """Return which candidates of a round are reported."""
+def found_in(result: Result, asked: int) -> NDArray[np.bool_]:
+    """Return which candidates of a list are reported, of all that were `asked` about."""
     names, first = candidates_of(result)
     return above_noise(
         result.parts[0].sums[first : first + len(names)],
         trials=bits_per_bin(result.n_reports, result.noise_trials),
         q=result.recipe.randomizer.q,
-        candidates=len(names),
+        candidates=asked,
     )
 
 
@@ -207,6 +240,7 @@ def discover_ngrams(
     distinct: bool = False,
     drawn: int | None = None,
     deny: Iterable[str] = (),
+    lists: int | None = None,
     most_candidates: int | None = None,
     epsilon: Real | None = None,
     delta: Real | None = None,
@@ -221,8 +255,15 @@ def discover_ngrams(
     of every round beforehand. `field` is the text, as "stream.field". A device reports one of its
     n-grams among the candidates: one of its rows, or with `distinct` one of its distinct n-grams,
     so that repetition adds no weight. With `drawn` (for example 24), a device draws that many of
-    its distinct n-grams in the last round and reports the least expected one: that finds more, but
-    estimates are then not frequencies. Devices skip n-grams that contain a phrase of `deny`.
+    its distinct n-grams in the last round and reports the least expected one: that favours rare
+    n-grams, finds more on some data and fewer on other, and estimates are then not frequencies.
+    Devices skip n-grams that contain a phrase of `deny`.
+
+    Where more candidates are likely than the policy's largest domain has bins, they can be dealt as
+    several `lists` to different devices, each of which answers one of them. That needs disjoint
+    cohorts, and is done in all rounds but the first and the last, in which noise matters more
+    (default: 4 lists if there are many more pairs of words than bins and at least 1,000,000
+    devices, otherwise 1).
     """
     if not 1 <= max_n <= _MAX_N:
         raise InvalidInput(f"max_n must be from 1 to {_MAX_N}, not {max_n}")
@@ -231,7 +272,7 @@ def discover_ngrams(
     if drawn is not None and "random" not in study.terms.functions:
         raise InvalidInput("drawn needs the function `random`, which this analysis does not permit")
     words = _Words.of(vocabulary, max_n)
-    ref = field or _only_text(study)
+    ref = field or only_text(study)
     stream, _, name = ref.partition(".")
     reads = {stream: (name,)}
     most = min(most_candidates or MAX_LENGTH, study.terms.max_bins - 1, MAX_LENGTH - 1)
@@ -243,50 +284,68 @@ def discover_ngrams(
     denied = _deny_list(deny)
 
     chosen = study.cohorts(max_n, reads=reads, wanted=cohorts)
+    if lists is None:
+        known_devices = devices if devices is not None else study.fleet.devices
+        lists = number_of_lists(len(words.names), most, chosen, known_devices)
+    elif not 1 <= lists <= MAX_LISTS or (lists > 1 and chosen != "disjoint"):
+        raise InvalidInput(
+            f"lists must be from 1 to {MAX_LISTS}, and 1 unless each round asks different devices"
+        )
+    counts = lists_by_length(max_n, lists)
     plan = study.plan_rounds(
-        round_shares(max_n, chosen), reads=reads, epsilon=epsilon, delta=delta,
-        mechanism=mechanism, crowd=crowd, cohorts=chosen, devices=devices,
+        dealt_shares(round_shares(max_n, chosen), counts), reads=reads, epsilon=epsilon,
+        delta=delta, mechanism=mechanism, crowd=crowd, cohorts=chosen, devices=devices,
     )  # fmt: skip
 
-    def ask(n: int, feature: PrefixTree | Categories, *, sampled: bool) -> Question:
+    def ask(number: int, n: int, feature: PrefixTree | Categories, *, sampled: bool) -> Question:
         return study.histogram(
             feature,
             query=ngram_query(stream, name, n, distinct=distinct, drawn=drawn if sampled else None),
             reads=reads,
             selection="first" if sampled else "uniform",
             deny=denied,
-            **plan.rounds[n - 1].settings,
+            **plan.rounds[number].settings,
         )
 
     def steps() -> Generator[Step, None, Ngrams]:
+        first = PrefixTree(column=_COLUMN, prefixes=("",), vocabulary=words.names)
+        every = np.arange(len(words.names))
         results: list[Result] = []
-        known: Ranked | None = None
-        for n, planned in enumerate(plan.rounds, start=1):
-            last = n == max_n
-            feature: PrefixTree | Categories
-            asked: Ranked
-            if known is None:
-                feature = PrefixTree(column=_COLUMN, prefixes=("",), vocabulary=words.names)
-                every = np.arange(len(words.names))
-                asked = Ranked(every, np.ones(len(every)))
-            else:
+        known = Ranked(every, np.ones(len(every)))
+        for n in range(1, max_n + 1):
+            last, parts = n == max_n, counts[n - 1]
+            features: list[PrefixTree | Categories] = [first]
+            dealt = [known]
+            if n > 1:
+                planned = plan.rounds[len(results)]
                 asked = worth_asking(
-                    extend(known, len(words.names), n - 1, most),
+                    extend(known, len(words.names), n - 1, parts * most),
                     reports=planned.expected_reports,
                     sigma=planned.std_error,
-                    most=most,
+                    most=parts * most,
                     **({} if last else {"least": LEAST_BEFORE_LAST}),
                 ).rarest_first()
-                if not len(asked):
+                if len(asked) < parts:
                     break  # no two n-grams overlap: there is nothing longer to ask about
-                feature = Categories(column=_COLUMN, values=words.labels(asked.codes, n))
-            question = ask(n, feature, sampled=last and drawn is not None and n > 1)
-            results.append(study.ask(question))
-            known = _learned(results[-1], asked)
+                dealt = [asked.take(np.arange(i, len(asked), parts)) for i in range(parts)]
+                features = [
+                    Categories(column=_COLUMN, values=words.labels(each.codes, n)) for each in dealt
+                ]
+            sampled = last and drawn is not None and n > 1
+            questions = [
+                ask(len(results) + i, n, feature, sampled=sampled)
+                for i, feature in enumerate(features)
+            ]
+            # All lists are asked at once; a device answers the first one that its coin chooses.
+            posted = [study.post(question) for question in questions]
+            answers = [study.wait(round_) for round_ in posted]
+            known = _learned(answers, dealt)
+            results += answers
             so_far = Ngrams(
-                results=tuple(results), cohorts=plan.cohorts, drawn=drawn if last else None
-            )
-            yield Step(number=n, question=question, result=results[-1], draw=so_far.plot)
+                results=tuple(results), cohorts=plan.cohorts, drawn=drawn if last else None,
+                lists=counts[:n] if lists > 1 else (),
+            )  # fmt: skip
+            yield Step(number=n, question=questions[-1], result=answers[-1], draw=so_far.plot)
         return so_far
 
     return AlgorithmRun(plan, steps)
@@ -304,15 +363,19 @@ def ngram_query(
     return f"{kind} ngrams.ngram AS {_COLUMN} FROM {source}"
 
 
-def _learned(result: Result, asked: Ranked) -> Ranked:
-    """Return the n-grams worth extending, with their expected shares of the reports."""
-    names, first = candidates_of(result)
-    seen = result.counts[first : first + len(names)]
-    means = stratified_means(seen, result.noise_sigma, asked.shares)
-    return largest(Ranked(asked.codes, means / result.n_reports), MAX_EXTENDED)
+def _learned(results: Sequence[Result], dealt: Sequence[Ranked]) -> Ranked:
+    """Return the n-grams worth extending, with their expected shares of a list's reports."""
+    codes, shares = [], []
+    for result, asked in zip(results, dealt, strict=True):
+        names, first = candidates_of(result)
+        seen = result.counts[first : first + len(names)]
+        means = stratified_means(seen, result.noise_sigma, asked.shares)
+        codes.append(asked.codes)
+        shares.append(means / result.n_reports)
+    return largest(Ranked(np.concatenate(codes), np.concatenate(shares)), MAX_EXTENDED)
 
 
-def _only_text(study: Study) -> str:
+def only_text(study: Study) -> str:
     """Return the only text field in a stream that the analysis may read."""
     policy = study.fleet.policy
     texts = [
