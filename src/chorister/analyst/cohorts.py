@@ -133,12 +133,17 @@ def conditional_shares(shares: Iterable[Real]) -> list[Decimal]:
     return found
 
 
+def reports_allowed(study: Study, reads: Mapping[str, Iterable[str]]) -> int:
+    """Return how many reports about these fields a device may send in a period."""
+    budgets = budgets_of(study.fleet.policy, study.terms, refs_of(reads))
+    return min(budget.reports for budget in budgets)
+
+
 def choose_cohorts(
     study: Study, rounds: int, *, reads: Mapping[str, Iterable[str]], wanted: Cohorts | None = None
 ) -> Cohorts:
     """Choose everyone if the policy lets a device answer every round, else disjoint cohorts."""
-    budgets = budgets_of(study.fleet.policy, study.terms, refs_of(reads))
-    allowed = min(budget.reports for budget in budgets)
+    allowed = reports_allowed(study, reads)
     if wanted == "everyone" and allowed < rounds:
         raise InvalidInput(
             f"the policy allows {allowed} reports per device, fewer than {rounds} rounds: use "

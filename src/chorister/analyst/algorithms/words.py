@@ -30,7 +30,7 @@ from chorister.analyst.algorithms.word_rules import (
 )
 from chorister.analyst.cohorts import Cohorts, reports_allowed
 from chorister.analyst.question import Question
-from chorister.analyst.request import Real, refs_of
+from chorister.analyst.request import Real
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.analyst.tables import html_table, paragraphs
@@ -280,5 +280,5 @@ def word_query(stream: str, field: str, *, values: bool, functions: Iterable[str
 
 def _rounds_for(study: Study, reads: Mapping[str, tuple[str, ...]]) -> int:
     """As many rounds as everyone may answer, if these are 3 or more; otherwise five."""
-    allowed = reports_allowed(study.fleet.policy, study.terms, refs_of(reads))
+    allowed = reports_allowed(study, reads)
     return allowed if 3 <= allowed < _ROUNDS else _ROUNDS
