@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from chorister.analyst.consistency import norm_sub
 from chorister.errors import InvalidInput
 
-__all__ = ["Cells", "DensityFit", "expected_errors", "fit_density"]
-
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
 

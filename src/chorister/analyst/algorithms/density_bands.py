@@ -54,8 +54,6 @@ from chorister.encoding import Intervals
 from chorister.errors import InvalidInput
 from chorister.privacy.randomizers import bits_per_bin
 
-__all__ = ["Band", "distribution_band"]
-
 Floats: TypeAlias = NDArray[np.float64]
 
 _SPARE: Final = 0.1  # of alpha, for what a normal law leaves out
@@ -92,14 +90,16 @@ class Band:
 
     def quantiles(self, shares: Floats) -> tuple[Floats, Floats]:
         """Bounds of each share's quantile; every end is an edge that was asked."""
-        low = np.full(len(shares), self.rounds[0].edges[0])
-        high = np.full(len(shares), self.rounds[0].edges[-1])
+        ends = []
         for each in self.rounds:
             reached = np.searchsorted(each.upper, shares, side="left")
             passed = np.searchsorted(each.lower, shares, side="right")
-            low = np.maximum(low, each.edges[reached - 1])
-            high = np.minimum(high, each.edges[passed])
-        return np.minimum(low, high), np.maximum(low, high)
+            ends.append((each.edges[reached - 1], each.edges[passed]))
+        lows, highs = (np.stack(each) for each in zip(*ends, strict=True))
+        low, high = lows.max(axis=0), highs.min(axis=0)
+        # Rounds that contradict each other: at least one errs, so no part of either is cut off.
+        apart = low >= high
+        return np.where(apart, lows.min(axis=0), low), np.where(apart, highs.max(axis=0), high)
 
 
 def distribution_band(results: Sequence[Result], cohorts: Cohorts, confidence: float) -> Band:

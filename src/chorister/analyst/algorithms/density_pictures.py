@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from chorister.analyst.algorithms.distribution import Distribution
 
-__all__ = ["density"]
 
 _POINTS = 512  # finer than a screen shows
 

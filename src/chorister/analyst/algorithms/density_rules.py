@@ -23,14 +23,6 @@ from numpy.typing import NDArray
 from chorister.analyst.algorithms.density import Cells, Floats, expected_errors, fit_density
 from chorister.errors import InvalidInput
 
-__all__ = [
-    "DensityRules",
-    "asked_once",
-    "equal_edges",
-    "regime",
-    "staggered_edges",
-]
-
 Integers: TypeAlias = NDArray[np.int64]
 
 _MOST_CELLS: Final = 64

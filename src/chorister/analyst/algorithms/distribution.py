@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import altair
     import polars
 
-__all__ = ["Distribution", "distribution"]
 
 _STEPS: Final = 1024
 _LEAST_LEFT: Final = 0.8  # of the last cohort; with less, the first one costs more than it says
