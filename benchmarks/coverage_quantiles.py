@@ -231,7 +231,7 @@ def cases(options: argparse.Namespace) -> list[Task]:
             *kinds[shape],
             *privacy,
             options.redraws,
-        )  # fmt: skip
+        )
         for shape in wanted
         for setting in options.settings.split(",")
         for devices in options.devices.split(",")
