@@ -36,8 +36,8 @@ from _pair import (
     resident_bytes,
 )
 from _postgres import database_bytes, postgres
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.service import Service
-from chorister.aggregator.task import KnownTask
 from chorister.dap.collector import Collected, Collector
 from chorister.dap.task import task_binding, verify_key
 

@@ -11,7 +11,7 @@ import pytest
 from chorister.device import HeadFile
 from chorister.device.audit import Event
 from chorister.device.ledger.counting import period_end
-from chorister.device.ledger.entries import Created
+from chorister.device.ledger.ledger_entries import Created
 from chorister.device.run import RunStep
 from chorister.transparency.checkpoint import MAX_SKEW
 from tests.device.home import Home, at_home

@@ -17,9 +17,9 @@ import numpy as np
 
 from chorister.aggregator.config import HelperConfig, LeaderConfig
 from chorister.aggregator.inprocess import InProcessNetwork
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.service import Service
 from chorister.aggregator.storage.statistics import task_status
-from chorister.aggregator.task import KnownTask
 from chorister.canonical import b64url_encode
 from chorister.clock import SettableClock
 from chorister.dap.draft import (

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import httpx2
 
 from chorister._native import scan_verify_inits
-from chorister.aggregator.task import KnownTask
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.dap.draft import (
     AGGREGATION_JOB_RESPONSE,
     Problem,

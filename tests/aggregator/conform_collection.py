@@ -6,7 +6,7 @@ import os
 
 import httpx2
 
-from chorister.aggregator.task import KnownTask
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.canonical import sha256
 from chorister.dap.draft import (
     AGGREGATE_SHARE,

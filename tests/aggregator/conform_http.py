@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from chorister.aggregator.task import KnownTask
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.canonical import b64url_encode, sha256
 from chorister.dap.draft import (
     AGGREGATE_SHARE_REQUEST,

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from chorister.aggregator.task import KnownTask
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.canonical import sha256
 from chorister.dap.collector import Collector
 from chorister.dap.draft import (

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from chorister._native import Prio3
-from chorister.aggregator.task import KnownTask
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.dap.draft import (
     HPKE_CONFIG_LIST,
     UPLOAD_ERRORS,

@@ -6,7 +6,7 @@ import os
 
 import httpx2
 
-from chorister.aggregator.task import KnownTask
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.canonical import b64url_encode
 from chorister.dap.draft import (
     AGGREGATION_JOB_CONTINUE_REQUEST,

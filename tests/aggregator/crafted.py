@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chorister._native import hpke_seal
-from chorister.aggregator.task import KnownTask
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.codec import Reader, uint16, uint64, vector
 from chorister.dap.draft import VERSION_TAG, Role, input_share_info
 from tests.aggregator.apps import Apps

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from chorister._native import LeaderJob
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.storage.batches import StoredResponse
-from chorister.aggregator.task import KnownTask
 from chorister.dap.messages import (
     AggregateShareReq,
     AggregationJobInitReq,

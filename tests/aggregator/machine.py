@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sqlalchemy import select
 
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.storage.reports import JobRef
 from chorister.aggregator.storage.schema import BatchState, batches, report_ids
-from chorister.aggregator.task import KnownTask
 from chorister.canonical import sha256
 from chorister.dap.draft import Problem, ReportError
 from chorister.dap.messages import CollectionJobResp

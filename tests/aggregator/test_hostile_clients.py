@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chorister._native import hpke_seal
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.storage.batches import batch_total
-from chorister.aggregator.task import KnownTask
 from chorister.codec import uint16, uint64, vector
 from chorister.dap.draft import (
     VERSION_TAG,

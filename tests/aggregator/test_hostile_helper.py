@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from chorister.aggregator.task import KnownTask
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.dap.draft import (
     Problem,
     ReportError,

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from chorister._native import HPKEKeypair
-from chorister.aggregator.task import KnownTask
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.canonical import sha256
 from chorister.dap.draft import (
     Problem,

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from chorister.aggregator.config import HelperConfig, LeaderConfig, load_config
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.peers import leader_tokens, verify_keys
 from chorister.aggregator.service import Service
-from chorister.aggregator.task import KnownTask
 from chorister.canonical import b64url_encode
 from chorister.dap.draft import AGGREGATION_JOB_INIT_REQUEST, aggregation_jobs_path
 from chorister.dap.messages import AggregationJobInitReq

@@ -22,6 +22,7 @@ from chorister.aggregator.jobs.collection_job_driver import CollectionJobDriver
 from chorister.aggregator.jobs.garbage_collector import GarbageCollector
 from chorister.aggregator.jobs.helper import Helper
 from chorister.aggregator.jobs.release import CollectedFile, sample_noise
+from chorister.aggregator.known_tasks import KnownTask, Noise
 from chorister.aggregator.service import LeaderJobs
 from chorister.aggregator.storage.batches import CollectionRef
 from chorister.aggregator.storage.database import Database, Sealer
@@ -29,7 +30,6 @@ from chorister.aggregator.storage.hpke_keys import KeyRing
 from chorister.aggregator.storage.schema import metadata
 from chorister.aggregator.storage.statistics import TaskStatus, task_status
 from chorister.aggregator.storage.tasks import TaskStore
-from chorister.aggregator.task import KnownTask, Noise
 from chorister.canonical import WIRE, sha256
 from chorister.clock import SettableClock
 from chorister.dap.draft import Problem, Role, aggregate_share_info

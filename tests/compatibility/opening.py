@@ -20,9 +20,9 @@ from starlette.applications import Starlette
 from chorister._native import HPKEKeypair
 from chorister.aggregator.config import load_config
 from chorister.aggregator.inprocess import InProcessNetwork
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.service import Service
 from chorister.aggregator.storage.statistics import task_status
-from chorister.aggregator.task import KnownTask
 from chorister.analyst.live_fleet import LiveFleet, Profile
 from chorister.canonical import b64url_decode, b64url_encode
 from chorister.clock import SettableClock

@@ -18,7 +18,7 @@ import pytest
 
 from chorister.clock import SettableClock
 from chorister.device.audit import Event
-from chorister.device.ledger.entries import Charged
+from chorister.device.ledger.ledger_entries import Charged
 from chorister.device.run import RunStep
 from tests.conftest import REPOSITORY
 from tests.crash.victim import DiskNetwork, a_device, lines

@@ -15,8 +15,8 @@ import pytest
 
 from chorister.device.database import transaction
 from chorister.device.ledger import Ledger
-from chorister.device.ledger.entries import Charged
 from chorister.device.ledger.head_store import FileHeadStore
+from chorister.device.ledger.ledger_entries import Charged
 from chorister.errors import LedgerError, QueryRefused
 from tests.device.ledgers import AGE, KEY, SLOW, START, Place, charge, grown, policy, spend, spent
 from tests.processes import ended, started

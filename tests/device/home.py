@@ -11,7 +11,7 @@ from typing import Any
 from chorister.clock import SettableClock
 from chorister.device import Device, GivenKey, HeadFile, Run, Sandbox, Timing
 from chorister.device.audit import AuditEntry, Event
-from chorister.device.ledger.entries import Charged
+from chorister.device.ledger.ledger_entries import Charged
 from chorister.policy import Policy
 from chorister.recipe import Recipe
 from chorister.transparency.entries import RecipeEntry

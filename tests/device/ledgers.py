@@ -17,8 +17,8 @@ from chorister.device.database import open_database, transaction
 from chorister.device.keys import SecretKey
 from chorister.device.ledger import Ledger
 from chorister.device.ledger.budget import Charge, Standing
-from chorister.device.ledger.entries import Charged
 from chorister.device.ledger.head_store import FileHeadStore, HeadStore
+from chorister.device.ledger.ledger_entries import Charged
 from chorister.policy import Policy
 from chorister.recipe import Privacy
 from tests.keyboard import ANALYSIS, policy_tree

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chorister.device.ledger import Ledger
 from chorister.device.ledger.counting import Counts, PolicyTerms, period_end
-from chorister.device.ledger.entries import MAX_OFFSET
+from chorister.device.ledger.ledger_entries import MAX_OFFSET
 from chorister.errors import BudgetExceeded
 from chorister.policy import Policy
 from tests.device.ledgers import (

@@ -15,7 +15,7 @@ import chorister.device
 from chorister.clock import SettableClock
 from chorister.device import Device, GivenKey, HeadKeyring, Run
 from chorister.device.keys import SecretKey
-from chorister.device.ledger.entries import Chain
+from chorister.device.ledger.ledger_entries import Chain
 from chorister.device.run import RunStep
 from chorister.device.status import Status
 from chorister.errors import DeviceBusy, InvalidInput, LedgerError, StoreError

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from chorister._native import scan_reports
-from chorister.device.ledger.entries import Charged
+from chorister.device.ledger.ledger_entries import Charged
 from chorister.device.run import RunStep
 from chorister.errors import Unreachable
 from chorister.policy import Policy

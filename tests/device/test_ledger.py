@@ -14,7 +14,8 @@ from chorister.canonical import dumps, loads
 from chorister.device.database import transaction
 from chorister.device.ledger import Ledger
 from chorister.device.ledger.budget import Charge
-from chorister.device.ledger.entries import (
+from chorister.device.ledger.head_store import FileHeadStore
+from chorister.device.ledger.ledger_entries import (
     Charged,
     Created,
     PolicyTaken,
@@ -22,7 +23,6 @@ from chorister.device.ledger.entries import (
     Resumed,
     decode,
 )
-from chorister.device.ledger.head_store import FileHeadStore
 from chorister.errors import (
     DecodeError,
     HeadUnavailable,

@@ -25,8 +25,8 @@ from hypothesis.stateful import (
 
 from chorister.clock import SettableClock
 from chorister.device.ledger import Ledger
-from chorister.device.ledger.entries import Charged, Restarted, Resumed
 from chorister.device.ledger.head_store import HeadStore
+from chorister.device.ledger.ledger_entries import Charged, Restarted, Resumed
 from chorister.errors import (
     BudgetExceeded,
     LedgerBehind,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from chorister.aggregator.task import KnownTask
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.dap.messages import CollectionJobResp
 from chorister.errors import ServiceError
 from tests.aggregator.apps import Apps

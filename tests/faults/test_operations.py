@@ -13,10 +13,10 @@ from alembic import command
 from sqlalchemy import create_engine
 
 from chorister.aggregator.jobs.job_queue import JobQueue
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.service import Service
 from chorister.aggregator.storage import database as database_module
 from chorister.aggregator.storage.database import Database, Sealer
-from chorister.aggregator.task import KnownTask
 from chorister.dap.draft import Problem, Role
 from chorister.dap.messages import AggregationJobInitReq
 from chorister.errors import ProblemError, ServiceError

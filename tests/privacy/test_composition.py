@@ -18,13 +18,13 @@ import pytest
 from chorister.errors import BudgetExceeded, InvalidInput
 from chorister.privacy import (
     BasicFilter,
-    Charge,
     ExactTotal,
     Filter,
     FixedSequence,
     Release,
     RenyiFilter,
     Setting,
+    StatedCost,
     compose,
     epsilon,
     min_cohort,
@@ -36,7 +36,7 @@ from chorister.privacy.losses import PrivacyLoss, exact_envelope, release_loss
 from chorister.privacy.randomizers import Mechanism
 
 RELEASE = Release(setting=Setting(local_epsilon=3), cohort=10_000)
-CHARGE = Charge(release=RELEASE, epsilon=Decimal("0.11001"), delta=Decimal("1e-6"))
+CHARGE = StatedCost(release=RELEASE, epsilon=Decimal("0.11001"), delta=Decimal("1e-6"))
 
 
 def test_the_reference_compositions() -> None:
@@ -225,7 +225,7 @@ def test_the_best_analyst_stays_within_a_renyi_filter_in_exact_rationals(seed: i
 
 def test_basic_sums_exactly_and_checks_both() -> None:
     budget = BasicFilter(epsilon=Decimal("0.3"), delta=Decimal("1e-5"))
-    tenth = Charge(release=RELEASE, epsilon=Decimal("0.1"), delta=Decimal("1e-6"))
+    tenth = StatedCost(release=RELEASE, epsilon=Decimal("0.1"), delta=Decimal("1e-6"))
     for _ in range(3):  # in binary, 0.1 + 0.1 + 0.1 exceeds 0.3
         budget = budget.add(tenth)
     assert budget.spent.epsilon == Decimal("0.3")
@@ -235,7 +235,7 @@ def test_basic_sums_exactly_and_checks_both() -> None:
     error = refused.value
     assert (error.field, error.spent, error.allowed) == ("epsilon", Decimal("0.3"), Decimal("0.3"))
     assert budget.charges == 3
-    costly = Charge(release=RELEASE, epsilon=Decimal(0), delta=Decimal("9e-6"))
+    costly = StatedCost(release=RELEASE, epsilon=Decimal(0), delta=Decimal("9e-6"))
     with pytest.raises(BudgetExceeded, match="delta"):
         budget.add(costly)
 
@@ -253,7 +253,7 @@ def test_the_renyi_filter_at_the_stated_order() -> None:
 def test_the_renyi_filter_sets_delta_aside_for_bounded_reports() -> None:
     """A charge costs (1 + e^eps) m tau at the budget's epsilon; a thousandth of delta pays it."""
     release = Release(setting=Setting(local_epsilon=3), cohort=10**6)
-    charge = Charge(release=release, epsilon=Decimal("0.01"), delta=Decimal("1e-6"))
+    charge = StatedCost(release=release, epsilon=Decimal("0.01"), delta=Decimal("1e-6"))
     price = (1 + math.exp(19)) * 1e6 * 2.0**-80  # 1.5e-10, far above 1e-12
     budget = RenyiFilter(epsilon=Decimal(19), delta=Decimal("1e-6"), orders=(32,))
     for count in range(1, 7):
@@ -268,7 +268,7 @@ def test_the_renyi_filter_sets_delta_aside_for_bounded_reports() -> None:
 
 def test_a_noised_release_bounds_one_report_only() -> None:
     release = Release(setting=Setting(local_epsilon=3, crowd="noised"), cohort=10**9)
-    charge = Charge(release=release, epsilon=Decimal("0.001"), delta=Decimal("1e-6"))
+    charge = StatedCost(release=release, epsilon=Decimal("0.001"), delta=Decimal("1e-6"))
     budget = RenyiFilter(epsilon=Decimal(12), delta=Decimal("1e-6"), orders=(32,)).add(charge)
     assert float(budget.bounding) == pytest.approx((1 + math.exp(12)) * 2.0**-80, rel=1e-12)
 
@@ -291,7 +291,7 @@ def test_a_renyi_budget_refuses_at_any_local_epsilon_without_failing(
 ) -> None:
     setting = Setting(local_epsilon=18, mechanism="symmetric", crowd=crowd)
     release = Release(setting=setting, cohort=2)
-    charge = Charge(release=release, epsilon=Decimal(36), delta=Decimal("1e-6"))
+    charge = StatedCost(release=release, epsilon=Decimal(36), delta=Decimal("1e-6"))
     budget = RenyiFilter(epsilon=Decimal(epsilon), delta=Decimal("1e-6"), orders=(32,))
     with pytest.raises(BudgetExceeded):
         budget.add(charge)
@@ -405,9 +405,9 @@ def test_bad_budgets_and_charges_are_refused() -> None:
         with pytest.raises(InvalidInput, match="delta"):
             BasicFilter(epsilon=Decimal(1), delta=Decimal(bad))
     with pytest.raises(InvalidInput, match="epsilon"):
-        Charge(release=RELEASE, epsilon=Decimal(-1), delta=Decimal("1e-6"))
+        StatedCost(release=RELEASE, epsilon=Decimal(-1), delta=Decimal("1e-6"))
     with pytest.raises(InvalidInput, match="delta"):
-        Charge(release=RELEASE, epsilon=Decimal(1), delta=Decimal("NaN"))
+        StatedCost(release=RELEASE, epsilon=Decimal(1), delta=Decimal("NaN"))
     for orders in ((), (3, 3), (1,)):
         with pytest.raises(InvalidInput, match="order"):
             RenyiFilter(epsilon=Decimal(1), delta=Decimal("1e-6"), orders=orders)

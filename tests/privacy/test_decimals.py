@@ -14,12 +14,12 @@ from chorister.errors import BudgetExceeded, InvalidInput
 from chorister.policy.bounds import CostBound
 from chorister.privacy import (
     BasicFilter,
-    Charge,
     OneHotRandomizer,
     PlannedQuestion,
     Release,
     RenyiFilter,
     Setting,
+    StatedCost,
     cost,
     delta_before_bound,
     epsilon,
@@ -78,7 +78,7 @@ def test_what_is_left_of_delta_is_never_rounded_up() -> None:
 @pytest.mark.usefixtures("_two_digits")
 def test_basic_sums_are_exact_in_a_context_of_two_digits() -> None:
     budget = BasicFilter(epsilon=Decimal("3.01"), delta=Decimal("3.01e-6"))
-    charge = Charge(release=RELEASE, epsilon=Decimal("1.004"), delta=Decimal("1.001e-6"))
+    charge = StatedCost(release=RELEASE, epsilon=Decimal("1.004"), delta=Decimal("1.001e-6"))
     budget = budget.add(charge).add(charge)
     assert budget.spent.epsilon == Decimal("2.008")
     assert budget.spent.delta == Decimal("2.002e-6")
@@ -90,7 +90,8 @@ def test_sums_beyond_eighty_digits_round_up() -> None:
     tiny = Decimal("1e-90")
     budget = BasicFilter(epsilon=Decimal(1), delta=Decimal("1e-5"))
     charges = [
-        Charge(release=RELEASE, epsilon=each, delta=Decimal("1e-6")) for each in (Decimal(1), tiny)
+        StatedCost(release=RELEASE, epsilon=each, delta=Decimal("1e-6"))
+        for each in (Decimal(1), tiny)
     ]
     with pytest.raises(BudgetExceeded):
         budget.add(charges[0]).add(charges[1])
@@ -99,7 +100,7 @@ def test_sums_beyond_eighty_digits_round_up() -> None:
 def test_the_renyi_filter_and_plans_do_not_depend_on_the_context() -> None:
     def totals() -> tuple[Any, ...]:
         budget = RenyiFilter(epsilon=Decimal("1.001"), delta=Decimal("1.001e-6"), orders=(12, 38))
-        charge = Charge(release=RELEASE, epsilon=Decimal("0.11001"), delta=Decimal("1e-6"))
+        charge = StatedCost(release=RELEASE, epsilon=Decimal("0.11001"), delta=Decimal("1e-6"))
         spent = budget.add(charge).add(charge).spent
         question = PlannedQuestion(
             setting=SETTING, epsilon=Decimal("0.501"), delta=Decimal("1.001e-6"), length=100

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
 from chorister.errors import InvalidInput
-from chorister.privacy import Interval, OneHotRandomizer
+from chorister.privacy import ConfidenceInterval, OneHotRandomizer
 from chorister.recipe import Recipe
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -66,7 +66,7 @@ class Estimates:
         candidates: int = 1,
         step: float = 0.0,
         method: IntervalMethod = "score",
-    ) -> Interval:
+    ) -> ConfidenceInterval:
         """Intervals of the noise around each estimate.
 
         *score*: all true counts f with `|x - f| <= z sqrt(base + slope f)`. This is also right for
@@ -83,7 +83,7 @@ class Estimates:
         z = quantile(confidence, candidates)
         if method == "normal":
             half = z * self.std_error
-            return Interval(low=self.value - half, high=self.value + half)
+            return ConfidenceInterval(low=self.value - half, high=self.value + half)
         if method != "score":
             raise InvalidInput(f"method must be score or normal, not {method!r}")
         if candidates > 1 and step <= 0.0:
@@ -99,7 +99,9 @@ class Estimates:
             for seen in (least, most)
         )
         # Far below 0 the quadratic has no solution; a lower end never exceeds the estimate.
-        return Interval(low=np.minimum(least + shift - below, least), high=most + shift + above)
+        return ConfidenceInterval(
+            low=np.minimum(least + shift - below, least), high=most + shift + above
+        )
 
     def take(self, rows: NDArray[np.int64]) -> Estimates:
         return Estimates(self.value[rows], self.base[rows], self.slope[rows], self.reports[rows])

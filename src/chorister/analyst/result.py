@@ -31,7 +31,7 @@ from chorister.analyst.estimate import (
 from chorister.analyst.tables import Tabular
 from chorister.encoding import AnyFeature, Encoding
 from chorister.errors import DecodeError, InvalidInput
-from chorister.privacy import HostileInfluence, Interval, Mechanism
+from chorister.privacy import ConfidenceInterval, HostileInfluence, Mechanism
 from chorister.recipe import Recipe
 
 
@@ -200,7 +200,7 @@ class Result(Tabular):
         """The standard error of the noise, row by row."""
         return self.rows.std_error
 
-    def intervals(self, *, method: IntervalMethod = "score") -> Interval:
+    def intervals(self, *, method: IntervalMethod = "score") -> ConfidenceInterval:
         """Intervals of the noise at this result's confidence, for all its candidates."""
         found = self.rows.interval(
             self.confidence,
@@ -212,7 +212,9 @@ class Result(Tabular):
         if bounds is None:
             return found
         low, high = np.clip(found.low, *bounds), np.clip(found.high, *bounds)
-        return Interval(low=np.minimum(low, self.estimate), high=np.maximum(high, self.estimate))
+        return ConfidenceInterval(
+            low=np.minimum(low, self.estimate), high=np.maximum(high, self.estimate)
+        )
 
     @property
     def ci_low(self) -> Floats:

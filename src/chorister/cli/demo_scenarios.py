@@ -15,7 +15,7 @@ from chorister.fleet.people import AREAS, COMMUTES, VOCABULARY, Person
 from chorister.recipe import Recipe
 
 if TYPE_CHECKING:
-    from chorister.analyst.algorithms.run import AlgorithmRun
+    from chorister.analyst.algorithms.algorithm_run import AlgorithmRun
     from chorister.analyst.result import Result
     from chorister.analyst.study import Study
 

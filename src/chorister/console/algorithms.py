@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import chorister as ch
+from chorister.analyst.algorithms.algorithm_run import AlgorithmRun
 from chorister.analyst.algorithms.crosstab import crosstab
 from chorister.analyst.algorithms.distribution import distribution
 from chorister.analyst.algorithms.heatmap import heatmap
 from chorister.analyst.algorithms.ngrams import discover_ngrams
-from chorister.analyst.algorithms.run import AlgorithmRun
 from chorister.analyst.algorithms.words import discover_words
 from chorister.analyst.request import valid_input
 from chorister.analyst.study import Study

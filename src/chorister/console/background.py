@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from chorister.analyst.algorithms.run import AlgorithmRun
+from chorister.analyst.algorithms.algorithm_run import AlgorithmRun
 from chorister.analyst.json_files import require_format, write_atomically
 from chorister.analyst.rounds import Round, RoundState
 from chorister.analyst.study import Study

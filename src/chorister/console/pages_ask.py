@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from chorister.analyst.algorithms.run import AlgorithmRun
+from chorister.analyst.algorithms.algorithm_run import AlgorithmRun
 from chorister.analyst.question import QuestionCost, check_target
 from chorister.console.access import NotFound
 from chorister.console.algorithms import ALGORITHMS, AlgorithmForm, plan_run

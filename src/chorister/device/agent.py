@@ -31,7 +31,7 @@ from chorister.device.audit import RecipeSummary
 from chorister.device.database import transaction
 from chorister.device.databases import Databases
 from chorister.device.ledger.budget import Charge
-from chorister.device.ledger.entries import Entry
+from chorister.device.ledger.ledger_entries import Entry
 from chorister.device.outbox import OOV_BIN, QueryOutcome, QueuedReport, make_report
 from chorister.device.poll import Listed, Poll, poll
 from chorister.device.records import LEDGER, Attempt, AttemptState, pair_subject, upload_subject

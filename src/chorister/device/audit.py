@@ -37,7 +37,7 @@ from chorister.canonical import (
 )
 from chorister.device.database import upgrade
 from chorister.device.ledger.budget import Charge
-from chorister.device.ledger.entries import FIRST, MAX_BYTES, decode_canonical
+from chorister.device.ledger.ledger_entries import FIRST, MAX_BYTES, decode_canonical
 from chorister.errors import DecodeError, InvalidInput, LedgerTampered
 from chorister.policy import Policy
 from chorister.policy.values import URL, FieldRef, Identifier, Name

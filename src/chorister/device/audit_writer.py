@@ -8,7 +8,14 @@ from chorister.canonical import sha256
 from chorister.clock import SECOND, Clock, utc_text
 from chorister.device.audit import AuditEntry, AuditLog, Event, RecipeSummary, Sent, pack_bits
 from chorister.device.ledger.budget import Charge
-from chorister.device.ledger.entries import Charged, Created, Entry, PolicyTaken, Restarted, Resumed
+from chorister.device.ledger.ledger_entries import (
+    Charged,
+    Created,
+    Entry,
+    PolicyTaken,
+    Restarted,
+    Resumed,
+)
 from chorister.device.outbox import QueryOutcome, Report
 from chorister.device.records import Attempt
 from chorister.errors import BudgetExceeded, ChoristerError, InternalError, QueryRefused

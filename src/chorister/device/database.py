@@ -69,11 +69,11 @@ def open_database(
     except BaseException:
         connection.close()
         raise
-    connection.cursor_factory = _Cursor
+    connection.cursor_factory = _CheckedCursor
     return connection
 
 
-class _Cursor(apsw.Cursor):
+class _CheckedCursor(apsw.Cursor):
     """Raises an error that says what to do when a statement meets a damaged page."""
 
     def execute(self, *args: Any, **options: Any) -> apsw.Cursor:  # noqa: ANN401 (as apsw's)

@@ -27,11 +27,11 @@ from chorister.privacy.certified import Crowd, Setting
 from chorister.privacy.composition import Composed, ExactTotal, FixedSequence, compose
 from chorister.privacy.filters import (
     BasicFilter,
-    Charge,
     Filter,
     Release,
     RenyiFilter,
     Spent,
+    StatedCost,
     require_filter,
 )
 from chorister.privacy.planning import (
@@ -44,8 +44,8 @@ from chorister.privacy.planning import (
 )
 from chorister.privacy.published_bounds import CloneBound, clones_epsilon
 from chorister.privacy.randomizers import (
+    ConfidenceInterval,
     HostileInfluence,
-    Interval,
     Mechanism,
     OneHotRandomizer,
 )
@@ -54,16 +54,15 @@ from chorister.privacy.weights import TotalWeight, delta_before_bound
 __all__ = [
     "BasicFilter",
     "Bound",
-    "Charge",
     "CloneBound",
     "Composed",
+    "ConfidenceInterval",
     "Cost",
     "Crowd",
     "ExactTotal",
     "Filter",
     "FixedSequence",
     "HostileInfluence",
-    "Interval",
     "Mechanism",
     "Method",
     "OneHotRandomizer",
@@ -73,6 +72,7 @@ __all__ = [
     "RenyiFilter",
     "Setting",
     "Spent",
+    "StatedCost",
     "TotalWeight",
     "accuracy_for_cohort",
     "clones_epsilon",

@@ -49,7 +49,7 @@ class Release:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Charge:
+class StatedCost:
     """What one answer costs: the stated guarantee, and the release that justifies it."""
 
     release: Release
@@ -95,10 +95,10 @@ class Filter(ABC):
         """The total guarantee so far."""
 
     @abstractmethod
-    def _added(self, charge: Charge) -> Self:
+    def _added(self, charge: StatedCost) -> Self:
         """This filter after one more charge, unchecked."""
 
-    def after(self, charges: Iterable[Charge]) -> Self:
+    def after(self, charges: Iterable[StatedCost]) -> Self:
         """The filter after charges that were already made, whether or not it would allow them.
 
         For a ledger whose policy changed: what was spent under other limits still counts.
@@ -108,7 +108,7 @@ class Filter(ABC):
             state = state._added(charge)
         return state
 
-    def add(self, charge: Charge) -> Self:
+    def add(self, charge: StatedCost) -> Self:
         """The filter after this charge; raises BudgetExceeded if the budget does not allow it."""
         after = self._added(charge)
         total, before = after.spent, self.spent
@@ -136,7 +136,7 @@ class BasicFilter(Filter):
         """Both sums."""
         return Spent(epsilon=self.total_epsilon, delta=self.total_delta)
 
-    def _added(self, charge: Charge) -> Self:
+    def _added(self, charge: StatedCost) -> Self:
         return replace(
             self,
             total_epsilon=UP.add(self.total_epsilon, charge.epsilon),
@@ -194,7 +194,7 @@ class RenyiFilter(Filter):
         excess = max(Decimal(0), UP.subtract(self.bounding, reserve))
         return Spent(epsilon=rounded_up(best, _UNIT), delta=UP.add(self.delta, excess))
 
-    def _added(self, charge: Charge) -> Self:
+    def _added(self, charge: StatedCost) -> Self:
         release = charge.release
         members = release.setting.members(release.cohort)
         sums = self.totals or (Decimal(0),) * len(self.orders)

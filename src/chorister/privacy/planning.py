@@ -17,7 +17,7 @@ from chorister.privacy.amplification import epsilon, min_cohort
 from chorister.privacy.certified import MAX_COHORT, Setting
 from chorister.privacy.composition import Composed, FixedSequence, compose
 from chorister.privacy.decimals import DOWN, Number, as_decimal, as_delta, rounded_up
-from chorister.privacy.filters import Charge, Filter, Release
+from chorister.privacy.filters import Filter, Release, StatedCost
 from chorister.privacy.randomizers import (
     MAX_LOCAL_EPSILON,
     MIN_LOCAL_EPSILON,
@@ -45,7 +45,7 @@ class PlannedQuestion:
 class Cost:
     """What one question costs, and how accurate it is."""
 
-    charge: Charge  # what a ledger would write
+    charge: StatedCost  # what a ledger would write
     local_epsilon: Decimal  # replacement value: what local limits compare
     min_cohort: int  # the smallest cohort that gives this epsilon
     reports: int  # at which the standard error is stated
@@ -101,7 +101,7 @@ def _price(question: PlannedQuestion, budget: Filter | None) -> tuple[Cost, Filt
         )
     randomizer = _randomizer(setting, question.length)
     error = float(randomizer.std_error(reports, 0.0, setting.noise_trials(cohort)))
-    charge = Charge(
+    charge = StatedCost(
         release=Release(setting=setting, cohort=cohort),
         epsilon=question.epsilon,
         delta=question.delta,
@@ -122,7 +122,7 @@ def _price(question: PlannedQuestion, budget: Filter | None) -> tuple[Cost, Filt
     return priced, budget
 
 
-def _how_many(budget: Filter, charge: Charge) -> int:
+def _how_many(budget: Filter, charge: StatedCost) -> int:
     """How many more such charges fit, counted by charging."""
     for count in range(_MOST_MORE):
         try:
@@ -224,7 +224,9 @@ def _stated(setting: Setting, cohort: int, delta: Number, error: float, *, bound
     stated = rounded_up(found, Decimal("1e-6"))
     if bounded:  # raises where this many reports would cost more than is set aside
         delta_before_bound(whole, stated, setting.bounded_reports(cohort))
-    charge = Charge(release=Release(setting=setting, cohort=cohort), epsilon=stated, delta=whole)
+    charge = StatedCost(
+        release=Release(setting=setting, cohort=cohort), epsilon=stated, delta=whole
+    )
     return Cost(
         charge=charge,
         local_epsilon=_randomizer(setting, 2).replacement_epsilon,

@@ -148,7 +148,7 @@ def bits_per_bin(n: int, noise_trials: int) -> int:
     return n + AGGREGATORS * noise_trials
 
 
-class Interval(NamedTuple):
+class ConfidenceInterval(NamedTuple):
     """The two ends of a confidence interval, one entry per bin."""
 
     low: Floats
@@ -313,7 +313,7 @@ class OneHotRandomizer:
 
     def interval(
         self, estimates: ArrayLike, n: int, noise_trials: int = 0, confidence: float = 0.95
-    ) -> Interval:
+    ) -> ConfidenceInterval:
         """Confidence intervals of the noise around unbiased `estimates`.
 
         Score intervals: all true counts f with `|estimate - f| <= z sqrt(variance(f))`. The
@@ -328,7 +328,7 @@ class OneHotRandomizer:
         shift = z * z * self.variance_slope / 2.0
         spread = z * z * (self._base_variance(n, noise_trials) + self.variance_slope * seen)
         half = np.sqrt(np.maximum(shift * shift + spread, 0.0))
-        return Interval(low=seen + shift - half, high=seen + shift + half)
+        return ConfidenceInterval(low=seen + shift - half, high=seen + shift + half)
 
     def total_weight(self, n: int, noise_trials: int = 0, *, bounded: bool = True) -> TotalWeight:
         """The law of the sum's total weight, which does not depend on anybody's data."""

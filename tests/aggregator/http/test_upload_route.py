@@ -18,8 +18,8 @@ from chorister.aggregator.http.app import build_starlette
 from chorister.aggregator.http.report_writer import UploadQueue
 from chorister.aggregator.http.request_checks import TaskLookup, upload_credential_checks
 from chorister.aggregator.http.upload_route import UploadRoute
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.operations.metrics import Metrics
-from chorister.aggregator.task import KnownTask
 from chorister.canonical import b64url_encode, sha256
 from chorister.dap.draft import UPLOAD_ERRORS, UPLOAD_REQUEST
 from chorister.errors import ServiceError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chorister.aggregator.task import KnownTask
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.dap.draft import Problem, ReportError
 from chorister.errors import ProblemError, Unreachable
 from tests.aggregator.conftest import MakePair

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from chorister.aggregator.jobs.release import sample_noise
-from chorister.aggregator.task import Noise
+from chorister.aggregator.known_tasks import Noise
 from tests.aggregator.world import Counts, Pair, small_recipe
 
 BINS = 6_000

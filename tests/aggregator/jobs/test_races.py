@@ -11,9 +11,9 @@ from typing import TypeVar
 import numpy as np
 from sqlalchemy import select
 
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.storage.reports import JobRef
 from chorister.aggregator.storage.schema import report_ids
-from chorister.aggregator.task import KnownTask
 from chorister.dap.draft import ReportError
 from chorister.dap.messages import (
     AggregateShareReq,

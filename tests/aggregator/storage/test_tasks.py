@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from chorister.aggregator.http.leader_routes import recipe_progress
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.storage.schema import BatchState
 from chorister.aggregator.storage.statistics import VERIFIED, TaskStatus
-from chorister.aggregator.task import KnownTask
 from chorister.canonical import WIRE
 from chorister.dap.draft import Problem, ReportError
 from chorister.dap.task import task_configurations

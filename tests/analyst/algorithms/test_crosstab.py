@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chorister as ch
+from chorister.analyst.algorithms.algorithm_run import AlgorithmRun
 from chorister.analyst.algorithms.crosstab import Crosstab, crosstab
 from chorister.analyst.algorithms.crosstab_rules import (
     Precision,
@@ -24,7 +25,6 @@ from chorister.analyst.algorithms.crosstab_rules import (
     smooth,
     spikiness,
 )
-from chorister.analyst.algorithms.run import AlgorithmRun
 from chorister.analyst.study import Study
 from chorister.errors import DecodeError, InvalidInput
 from chorister.policy import Policy

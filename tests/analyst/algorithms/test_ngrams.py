@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chorister.analyst.algorithms.algorithm_run import AlgorithmRun
 from chorister.analyst.algorithms.ngram_rules import (
     above_noise,
     dealt_shares,
@@ -25,7 +26,6 @@ from chorister.analyst.algorithms.ngrams import (
     ngram_query,
     round_shares,
 )
-from chorister.analyst.algorithms.run import AlgorithmRun
 from chorister.analyst.study import Study
 from chorister.device.sandbox.functions import known_functions
 from chorister.encoding import PrefixTree

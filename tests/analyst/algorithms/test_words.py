@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import chorister as ch
+from chorister.analyst.algorithms.algorithm_run import AlgorithmRun
 from chorister.analyst.algorithms.character_model import END, CharacterModel
-from chorister.analyst.algorithms.run import AlgorithmRun
 from chorister.analyst.algorithms.words import (
     Words,
     candidates_of,

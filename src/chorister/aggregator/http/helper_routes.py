@@ -31,8 +31,8 @@ from chorister.aggregator.http.request_checks import (
     resource_id,
 )
 from chorister.aggregator.jobs.helper import Helper
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.operations.metrics import Metrics
-from chorister.aggregator.task import KnownTask
 from chorister.dap.draft import (
     AGGREGATE_SHARE,
     AGGREGATE_SHARE_REQUEST,

@@ -31,12 +31,12 @@ from chorister.aggregator.http.request_checks import (
     resource_id,
 )
 from chorister.aggregator.jobs.collection_job_driver import CollectionJobDriver
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.operations.metrics import Metrics
 from chorister.aggregator.storage.database import Database
 from chorister.aggregator.storage.schema import BatchState
 from chorister.aggregator.storage.statistics import TaskStatus, task_status
 from chorister.aggregator.storage.tasks import TaskStore
-from chorister.aggregator.task import KnownTask
 from chorister.clock import Clock
 from chorister.dap.draft import (
     COLLECTION_JOB_REQUEST,

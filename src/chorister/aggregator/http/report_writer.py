@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from chorister._native import scan_reports
 from chorister.aggregator.jobs.aggregation_job_driver import job_capacity
+from chorister.aggregator.known_tasks import MAX_SKEW_SECONDS, KnownTask
 from chorister.aggregator.storage.batches import lock_batch
 from chorister.aggregator.storage.database import Database, Transaction
 from chorister.aggregator.storage.hpke_keys import KeyRing
 from chorister.aggregator.storage.reports import Segment, add_report_ids, add_segments
 from chorister.aggregator.storage.schema import BatchState
 from chorister.aggregator.storage.statistics import UPLOADED, count, rejections
-from chorister.aggregator.task import MAX_SKEW_SECONDS, KnownTask
 from chorister.clock import Clock
 from chorister.dap.draft import REPORT_ID_BYTES, Problem, ReportError
 from chorister.dap.http import invalid_message

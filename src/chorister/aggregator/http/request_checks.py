@@ -20,8 +20,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import anyio
 from starlette.requests import Request
 
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.storage.tasks import TaskStore
-from chorister.aggregator.task import KnownTask
 from chorister.canonical import b64url_decode
 from chorister.clock import Clock
 from chorister.dap.draft import TASK_ID_BYTES, TASKPROV_HEADER, Problem

@@ -34,8 +34,8 @@ from chorister.aggregator.http.request_checks import (
     check_media_type,
     read_headers,
 )
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.operations.metrics import Metrics
-from chorister.aggregator.task import KnownTask
 from chorister.dap.draft import UPLOAD_ERRORS, UPLOAD_REQUEST
 from chorister.dap.messages import UploadErrors
 from chorister.errors import ProblemError

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from chorister._native import Aggregated, LeaderJob
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.operations.metrics import Metrics
 from chorister.aggregator.storage import batches, reports
 from chorister.aggregator.storage.database import Database
@@ -25,7 +26,6 @@ from chorister.aggregator.storage.reports import JobRef
 from chorister.aggregator.storage.schema import BatchState
 from chorister.aggregator.storage.statistics import VERIFIED, count, rejections
 from chorister.aggregator.storage.tasks import TaskStore
-from chorister.aggregator.task import KnownTask
 from chorister.canonical import sha256
 from chorister.clock import Clock
 from chorister.dap.draft import VerifyRespType

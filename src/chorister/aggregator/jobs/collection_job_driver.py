@@ -26,13 +26,13 @@ from chorister.aggregator.jobs.release import (
     seal_share,
     unknown_collector,
 )
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.storage import batches
 from chorister.aggregator.storage.batches import CollectionRef, Total
 from chorister.aggregator.storage.database import Database
 from chorister.aggregator.storage.reports import has_unverified_reports
 from chorister.aggregator.storage.schema import BatchState
 from chorister.aggregator.storage.tasks import TaskStore
-from chorister.aggregator.task import KnownTask
 from chorister.canonical import sha256
 from chorister.clock import Clock
 from chorister.dap.draft import Problem, Role

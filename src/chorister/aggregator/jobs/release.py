@@ -24,7 +24,7 @@ from typing import TypeAlias
 import numpy as np
 
 from chorister._native import Prio3, hpke_seal, sample_binomials
-from chorister.aggregator.task import KnownTask, Noise
+from chorister.aggregator.known_tasks import KnownTask, Noise
 from chorister.dap.draft import Problem, Role, aggregate_share_info
 from chorister.dap.messages import AggregateShareAad, CollectionJobReq
 from chorister.errors import ProblemError, ServiceError

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 from sqlalchemy import Column, Table, bindparam, delete, func, select, update
 
 from chorister._native import Aggregated
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.storage.database import Database, Transaction
 from chorister.aggregator.storage.schema import (
     BatchState,
@@ -30,7 +31,6 @@ from chorister.aggregator.storage.schema import (
     helper_jobs,
     tasks,
 )
-from chorister.aggregator.task import KnownTask
 from chorister.dap.draft import CHECKSUM_BYTES
 from chorister.errors import ProblemError
 

@@ -20,6 +20,7 @@ from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
+from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.storage.database import Database, Transaction, in_queries
 from chorister.aggregator.storage.schema import (
     BatchState,
@@ -29,7 +30,6 @@ from chorister.aggregator.storage.schema import (
     counters,
     tasks,
 )
-from chorister.aggregator.task import KnownTask
 from chorister.dap.draft import ReportError
 
 UPLOADED: Final = "uploaded"

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Row, delete, select, update
 
+from chorister.aggregator.known_tasks import KnownTask, Noise, served_tasks
 from chorister.aggregator.storage.database import Database, Transaction, in_queries
 from chorister.aggregator.storage.schema import (
     BatchState,
@@ -30,7 +31,6 @@ from chorister.aggregator.storage.schema import (
     swept_tasks,
     tasks,
 )
-from chorister.aggregator.task import KnownTask, Noise, served_tasks
 from chorister.clock import Clock
 from chorister.dap.draft import Role
 from chorister.dap.task import TaskConfiguration

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorister.analyst.algorithms import crosstab_pictures
+from chorister.analyst.algorithms.algorithm_run import AlgorithmResult, AlgorithmRun, Step
 from chorister.analyst.algorithms.crosstab_rules import (
     Precision,
     bucket_count,
@@ -21,7 +22,6 @@ from chorister.analyst.algorithms.crosstab_rules import (
     smooth,
     spikiness,
 )
-from chorister.analyst.algorithms.run import AlgorithmResult, AlgorithmRun, Step
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.estimate import column_names
 from chorister.analyst.request import Real, reads_of, simple_query

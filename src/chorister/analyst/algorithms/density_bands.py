@@ -47,7 +47,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from chorister.analyst.algorithms.run import devices_of
+from chorister.analyst.algorithms.algorithm_run import devices_of
 from chorister.analyst.cohorts import Cohorts
 from chorister.analyst.result import Result
 from chorister.encoding import Intervals

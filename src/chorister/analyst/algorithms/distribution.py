@@ -14,10 +14,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from chorister.analyst import tables
 from chorister.analyst.algorithms import density_pictures
+from chorister.analyst.algorithms.algorithm_run import (
+    AlgorithmResult,
+    AlgorithmRun,
+    Step,
+    devices_of,
+    scaled,
+)
 from chorister.analyst.algorithms.density import Cells, DensityFit, Floats, fit_density
 from chorister.analyst.algorithms.density_bands import Band, distribution_band
 from chorister.analyst.algorithms.density_rules import DensityRules, asked_once, regime
-from chorister.analyst.algorithms.run import AlgorithmResult, AlgorithmRun, Step, devices_of, scaled
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.request import Real, as_exact, intervals, reads_of, simple_query
 from chorister.analyst.result import Result

@@ -13,6 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorister.analyst.algorithms import map_pictures
+from chorister.analyst.algorithms.algorithm_run import (
+    AlgorithmResult,
+    AlgorithmRun,
+    Step,
+    devices_of,
+    scaled,
+)
 from chorister.analyst.algorithms.map_rules import (
     DISJOINT_RULES,
     EVERYONE_RULES,
@@ -24,7 +31,6 @@ from chorister.analyst.algorithms.map_rules import (
     rounds_pay,
 )
 from chorister.analyst.algorithms.pyramid import Measured, Pyramid, fit_map
-from chorister.analyst.algorithms.run import AlgorithmResult, AlgorithmRun, Step, devices_of, scaled
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.estimate import Estimates
 from chorister.analyst.request import Real, grid, reads_of, simple_query

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorister.analyst.algorithms import ngram_pictures
+from chorister.analyst.algorithms.algorithm_run import AlgorithmResult, AlgorithmRun, Step
 from chorister.analyst.algorithms.ngram_rules import (
     LEAST_BEFORE_LAST,
     MAX_EXTENDED,
@@ -32,7 +33,6 @@ from chorister.analyst.algorithms.ngram_rules import (
     stratified_means,
     worth_asking,
 )
-from chorister.analyst.algorithms.run import AlgorithmResult, AlgorithmRun, Step
 from chorister.analyst.cohorts import Cohorts
 from chorister.analyst.question import Question
 from chorister.analyst.request import Real

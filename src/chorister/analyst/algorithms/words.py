@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorister.analyst.algorithms import word_pictures
+from chorister.analyst.algorithms.algorithm_run import AlgorithmResult, AlgorithmRun, Step
 from chorister.analyst.algorithms.character_model import END, CharacterModel
 from chorister.analyst.algorithms.ngrams import only_text
-from chorister.analyst.algorithms.run import AlgorithmResult, AlgorithmRun, Step
 from chorister.analyst.algorithms.word_rules import (
     MAX_CHARACTERS,
     MAX_ROUNDS,

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from chorister.device.ledger.budget import Charge, Standing
-from chorister.device.ledger.entries import Charged, Created, Entry, PolicyTaken, Restarted, Resumed
 from chorister.device.ledger.head_store import FileHeadStore, HeadStore, KeyringHeadStore
 from chorister.device.ledger.ledger import Ledger
+from chorister.device.ledger.ledger_entries import (
+    Charged,
+    Created,
+    Entry,
+    PolicyTaken,
+    Restarted,
+    Resumed,
+)
 
 __all__ = [
     "Charge",

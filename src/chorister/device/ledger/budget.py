@@ -60,11 +60,11 @@ class Charge(Model):
         return self.privacy.replacement_epsilon
 
     @cached_property
-    def filtered(self) -> filters.Charge:
+    def filtered(self) -> filters.StatedCost:
         """This charge in the form that filters use."""
         privacy = self.privacy
         release = filters.Release(setting=privacy.claim.setting, cohort=privacy.min_cohort)
-        return filters.Charge(release=release, epsilon=privacy.epsilon, delta=privacy.delta)
+        return filters.StatedCost(release=release, epsilon=privacy.epsilon, delta=privacy.delta)
 
     @model_validator(mode="after")
     def _each_once(self) -> Charge:

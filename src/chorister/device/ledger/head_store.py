@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from chorister.canonical import b64url_decode, b64url_encode
 from chorister.device.keys import SecretKey, is_inside, sync_folder
-from chorister.device.ledger.entries import MAX_BYTES
+from chorister.device.ledger.ledger_entries import MAX_BYTES
 from chorister.errors import DecodeError, HeadUnavailable
 
 if TYPE_CHECKING:

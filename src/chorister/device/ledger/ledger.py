@@ -44,7 +44,8 @@ from chorister.clock import Clock
 from chorister.device.database import transaction, upgrade
 from chorister.device.ledger.budget import Charge, Standing
 from chorister.device.ledger.counting import PolicyTerms, later
-from chorister.device.ledger.entries import (
+from chorister.device.ledger.head_store import HeadStore
+from chorister.device.ledger.ledger_entries import (
     MAX_OFFSET,
     Chain,
     Charged,
@@ -55,7 +56,6 @@ from chorister.device.ledger.entries import (
     Resumed,
     decode,
 )
-from chorister.device.ledger.head_store import HeadStore
 from chorister.errors import (
     DecodeError,
     HeadUnavailable,

@@ -142,8 +142,8 @@ class _Table:
         index.estimatedRows = 10
         return True
 
-    def Open(self) -> _Cursor:  # noqa: N802
-        return _Cursor(self._function)
+    def Open(self) -> _RowCursor:  # noqa: N802
+        return _RowCursor(self._function)
 
     def Disconnect(self) -> None:  # noqa: N802
         """Nothing to release."""
@@ -151,7 +151,7 @@ class _Table:
     Destroy = Disconnect
 
 
-class _Cursor:
+class _RowCursor:
     def __init__(self, function: _TableFunction) -> None:
         self._function = function
         self._arguments: tuple[Any, ...] = ()
