@@ -46,7 +46,7 @@ def test_an_import_upwards_is_noticed(lower: str, upper: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "module", ["device/report", "policy/bounds", "recipe/check", "privacy/filters"]
+    "module", ["device/outbox", "policy/bounds", "recipe/check", "privacy/filters"]
 )
 def test_enforcement_that_reads_the_cache_is_noticed(module: str, tmp_path: Path) -> None:
     """Whoever can write to a cache folder must not be able to raise what a device believes."""

@@ -38,7 +38,7 @@ from chorister.encoding import Categories, DenyList, canonical_texts
 from chorister.errors import InvalidInput
 from chorister.policy import Crowd
 from chorister.privacy import Mechanism
-from chorister.privacy.randomizers import MAX_LENGTH
+from chorister.privacy.randomizers import MAX_LENGTH, bits_per_bin
 
 if TYPE_CHECKING:
     import altair
@@ -175,7 +175,7 @@ def found_in(result: Result, rounds: int) -> NDArray[np.bool_]:
     return reported(
         candidates_of(result),
         result.parts[0].sums[1:],
-        trials=result.n_reports + 2 * result.noise_trials,
+        trials=bits_per_bin(result.n_reports, result.noise_trials),
         q=result.recipe.randomizer.q,
         rounds=rounds,
     )
@@ -249,7 +249,7 @@ def discover_words(
             learned.answer(
                 asked, sums=result.parts[0].sums[1:], counts=result.counts[1:],
                 sigma=result.noise_sigma, reports=result.n_reports,
-                trials=result.n_reports + 2 * result.noise_trials, q=result.recipe.randomizer.q,
+                trials=bits_per_bin(result.n_reports, result.noise_trials), q=result.recipe.randomizer.q,
             )  # fmt: skip
             so_far = Words(results=tuple(results), cohorts=plan.cohorts, rounds=chosen_rounds)
             yield Step(number=number + 1, question=question, result=result, draw=so_far.plot)
