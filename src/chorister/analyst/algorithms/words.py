@@ -249,7 +249,8 @@ def discover_words(
             learned.answer(
                 asked, sums=result.parts[0].sums[1:], counts=result.counts[1:],
                 sigma=result.noise_sigma, reports=result.n_reports,
-                trials=bits_per_bin(result.n_reports, result.noise_trials), q=result.recipe.randomizer.q,
+                trials=bits_per_bin(result.n_reports, result.noise_trials),
+                q=result.recipe.randomizer.q,
             )  # fmt: skip
             so_far = Words(results=tuple(results), cohorts=plan.cohorts, rounds=chosen_rounds)
             yield Step(number=number + 1, question=question, result=result, draw=so_far.plot)
