@@ -7,11 +7,14 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 
 import httpcore2
 import pytest
 
-from chorister.http_client import Deadline, DeadlineNetwork
+from chorister.errors import Unreachable
+from chorister.http_client import Deadline, DeadlineNetwork, WebClient, authorities
 
 
 @pytest.fixture
@@ -87,3 +90,10 @@ def test_what_arrived_in_time_is_not_read_afterwards(stack: ExitStack) -> None:
     time.sleep(0.7)
     with pytest.raises(httpcore2.ReadTimeout):
         stream.read(1)
+
+
+def test_authorities_that_can_t_be_read_are_no_answer_like_any_other(tmp_path: Path) -> None:
+    """A device that fails in a way of its own would stop deleting what has expired."""
+    client = WebClient(timeout=5, tls=partial(authorities, tmp_path / "missing.pem"))
+    with pytest.raises(Unreachable, match="certificate authorities"):
+        client.exchange("GET", "https://localhost:1/x", limit=10)

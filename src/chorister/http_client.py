@@ -32,7 +32,7 @@ import httpcore2
 import httpx2
 
 from chorister.closing import Closing
-from chorister.errors import InvalidInput, Unreachable
+from chorister.errors import ChoristerError, InvalidInput, Unreachable
 
 ERROR_BYTES: Final = 65_536
 """How much of a refusal is read at least, because it may say why."""
@@ -168,9 +168,13 @@ class WebClient(Closing):
                 deadline.release()
 
     def _pool(self, scheme: str, deadline: Deadline) -> httpcore2.ConnectionPool:
-        return httpcore2.ConnectionPool(
+        try:
             # Loading authorities takes a while, and plain HTTP (on this machine) needs none.
-            ssl_context=self._tls() if scheme == "https" else None,
+            context = self._tls() if scheme == "https" else None
+        except (ChoristerError, OSError) as error:
+            raise Unreachable(f"the certificate authorities can't be read: {error}") from error
+        return httpcore2.ConnectionPool(
+            ssl_context=context,
             proxy=self._proxy,
             max_connections=1,
             keepalive_expiry=_KEEP_ALIVE_SECONDS,

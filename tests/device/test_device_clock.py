@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorister.clock import SettableClock
+from chorister.clock import SECOND, SettableClock, uptime
 from chorister.device.database import transaction
 from chorister.device.device_clock import DeviceClock
 from chorister.errors import InvalidInput, LedgerError, LedgerTampered
@@ -111,3 +111,11 @@ def test_decided_times_never_decrease(moves: list[tuple[int, int]]) -> None:
         assert times[1] >= last[1]
         assert times[1] <= times[0]
         last = times
+
+
+def test_an_apps_clock_without_an_uptime_has_the_systems(connection: apsw.Connection) -> None:
+    class OldClock:
+        now, microseconds, sleep = (lambda _: START), (lambda _: START * SECOND), (lambda *_: None)
+
+    before = uptime()
+    assert before <= DeviceClock(connection, OldClock()).uptime() <= uptime()  # type: ignore[arg-type]

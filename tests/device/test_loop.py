@@ -131,3 +131,19 @@ def test_an_error_while_deleting_stops_nothing(
             break
         assert any("could not be deleted" in problem for problem in run.problems)
     assert len(home.network.posts) == 1
+
+
+def test_what_has_expired_is_deleted_whatever_fails_before(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deleted: list[float] = []
+    monkeypatch.setattr(EventStore, "expire", lambda _, seconds: deleted.append(seconds))
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("of a kind that nobody expected")
+
+    monkeypatch.setattr("chorister.device.agent.poll", fail)
+    home.network.log.publish([], time=home.clock.now())
+    with pytest.raises(RuntimeError):
+        home.device.run_once()
+    assert deleted

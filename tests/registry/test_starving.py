@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from starlette.responses import Response
 
 from chorister.http_server import Deadlines
-from chorister.registry.app import Limits
+from chorister.registry.app import Limits, _Inbox
 from chorister.transparency.client import RegistryClient
 from chorister.transparency.entries import RecipeEntry, open_recipe
 from tests.logworld import HELPER, World, hpke_entry, identity, recipe_entry
@@ -127,20 +131,23 @@ def test_whoever_sends_below_the_minimum_rate_is_cut(world: World) -> None:
         assert seconds_until_all_closed(clients, 20) < 20
 
 
-def test_bodies_that_fill_the_room_keep_only_entries_out(world: World) -> None:
+def test_bodies_that_fill_the_room_keep_nobody_out(world: World) -> None:
+    """Each waits for its last bytes: the oldest makes way, and is told to try again."""
     limits = Limits(entry_bytes=20_000, held_bytes=50_000)
-    with serving(world, limits=limits) as port:
-        with connections(port, 3, POST % (b"/entries", 20_000)) as clients:
-            for each in clients:
-                each.sendall(bytes(16_000))
-            deadline = time.monotonic() + 20
-            while (answer := ask(port, "POST", "/entries", bytes(8_000)))[0] != 503:
-                assert time.monotonic() < deadline  # until all of them have arrived
-            assert answer[1]["retry-after"] == "5"
-            assert a_cosignature(world, port) == (HELPER,)
-            assert ask(port, "GET", "/candidate")[0] == 200
-        while ask(port, "POST", "/entries", bytes(8_000))[0] != 422:
-            assert time.monotonic() < deadline  # they went away: there is room
+    with (
+        serving(world, limits=limits) as port,
+        connections(port, 3, POST % (b"/entries", 20_000)) as clients,
+    ):
+        for each in clients:
+            each.sendall(bytes(16_000))
+        for _ in range(3):
+            assert ask(port, "POST", "/entries", bytes(8_000))[0] == 422  # read, and refused
+        assert a_cosignature(world, port) == (HELPER,)
+        assert ask(port, "GET", "/candidate")[0] == 200
+        clients[0].settimeout(20)
+        answer = clients[0].recv(4096)
+        assert b" 503 " in answer.split(b"\r\n")[0]
+        assert b"retry-after: 5" in answer
 
 
 def test_an_entry_that_is_slow_to_refuse_keeps_no_cosigner_waiting(
@@ -168,3 +175,35 @@ def test_an_entry_that_is_slow_to_refuse_keeps_no_cosigner_waiting(
             enough.set()
         while ask(port, "POST", "/entries", entry)[0] != 200:
             assert time.monotonic() < deadline
+
+
+def test_bodies_that_never_end_keep_no_author_out() -> None:
+    """Eight senders fill the room for entries, all but the last bytes of theirs."""
+
+    async def body(data: bytes, *, ends: bool) -> AsyncIterator[bytes]:
+        yield data
+        if not ends:
+            await asyncio.sleep(60)
+
+    def a_request(data: bytes, *, ends: bool) -> Any:
+        return SimpleNamespace(headers={}, stream=lambda: body(data, ends=ends))
+
+    async def meet() -> tuple[object, list[object]]:
+        inbox = _Inbox(limits=Limits(entry_bytes=1000, held_bytes=8000), max_bytes=1000)
+        slow = [
+            asyncio.create_task(inbox.process(a_request(bytes(1000), ends=False), len))
+            for _ in range(8)
+        ]
+        await asyncio.sleep(0.05)
+        found = await inbox.process(a_request(b"honest", ends=True), len)
+        done, waiting = await asyncio.wait(slow, timeout=1)
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert inbox.held == 0
+        assert not inbox.arriving
+        return found, [each.result() for each in done]
+
+    found, cut = asyncio.run(meet())
+    assert found == len(b"honest")
+    assert [each.status_code for each in cut if isinstance(each, Response)] == [503]

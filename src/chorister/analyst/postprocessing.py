@@ -309,23 +309,23 @@ class Comparison(Tabular):
         return html_table(self.columns())
 
 
-def compare(first: Result, second: Result, *, population: bool = False) -> Comparison:
+def compare(first: Result, other: Result, *, population: bool = False) -> Comparison:
     """Compare the shares of reports, row by row, with intervals of the difference.
 
     The intervals cover the noise alone. With `population=True` they also cover the chance that
     other devices had answered, which matters if the two results come from different cohorts.
     """
-    for each in (first, second):
+    for each in (first, other):
         _unprocessed(each, "compare")
     if {name: list(c) for name, c in first.labels.items()} != {
-        name: list(c) for name, c in second.labels.items()
+        name: list(c) for name, c in other.labels.items()
     }:
         raise InvalidInput("results are compared row by row, so their labels must be the same")
-    one, two = (_shares(result, population=population) for result in (first, second))
+    one, two = (_shares(result, population=population) for result in (first, other))
     variance = one.variance + two.variance
     error = np.sqrt(variance)
     difference = two.value - one.value
-    candidates = max(first.candidates, second.candidates)
+    candidates = max(first.candidates, other.candidates)
     z = quantile(first.confidence, candidates)
     # So far out a sum of rare bits reaches further on one side: the term of Cornish and Fisher. It
     # cancels where both cohorts are alike, and is the smaller one's where they are not.

@@ -119,11 +119,13 @@ class Agent:
     def run_once(self) -> Run:
         """Poll, send what is due, and answer what may be answered."""
         tally = Tally()
-        silent = self._go(self._poll, tally)
-        # Always last, and in time that is reserved whether anything has expired or not: how long it
-        # takes depends on data.
-        self._reserve(0, tally)
-        self._expire(tally)
+        try:
+            silent = self._go(self._poll, tally)
+        finally:
+            # Always last, whatever failed, and in time that is reserved whether anything has
+            # expired or not: how long it takes depends on data.
+            self._reserve(0, tally)
+            self._expire(tally)
         return tally.run(silent=silent)
 
     def upload_due(self) -> Run:

@@ -18,7 +18,7 @@ from typing import Final
 import apsw
 
 from chorister.canonical import MAX_INT
-from chorister.clock import Clock
+from chorister.clock import Clock, uptime
 from chorister.device.database import upgrade
 from chorister.errors import InvalidInput, LedgerError, LedgerTampered
 
@@ -51,7 +51,8 @@ class DeviceClock:
         return self._clock.microseconds()
 
     def uptime(self) -> float:
-        return self._clock.uptime()
+        # A host app's clock may be older than this method.
+        return getattr(self._clock, "uptime", uptime)()
 
     def sleep(self, seconds: float) -> None:
         self._clock.sleep(seconds)

@@ -47,6 +47,9 @@ def keep_running(device: Device) -> Iterator[Run]:
             run = device.run_once(at=at, hold=False) if is_poll else device.upload_due(at=at)
         except Exception as error:  # of any kind: a device does not stop because of one
             run = Run(silent=str(error))
+        if run.waiting:  # somebody set the clock while data was touched
+            clock.sleep(max(0.0, (run.busy_until or 0) - clock.microseconds() / SECOND))
+            continue
         # Times drawn before data was touched stay valid, even if the run then failed. No time is
         # drawn from when the run ended: that may depend on data.
         changed, since = _has_changed(device, plan), max(at, begun)

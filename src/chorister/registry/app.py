@@ -73,14 +73,17 @@ class Limits:
 class _Inbox:
     """Posted entries or cosignatures: each kind has its own memory and threads.
 
-    Only the part of a body that has arrived counts, and no body waits for another, so a slow
-    sender takes no room. The connection ends those below a minimum rate.
+    Only the part of a body that has arrived counts, and no body waits for another. If there is no
+    room, the body that has been arriving longest makes way, so a slow sender keeps nobody out. The
+    connection ends those below a minimum rate.
     """
 
     limits: Limits
     max_bytes: int  # of one body
     held: int = 0
     waiting: int = 0
+    # The deadlines of the bodies that are arriving, oldest first.
+    arriving: dict[int, asyncio.Timeout] = field(default_factory=dict)
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(2))
 
     async def process(self, request: Request, work: Callable[[bytes], T]) -> T | Response:
@@ -105,21 +108,35 @@ class _Inbox:
         declared = request.headers.get("content-length", "0")
         if not declared.isascii() or not declared.isdigit() or int(declared[:20]) > self.max_bytes:
             return too_long
+        body = id(data)
         try:
-            async with asyncio.timeout(self.limits.body_seconds):
+            async with asyncio.timeout(self.limits.body_seconds) as deadline:
+                self.arriving[body] = deadline
                 async for chunk in request.stream():
                     data += chunk
                     self.held += len(chunk)
                     if len(data) > self.max_bytes:
                         return too_long
-                    if self.held > self.limits.held_bytes:
+                    if self.held > self.limits.held_bytes and not self._make_room(body):
                         return _busy()
         except TimeoutError:
+            if body not in self.arriving:
+                return _busy()
             seconds = f"{self.limits.body_seconds:g} s"
             return _problem(408, "too-slow", f"the body did not arrive within {seconds}")
         except ClientDisconnect:
             return _problem(400, "disconnected", "the sender disconnected")
+        finally:
+            self.arriving.pop(body, None)
         return None
+
+    def _make_room(self, body: int) -> bool:
+        """Cut off the body that has been arriving longest; False if that is this one."""
+        oldest = next(iter(self.arriving))
+        if oldest == body:
+            return False
+        self.arriving.pop(oldest).reschedule(asyncio.get_running_loop().time())
+        return True
 
 
 @dataclass(kw_only=True, slots=True)
