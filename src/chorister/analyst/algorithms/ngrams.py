@@ -377,7 +377,8 @@ def discover_ngrams(
                 results=tuple(results), cohorts=plan.cohorts, drawn=drawn if last else None,
                 lists=counts[:n] if lists > 1 or asked_once else (),
             )  # fmt: skip
-            yield Step(number=n, question=questions[-1], result=answers[-1], draw=so_far.plot)
+            number = 1 if asked_once else n
+            yield Step(number=number, question=questions[-1], result=answers[-1], draw=so_far.plot)
         return so_far
 
     return AlgorithmRun(plan, steps)

@@ -299,6 +299,7 @@ def _rounds_for(study: Study, reads: Mapping[str, tuple[str, ...]]) -> int:
 
 def _best_plan(planned: Callable[[int], RoundsPlan], most: int) -> RoundsPlan:
     """Plan as many rounds as pay, `most` at most, and one question to everyone where none do."""
+    why = "cohorts would be smaller than the policy allows"
     for number in (most, *(fewer for fewer in _FEWER_ROUNDS if fewer < most)):
         with suppress(CohortTooSmall):
             plan = planned(number)
@@ -306,6 +307,6 @@ def _best_plan(planned: Callable[[int], RoundsPlan], most: int) -> RoundsPlan:
             if first_round_tells(first.expected_reports, first.std_error):
                 note = "Rounds pay: later ones ask only about words whose beginnings are held."
                 return replace(plan, note=note)
-    why = "the beginnings of words would be lost in the noise of a first round"
+            why = "the beginnings of words would be lost in the noise of a first round"
     note = f"Everyone is asked once about the words that the model expects most, because {why}."
     return replace(planned(1), note=note)
