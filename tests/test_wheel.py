@@ -31,7 +31,11 @@ def test_nothing_is_missing_from_the_wheel(tmp_path: Path) -> None:
         for path in PACKAGE.rglob("*")
         if path.is_file() and path.suffix not in (".pyc", ".so")
     }
-    assert {"chorister/console/templates/base.html", "chorister/py.typed"} <= sources
+    assert {
+        "chorister/analyst/algorithms/character_words.txt.gz",
+        "chorister/console/templates/base.html",
+        "chorister/py.typed",
+    } <= sources
     assert sources <= packed
     # It is what runs, not the sources beside it: no path but the wheel's and the dependencies'.
     script = (

@@ -26,10 +26,11 @@ from chorister.analyst.algorithms.ngrams import (
     ngram_query,
     round_shares,
 )
+from chorister.analyst.rehearsal import rehearse
 from chorister.analyst.study import Study
 from chorister.device.sandbox.functions import known_functions
 from chorister.encoding import PrefixTree
-from chorister.errors import DecodeError, InvalidInput
+from chorister.errors import CohortTooSmall, DecodeError, InvalidInput
 from chorister.privacy import OneHotRandomizer
 from tests.analyst.algorithms.phrases import DEVICES, VOCABULARY, policy, typing_fleet
 from tests.device.asking import ask, snapshot
@@ -204,6 +205,33 @@ def test_false_discoveries_count_over_all_lists() -> None:
     result = found.of_length(2)[0]
     size = len(candidates_of(result)[0])
     assert found_in(result, 1_000_000).sum() <= found_in(result, 2 * size).sum()
+
+
+def test_few_devices_are_asked_once_about_all_pairs() -> None:
+    few = {"ngram": ["good morning"], "count": [100]}
+    fleet = rehearse(few, policy(1), seed=3)
+    study = fleet.study("few", analysis=ANALYSIS)
+    run = begin(study, max_n=2)
+    assert "asked once about all" in run.plan.explain()
+    found = run.result
+    assert len(found.results) == 1
+    assert found.found(1) == []
+    names, _ = candidates_of(found.results[0])
+    assert len(names) == len(VOCABULARY) ** 2
+    assert found.found(2)[0] == "good morning"
+    assert len(found.found(2)) <= 2  # one false one is expected
+    assert "2-grams: found" in found.explain()
+    assert Ngrams.from_json(found.to_json()).to_json() == found.to_json()
+    assert found.plot().to_dict()
+    with pytest.raises(CohortTooSmall):
+        begin(study, max_n=2, cohorts="disjoint")
+
+
+def test_the_plan_says_whether_rounds_pay() -> None:
+    assert "asked once, about single words" in begin(new_study(), max_n=1).plan.explain()
+    assert "Rounds pay for shorter" in begin(new_study(), max_n=2).plan.explain()
+    plan = begin(new_study(), max_n=2, most_candidates=len(VOCABULARY) + 2).plan
+    assert "Rounds pay: one question" in plan.explain()
 
 
 @pytest.mark.parametrize("lists", [0, 17])

@@ -140,7 +140,25 @@ def test_empty_and_short_text(typed: dict[str, int]) -> None:
 def test_few_devices_are_told_to_plan_fewer_rounds() -> None:
     study = new_study({"hello": 100}, policy(1))
     with pytest.raises(CohortTooSmall, match="fewer rounds"):
-        begin(study)
+        begin(study, rounds=5)
+
+
+@pytest.mark.parametrize(
+    ("devices", "epsilon", "why"),
+    [(100, None, "cohorts would be smaller"), (1_000, "0.01", "noise of a first round")],
+)
+def test_everyone_is_asked_once_where_rounds_do_not_pay(
+    devices: int, epsilon: str | None, why: str
+) -> None:
+    run = begin(new_study({"hello": devices}, policy(1)), epsilon=epsilon)
+    assert len(run.plan.rounds) == 1
+    assert "Everyone is asked once" in run.plan.note
+    assert why in run.plan.explain()
+    assert len(run.result.results) == 1
+
+
+def test_the_plan_says_that_rounds_pay() -> None:
+    assert "Rounds pay" in begin(new_study()).plan.explain()
 
 
 def test_an_exhausted_budget_is_named() -> None:

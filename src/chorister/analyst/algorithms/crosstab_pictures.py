@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chorister.analyst.estimate import column_names
-from chorister.analyst.tables import needed
+from chorister.analyst.tables import drawable, needed
 from chorister.encoding import OOV
 from chorister.errors import InvalidInput
 
@@ -28,7 +28,9 @@ def draw(found: Crosstab, *, kind: str) -> altair.LayerChart | altair.Chart:
 def _cells(found: Crosstab) -> tuple[list[str], list[str], np.ndarray[Any, np.dtype[np.float64]]]:
     """Labels of both axes, and shares; without OOV if almost nobody is in it."""
     rows, columns = found.both.features
-    high, wide = ([feature.label(i) for i in range(feature.size)] for feature in (rows, columns))
+    high, wide = (
+        [drawable(feature.label(i)) for i in range(feature.size)] for feature in (rows, columns)
+    )
     shares = found.fitted
     if shares[0].sum() < 0.001:
         high, shares = high[1:], shares[1:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from chorister.analyst.tables import needed
+from chorister.analyst.tables import drawable, needed
 
 if TYPE_CHECKING:
     import altair
@@ -46,7 +46,8 @@ def tree(found: Ngrams, *, top: int) -> altair.LayerChart:
     longest = max((node.depth for node in nodes), default=1)
     rows = [
         {
-            "x": node.depth, "y": node.y, "word": node.word, "phrase": node.phrase,
+            "x": node.depth, "y": node.y,
+            "word": drawable(node.word), "phrase": drawable(node.phrase),
             "percent": None if node.share is None else 100.0 * min(node.share, 1.0),
             "note": node.note,
         }
@@ -156,7 +157,7 @@ def _place(node: _Node, leaves: int, nodes: list[_Node], links: list[dict[str, A
         bend = node.depth + 0.72
         points = [(node.depth, node.y), (bend, node.y), (child.depth, child.y)]
         links.extend(
-            {"link": child.phrase, "step": step, "x": x, "y": y}
+            {"link": drawable(child.phrase), "step": step, "x": x, "y": y}
             for step, (x, y) in enumerate(points)
         )
     return leaves

@@ -9,7 +9,7 @@ round is a prefix tree with only its root.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -33,14 +33,14 @@ from chorister.analyst.algorithms.ngram_rules import (
     stratified_means,
     worth_asking,
 )
-from chorister.analyst.cohorts import Cohorts
+from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.question import Question
 from chorister.analyst.request import Real
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.analyst.tables import html_table, paragraphs
 from chorister.encoding import Categories, DenyList, PrefixTree, canonical_texts
-from chorister.errors import InvalidInput
+from chorister.errors import CohortTooSmall, InvalidInput
 from chorister.policy import Crowd
 from chorister.privacy import Mechanism
 from chorister.privacy.randomizers import MAX_LENGTH, bits_per_bin
@@ -82,10 +82,15 @@ class Ngrams(AlgorithmResult):
     drawn: int | None = None
     """How many n-grams a device drew in the last round, to report the least expected one."""
     lists: tuple[int, ...] = ()
-    """As how many lists, for different devices, n-grams of each length were asked; (): as one."""
+    """As how many lists, for different devices, n-grams of each length were asked; (): as one.
+
+    Zeros and a final one: everyone was asked once, about the longest n-grams alone.
+    """
 
     def __post_init__(self) -> None:
-        if not self.results or sum(self._counts) != len(self.results) or min(self._counts) < 1:
+        counts = self._counts
+        once = counts[-1:] == (1,) and not any(counts[:-1])
+        if sum(counts) != len(self.results) or (min(counts, default=0) < 1 and not once):
             raise InvalidInput("n-grams need at least one round, and all lists of each")
         for n, result in self._numbered():
             kind = PrefixTree if n == 1 else Categories
@@ -143,7 +148,7 @@ class Ngrams(AlgorithmResult):
         joined["ngram"] = parts["ngram"]
         for name in ("estimate", "std_error", "ci_low", "ci_high", "share"):
             joined[name] = np.concatenate(parts[name])
-        if max(self._counts) == 1:
+        if max(self._counts) == 1:  # each length is in order already
             return joined
         best = np.lexsort((-joined["share"], joined["n"]))
         joined["ngram"] = [joined["ngram"][i] for i in best.tolist()]
@@ -172,6 +177,8 @@ class Ngrams(AlgorithmResult):
         lines = []
         for n in range(1, self.depth + 1):
             results = self.of_length(n)
+            if not results:
+                continue
             parts = "" if len(results) == 1 else f" in {len(results)} lists for different devices"
             lines.append(
                 f"{n}-grams: found {len(self.found(n)):,} of {self._asked(n):,} candidates{parts}, "
@@ -179,7 +186,7 @@ class Ngrams(AlgorithmResult):
                 f"{results[0].epsilon}; an empty one reads 0 ± {results[0].noise_sigma:,.1f} "
                 "devices, and at most one false one is expected."
             )
-        if self.cohorts == "disjoint":
+        if self.cohorts == "disjoint" and len(self.results) > 1:
             lines.append("Every device answered at most one of the rounds.")
         if self.drawn is not None:
             lines.append(
@@ -264,6 +271,10 @@ def discover_ngrams(
     cohorts, and is done in all rounds but the first and the last, in which noise matters more
     (default: 4 lists if there are many more pairs of words than bins and at least 1,000,000
     devices, otherwise 1).
+
+    Where there are too few devices for rounds, everyone is asked once about all n-grams of length
+    `max_n`, if these fit into one question; `run.plan` says so. Choose `cohorts` to insist on
+    rounds.
     """
     if not 1 <= max_n <= _MAX_N:
         raise InvalidInput(f"max_n must be from 1 to {_MAX_N}, not {max_n}")
@@ -292,10 +303,25 @@ def discover_ngrams(
             f"lists must be from 1 to {MAX_LISTS}, and 1 unless each round asks different devices"
         )
     counts = lists_by_length(max_n, lists)
-    plan = study.plan_rounds(
-        dealt_shares(round_shares(max_n, chosen), counts), reads=reads, epsilon=epsilon,
-        delta=delta, mechanism=mechanism, crowd=crowd, cohorts=chosen, devices=devices,
-    )  # fmt: skip
+
+    def planned(shares: Sequence[float], who: Cohorts) -> RoundsPlan:
+        return study.plan_rounds(
+            shares, reads=reads, epsilon=epsilon, delta=delta, mechanism=mechanism, crowd=crowd,
+            cohorts=who, devices=devices,
+        )  # fmt: skip
+
+    grams = len(words.names) ** max_n
+    try:
+        plan = planned(dealt_shares(round_shares(max_n, chosen), counts), chosen)
+        plan = replace(plan, note=_why_rounds(max_n, grams, most))
+    except CohortTooSmall:
+        if cohorts is not None or drawn is not None or max_n == 1 or grams > most:
+            raise
+        counts = (*(0,) * (max_n - 1), 1)
+        what = f"all {grams:,} {max_n}-grams"
+        note = f"Everyone is asked once about {what}: there are too few devices for rounds."
+        plan = replace(planned((1.0,), "disjoint"), note=note)
+    asked_once = not counts[0]
 
     def ask(number: int, n: int, feature: PrefixTree | Categories, *, sampled: bool) -> Question:
         return study.histogram(
@@ -314,17 +340,23 @@ def discover_ngrams(
         known = Ranked(every, np.ones(len(every)))
         for n in range(1, max_n + 1):
             last, parts = n == max_n, counts[n - 1]
+            if not parts:
+                continue
             features: list[PrefixTree | Categories] = [first]
             dealt = [known]
             if n > 1:
-                planned = plan.rounds[len(results)]
-                asked = worth_asking(
-                    extend(known, len(words.names), n - 1, parts * most),
-                    reports=planned.expected_reports,
-                    sigma=planned.std_error,
-                    most=parts * most,
-                    **({} if last else {"least": LEAST_BEFORE_LAST}),
-                ).rarest_first()
+                next_round = plan.rounds[len(results)]
+                asked = (
+                    Ranked(np.arange(grams), np.ones(grams))
+                    if asked_once
+                    else worth_asking(
+                        extend(known, len(words.names), n - 1, parts * most),
+                        reports=next_round.expected_reports,
+                        sigma=next_round.std_error,
+                        most=parts * most,
+                        **({} if last else {"least": LEAST_BEFORE_LAST}),
+                    ).rarest_first()
+                )
                 if len(asked) < parts:
                     break  # no two n-grams overlap: there is nothing longer to ask about
                 dealt = [asked.take(np.arange(i, len(asked), parts)) for i in range(parts)]
@@ -343,12 +375,28 @@ def discover_ngrams(
             results += answers
             so_far = Ngrams(
                 results=tuple(results), cohorts=plan.cohorts, drawn=drawn if last else None,
-                lists=counts[:n] if lists > 1 else (),
+                lists=counts[:n] if lists > 1 or asked_once else (),
             )  # fmt: skip
-            yield Step(number=n, question=questions[-1], result=answers[-1], draw=so_far.plot)
+            number = 1 if asked_once else n
+            yield Step(number=number, question=questions[-1], result=answers[-1], draw=so_far.plot)
         return so_far
 
     return AlgorithmRun(plan, steps)
+
+
+def _why_rounds(max_n: int, grams: int, most: int) -> str:
+    """Say whether rounds pay against one question about all n-grams of the longest length."""
+    if max_n == 1:
+        return "Everyone is asked once, about single words."
+    if grams > most:
+        return (
+            f"Rounds pay: one question has room for {most:,} n-grams, and there are {grams:,} of "
+            f"length {max_n}."
+        )
+    return (
+        f"Rounds pay for shorter n-grams: one question could ask everyone about all {grams:,} of "
+        f"length {max_n}, and would say nothing about others."
+    )
 
 
 def ngram_query(

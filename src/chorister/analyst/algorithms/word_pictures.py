@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from chorister.analyst.tables import needed
+from chorister.analyst.tables import drawable, needed
 
 if TYPE_CHECKING:
     import altair
@@ -21,7 +21,8 @@ def bars(found: Words, *, top: int) -> altair.LayerChart:
         number = int(columns["round"][i])
         reports = found.results[number - 1].n_reports
         rows.append({
-            "word": word, "round": str(number), "percent": 100.0 * float(columns["share"][i]),
+            "word": drawable(word), "round": str(number),
+            "percent": 100.0 * float(columns["share"][i]),
             "low": 100.0 * float(columns["ci_low"][i]) / reports,
             "high": 100.0 * float(columns["ci_high"][i]) / reports,
         })  # fmt: skip

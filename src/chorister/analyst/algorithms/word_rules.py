@@ -36,6 +36,8 @@ _SHARES: Final = {
     5: (0.1, 0.13, 0.15, 0.17, 0.45), 6: (0.05, 0.08, 0.11, 0.14, 0.17, 0.45),
 }  # fmt: skip
 MAX_ROUNDS: Final = max(_LENGTHS)
+_TELLING_SHARE: Final = 0.02  # of the reports: what the commonest beginnings of a language have
+_TELLING_SIGMAS: Final = 3.0
 Asked: TypeAlias = list[tuple[str, float]]
 """Candidates of a round with their expected shares."""
 
@@ -61,6 +63,14 @@ def lengths(rounds: int) -> tuple[int, ...]:
 def round_shares(rounds: int) -> tuple[float, ...]:
     """The share of each round: of the devices, or of 1/sigma^2 if everyone answers."""
     return _SHARES[rounds]
+
+
+def first_round_tells(reports: int, sigma: float) -> bool:
+    """Return whether common beginnings stand out from the noise of a first round.
+
+    Otherwise it would tell nothing that the model does not say, at the cost of devices or budget.
+    """
+    return _TELLING_SIGMAS * sigma <= _TELLING_SHARE * reports
 
 
 def measured(model: CharacterModel, text: str, share: float) -> Beginning:

@@ -7,8 +7,9 @@ from earlier rounds and from a public model of how words are spelled; see `word_
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -24,18 +25,19 @@ from chorister.analyst.algorithms.word_rules import (
     MAX_ROUNDS,
     Asked,
     Learned,
+    first_round_tells,
     lengths,
     reported,
     round_shares,
 )
-from chorister.analyst.cohorts import Cohorts, reports_allowed
+from chorister.analyst.cohorts import Cohorts, RoundsPlan, reports_allowed
 from chorister.analyst.question import Question
 from chorister.analyst.request import Real
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.analyst.tables import html_table, paragraphs
 from chorister.encoding import Categories, DenyList, canonical_texts
-from chorister.errors import InvalidInput
+from chorister.errors import CohortTooSmall, InvalidInput
 from chorister.policy import Crowd
 from chorister.privacy import Mechanism
 from chorister.privacy.randomizers import MAX_LENGTH, bits_per_bin
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 _COLUMN: Final = "beginning"
 _WORD: Final = "word"
 _ROUNDS: Final = 5
+_FEWER_ROUNDS: Final = (3, 2)  # for small fleets, whose rounds would be too small otherwise
 _NUMBERS: Final = ("estimate", "std_error", "ci_low", "ci_high", "share")
 
 
@@ -204,25 +207,35 @@ def discover_words(
     `values` its whole values, as they are written. A device reports one of its distinct words that
     are candidates. `model` ranks the candidates (default: the shipped model for English); name the
     language, or train one on public text like that on the devices, to find more. Words of
-    `deny`, for example those you know already, are skipped by devices and never reported. Six
+    `deny`, for example those you know already, are skipped by devices and never reported.
+
+    If you do not say how many `rounds`, there are as many as pay for this policy and fleet; where
+    none do, everyone is asked once about the model's most likely words, and `run.plan` says so. Six
     `rounds` begin with two characters instead of three, which suits codes and other scripts.
     """
     ref = field or only_text(study)
     stream, _, name = ref.partition(".")
     reads = {stream: (name,)}
     query = word_query(stream, name, values=values, functions=study.terms.functions)
-    chosen_rounds = _rounds_for(study, reads) if rounds is None else rounds
-    cuts = lengths(chosen_rounds)
+    if rounds is not None:
+        lengths(rounds)  # raises unless there can be so many
     most = min(most_candidates or MAX_LENGTH, study.terms.max_bins - 1, MAX_LENGTH - 1)
     if most < 2:
         raise InvalidInput("a round needs at least two candidates")
     known = tuple(dict.fromkeys(text for text in canonical_texts(list(deny)) if text))
     denied = (DenyList(column=_WORD, phrases=known),) if known else ()
-    chosen = study.cohorts(chosen_rounds, reads=reads, wanted=cohorts)
-    plan = study.plan_rounds(
-        round_shares(chosen_rounds), reads=reads, epsilon=epsilon, delta=delta,
-        mechanism=mechanism, crowd=crowd, cohorts=chosen, devices=devices,
-    )  # fmt: skip
+
+    def planned(number: int) -> RoundsPlan:
+        who = study.cohorts(number, reads=reads, wanted=cohorts)
+        return study.plan_rounds(
+            round_shares(number), reads=reads, epsilon=epsilon, delta=delta,
+            mechanism=mechanism, crowd=crowd, cohorts=who, devices=devices,
+        )  # fmt: skip
+
+    most_rounds = _rounds_for(study, reads)
+    plan = _best_plan(planned, most_rounds) if rounds is None else planned(rounds)
+    chosen_rounds = len(plan.rounds)
+    cuts = lengths(chosen_rounds)
 
     def ask(asked: Asked, number: int) -> Question:
         feature = Categories(column=_COLUMN, values=tuple(text for text, _ in asked))
@@ -283,3 +296,18 @@ def _rounds_for(study: Study, reads: Mapping[str, tuple[str, ...]]) -> int:
     """As many rounds as everyone may answer, if these are 3 or more; otherwise five."""
     allowed = reports_allowed(study, reads)
     return allowed if 3 <= allowed < _ROUNDS else _ROUNDS
+
+
+def _best_plan(planned: Callable[[int], RoundsPlan], most: int) -> RoundsPlan:
+    """Plan as many rounds as pay, `most` at most, and one question to everyone where none do."""
+    why = "cohorts would be smaller than the policy allows"
+    for number in (most, *(fewer for fewer in _FEWER_ROUNDS if fewer < most)):
+        with suppress(CohortTooSmall):
+            plan = planned(number)
+            first = plan.rounds[0]
+            if first_round_tells(first.expected_reports, first.std_error):
+                note = "Rounds pay: later ones ask only about words whose beginnings are held."
+                return replace(plan, note=note)
+            why = "the beginnings of words would be lost in the noise of a first round"
+    note = f"Everyone is asked once about the words that the model expects most, because {why}."
+    return replace(planned(1), note=note)
