@@ -28,7 +28,7 @@ KEY_BYTES: Final = 32
 _PROGRESS_SECONDS: Final = 0.2
 _LOG_TIMEOUT_SECONDS: Final = 120.0
 _SANDBOX_ATTEMPTS: Final = 5
-_MADE: Final = "made"
+MADE: Final = "made"
 """The file in a device's folder that is written last."""
 
 
@@ -183,11 +183,11 @@ class _DeviceGroup:
         done = []
         for place, (number, person) in enumerate(zip(self._numbers, self._people, strict=True)):
             device = self._devices[place]
-            if not (device.folder / _MADE).exists():
+            if not (device.folder / MADE).exists():
                 device = self._create(number, person)
             with device:
                 self._begin_ledger(device)
-                (device.folder / _MADE).touch(mode=0o600)
+                (device.folder / MADE).touch(mode=0o600)
             done.append(DeviceOutcome(device=number))
             self._report(place + 1, last=place + 1 == len(self._numbers))
         # With the sample policy, a new ledger answers after a second.

@@ -30,6 +30,7 @@ from chorister.errors import ChoristerError, InvalidInput, ServiceError
 from chorister.fleet.deployment import Deployment
 from chorister.fleet.device_worker import (
     KEY_BYTES,
+    MADE,
     DeviceOutcome,
     FleetFolder,
     WorkerCommand,
@@ -184,6 +185,11 @@ def fleet_size(folder: Path) -> int:
     """The number of devices in a folder; 0 if there is no fleet."""
     found = _read_plan(folder)
     return 0 if found is None else found.devices
+
+
+def devices_ready(folder: Path) -> int:
+    """The number of devices in a folder that exist and have begun their ledgers."""
+    return sum(1 for _ in folder.glob(f"devices/*/{MADE}"))
 
 
 def keep_answering(
