@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -19,19 +19,18 @@ from chorister.canonical import b64url_decode, b64url_encode, key_id
 from chorister.cli import JSON, QUESTIONS, CABundle, app, console, print_json, read_file, say
 from chorister.clock import SystemClock
 from chorister.device import Sandbox
-from chorister.device.verifier import Reads, query_columns, verify_query
+from chorister.device.verifier import Reads, dry_run, query_columns
 from chorister.errors import (
     DecodeError,
     InvalidInput,
     NotAuthorized,
-    QueryRefused,
     RecipeError,
     SubmissionRefused,
 )
 from chorister.key_files import read_signing_key
 from chorister.policy import Analysis, Policy
 from chorister.policy.values import visible
-from chorister.recipe import Check, Recipe, SignedRecipe, check, sign
+from chorister.recipe import Check, Recipe, SignedRecipe, sign
 from chorister.recipe.model import json_schema
 from chorister.recipe.template import template
 from chorister.transparency.auditor import read_policies
@@ -46,9 +45,6 @@ from chorister.transparency.entries import (
 
 commands = typer.Typer(no_args_is_help=True, help="Write, sign, explain and publish recipes.")
 app.add_typer(commands, name="recipe", rich_help_panel=QUESTIONS)
-
-# The query can be compiled only if these pass.
-_BEFORE_THE_QUERY: Final = frozenset({"analysis", "query", "fields"})
 
 PolicyOption = Annotated[Path, typer.Option("--policy", help="The policy, in TOML.")]
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A signed recipe.")]
@@ -117,9 +113,8 @@ def explain_command(
             _echo_json([form], signed=False)
         raise
     signed = isinstance(recipe, SignedRecipe)
-    checks = check(recipe, rules, now=at)
-    if all(outcome.passed for outcome in checks if outcome.name in _BEFORE_THE_QUERY):
-        checks.append(_compiled(recipe, rules))
+    with Sandbox() as sandbox:
+        checks = dry_run(recipe, rules, sandbox, now=at)
     allowed = all(outcome.passed for outcome in checks)
     if json_:
         _echo_json(checks, signed=signed)
@@ -133,18 +128,6 @@ def explain_command(
         say("allowed" if allowed else "refused")
     if not allowed:
         raise typer.Exit(1)
-
-
-def _compiled(recipe: Recipe | SignedRecipe, policy: Policy) -> Check:
-    """Check that devices can run the query, and that its result has the features' columns."""
-    body = recipe.recipe if isinstance(recipe, SignedRecipe) else recipe
-    try:
-        with Sandbox() as sandbox:
-            verify_query(policy, body, sandbox)
-    except QueryRefused as error:
-        return Check(name="query-class", passed=False, why=error.why, field=error.field)
-    why = "compiles on the declared fields alone, and returns the columns of the features"
-    return Check(name="query-class", passed=True, why=why)
 
 
 def _echo_json(checks: list[Check], *, signed: bool) -> None:
