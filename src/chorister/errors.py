@@ -65,7 +65,13 @@ class ChoristerError(Exception):
 
 
 class InvalidInput(ChoristerError, ValueError):
-    """A value that is not allowed; the message says what is."""
+    """A value that is not allowed; the message says what is. `field` names it, if it has a name."""
+
+    field: str | None = None
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class BudgetExceeded(ChoristerError):

@@ -71,8 +71,19 @@ def query_columns(
     policy: Policy, analysis: Analysis, query: str, reads: Reads, sandbox: Sandbox
 ) -> tuple[str, ...]:
     """Return the columns of a query that reads these fields; raise `QueryRefused` if it fails."""
+    return tuple(name for name, _ in result_columns(policy, analysis, query, reads, sandbox))
+
+
+def result_columns(
+    policy: Policy, analysis: Analysis, query: str, reads: Reads, sandbox: Sandbox
+) -> ResultColumns:
+    """Return the same with the type of each column, where it is that of a field."""
     tables = Snapshot.empty(_declared(policy, analysis, reads))
-    return sandbox.compile(query, tables, functions=permitted_functions(analysis))
+    try:
+        return sandbox.columns(query, tables, functions=permitted_functions(analysis))
+    except QueryRefused as error:
+        why = _in_words(error.why, analysis)
+        raise QueryRefused(check=error.check, why=why, field=error.field) from None
 
 
 # --- All checks, in words, for people who ask or review -------------------------------------------
@@ -100,12 +111,9 @@ def _dry_query(recipe: Recipe, policy: Policy, sandbox: Sandbox) -> Iterator[Che
     analysis = policy.analyses[recipe.analysis]
     try:
         verify_query(policy, recipe, sandbox)
-        tables = Snapshot.empty(_declared(policy, analysis, recipe.reads))
-        functions = permitted_functions(analysis)
-        columns = sandbox.columns(recipe.query, tables, functions=functions)
+        columns = result_columns(policy, analysis, recipe.query, recipe.reads, sandbox)
     except QueryRefused as error:
-        why = _in_words(error.why, analysis)
-        yield Check(name="query-class", passed=False, why=why, field=error.field)
+        yield Check(name="query-class", passed=False, why=error.why, field=error.field)
         return
     why = "compiles on the declared fields alone, and returns the columns of the features"
     yield Check(name="query-class", passed=True, why=why)
@@ -158,7 +166,9 @@ def _misfit(feature: AnyFeature, column: str, kind: FieldType | None) -> str | N
     if isinstance(feature, Intervals | Grid):
         if kind in _NUMBERS:
             return None
-        what = "intervals divide numbers" if isinstance(feature, Intervals) else "a map needs numbers"
+        what = (
+            "intervals divide numbers" if isinstance(feature, Intervals) else "a map needs numbers"
+        )
         return f"{what}, but {column} holds {held}: count its values as categories or by prefixes"
     if isinstance(feature, Categories):
         fitting = {"text": str, "integer": int}.get(kind)

@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 from chorister.analyst.estimate import Part
 from chorister.analyst.fleet import Fleet, ReleasedSums
 from chorister.analyst.json_files import require_format, write_atomically
+from chorister.analyst.preflight import device_checks, refusal
 from chorister.analyst.rehearsal.columns import Ints
 from chorister.analyst.rehearsal.population import GroupCounts, Population
 from chorister.analyst.rounds import Archive, Round, RoundState
-from chorister.analyst.spending import LedgerClasses, refusal
+from chorister.analyst.spending import LedgerClasses
 from chorister.analyst.study_status import OnProgress, Progress
 from chorister.clock import Clock, SettableClock, SystemClock
 from chorister.errors import CohortTooSmall, InvalidInput, StudyError
@@ -259,7 +260,7 @@ class Rehearsal(Fleet):
         """Draw which devices answer, by arm and class, and charge their ledgers."""
         recipe, rng = round_.recipe, self._rng(round_, "coins")
         nobody = np.zeros((max(len(recipe.arms), 1), len(self.population.weights)), dtype=np.int64)
-        if refusal(recipe, self.device_policy) is not None:
+        if refusal(device_checks(recipe, self.device_policy)) is not None:
             return nobody
         chance = float(recipe.participation.probability) * self.reach
 
@@ -307,7 +308,7 @@ class Rehearsal(Fleet):
 
     def _too_small(self, recipe: Recipe, found: GroupCounts) -> CohortTooSmall:
         came, least = int(found.reports.max()), recipe.privacy.min_cohort
-        refused = refusal(recipe, self.device_policy)
+        refused = refusal(device_checks(recipe, self.device_policy))
         exhausted = self._ledgers.why_nobody(recipe)
         if refused is not None:
             why = f"the devices' policy refuses it ({refused.check}): {refused.why}"
