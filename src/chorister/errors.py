@@ -4,6 +4,7 @@ Each message says what is wrong and what to do; attributes carry the values for 
 
     ChoristerError
     ├── InvalidInput        a value from the caller is not allowed
+    │   ├── MissingInput        something that is needed was not given yet
     │   └── PolicyError         a policy document is malformed
     ├── BudgetExceeded      a charge that a privacy budget does not allow
     ├── DecodeError         bytes from outside are not what they claim to be
@@ -72,6 +73,10 @@ class InvalidInput(ChoristerError, ValueError):
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+class MissingInput(InvalidInput):
+    """Something that is needed was not given yet; a form that is being filled in is not wrong."""
 
 
 class BudgetExceeded(ChoristerError):

@@ -14,7 +14,7 @@ from chorister.analyst.spending import LedgerModel, expected_ledgers, fresh_shar
 from chorister.analyst.tables import paragraphs
 from chorister.canonical import decimal_text, dumps, sha256
 from chorister.encoding import AnyFeature, DenyList, Encoding, Selection
-from chorister.errors import BudgetExceeded, InvalidInput
+from chorister.errors import BudgetExceeded, CohortTooSmall, InvalidInput
 from chorister.privacy import Setting, accuracy_for_cohort, cost_of_accuracy
 from chorister.privacy.planning import Cost
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON
@@ -124,7 +124,8 @@ def check_target(question: Question, target: int | None) -> None:
     if target is not None and target < least:
         raise InvalidInput(
             f"the target {target:,} is below the minimum cohort of {least:,}: raise it, or leave "
-            "it out"
+            "it out",
+            field="target",
         )
 
 
@@ -147,6 +148,7 @@ class QuestionCost:
     checks: tuple[Check, ...]  # against the policy
     exhausted: BudgetExceeded | None  # why no device would answer
     warnings: tuple[str, ...] = ()  # why it would be a waste although devices would answer
+    too_small: CohortTooSmall | None = None  # why nothing could be released: then it is refused
     remarks: tuple[str, ...] = ()  # what to expect, and what can't be known
     asked: int | None = None  # the round that asked it already: asking again costs nothing
 
@@ -213,6 +215,7 @@ def _price(question: Question, reports: int | None, target: int | None) -> Quest
         checks=found.checks,
         exhausted=found.exhausted,
         warnings=found.warnings,
+        too_small=found.too_small,
         remarks=found.remarks,
         asked=None if asked is None else asked.number,
     )
