@@ -36,6 +36,7 @@ from pydantic import (
     ValidationInfo,
     WithJsonSchema,
 )
+from pydantic_core import ErrorDetails
 
 from chorister.errors import DecodeError, InvalidInput
 from chorister.unicode14 import VERSION as UNICODE
@@ -362,7 +363,10 @@ def first_error(error: ValidationError) -> tuple[str | None, str]:
 def all_errors(error: ValidationError) -> list[tuple[str | None, str]]:
     """Return the dotted path and the message of every error, in the order of the fields."""
     found: list[tuple[str | None, str]] = []
-    for each in error.errors(include_url=False, include_input=False):
+    errors = error.errors(include_url=False, include_input=False)
+    for each in errors:
+        if each["type"] == "too_short" and any(_is_inside(other, each) for other in errors):
+            continue  # it is too short only without the entries that are wrong themselves
         path = [str(part) for part in each["loc"]]
         cause = each.get("ctx", {}).get("error")
         if isinstance(cause, FieldErrors):
@@ -373,6 +377,11 @@ def all_errors(error: ValidationError) -> list[tuple[str | None, str]]:
         words = _in_words(each["type"], each["msg"], each.get("ctx", {}))
         found.append((".".join(path) or None, words))
     return found
+
+
+def _is_inside(inner: ErrorDetails, outer: ErrorDetails) -> bool:
+    place = outer["loc"]
+    return len(inner["loc"]) > len(place) and inner["loc"][: len(place)] == place
 
 
 _WORDS: Final[Mapping[str, str]] = {

@@ -55,7 +55,7 @@ Each message says what is wrong and what to do; attributes carry the values for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from chorister.clock import utc_text
@@ -94,12 +94,22 @@ class BudgetExceeded(ChoristerError):
 
 
 class PolicyError(InvalidInput):
-    """A malformed policy document; `field` is the dotted path of what to correct."""
+    """A malformed policy document; `field` is the dotted path of what to correct first.
 
-    def __init__(self, message: str, *, field: str | None = None) -> None:
+    `problems` has everything that was found: paths and messages.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        problems: Sequence[tuple[str, str]] = (),
+    ) -> None:
         super().__init__(f"{field}: {message}" if field else message)
         self.why = message
         self.field = field
+        self.problems = tuple(problems) or ((field or "", message),)
 
 
 class DecodeError(ChoristerError, ValueError):

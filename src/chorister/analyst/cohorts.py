@@ -42,6 +42,7 @@ from chorister.analyst.tables import paragraphs
 from chorister.canonical import decimal_text
 from chorister.errors import BudgetExceeded, CohortTooSmall, InvalidInput
 from chorister.policy import Crowd
+from chorister.policy.values import number_text
 from chorister.privacy import Mechanism, OneHotRandomizer
 from chorister.privacy.decimals import DOWN
 from chorister.recipe import Participation, Privacy
@@ -362,7 +363,7 @@ def _remarks(
 ) -> Iterator[str]:
     if any(ledger.charges for ledger in own.ledgers):
         left = f"{share:.0%} of the devices have that much left after earlier questions."
-        yield f"It needs epsilon {decimal_text(epsilon)}, delta {decimal_text(delta)}: {left}"
+        yield f"It needs epsilon {decimal_text(epsilon)}, delta {number_text(delta)}: {left}"
     refused = None
     if not any(
         can_pay(study, ledger, refs, epsilon=epsilon, delta=delta, reports=reports)

@@ -155,7 +155,7 @@ def open_connection(config: ConnectionConfig) -> FleetConnection:
 
 
 def _rehearsal(config: ConnectionConfig) -> PacedRehearsal:
-    policy = Policy.load(Path(config.policy or ""))
+    policy = Policy.load_rehearsal(Path(config.policy or ""))
     source: Any
     if config.populations is not None:
         source = {table: _table(Path(path)) for table, path in config.populations.items()}

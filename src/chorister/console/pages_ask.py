@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from starlette.responses import Response
 
@@ -26,6 +26,8 @@ from chorister.console.web import Visit
 from chorister.console.workspace import StudyView
 from chorister.errors import ChoristerError, MissingInput
 
+_AT_INPUTS: Final = frozenset({"epsilon", "delta", "local_epsilon", "min_cohort"})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FormProblem:
@@ -38,6 +40,8 @@ class FormProblem:
     @classmethod
     def of(cls, error: ChoristerError) -> FormProblem:
         field = getattr(error, "field", None) or ""
+        last = field.rpartition(".")[2]  # of a budget's path, or of a recipe's
+        field = last if last in _AT_INPUTS else field
         return cls(why=str(error), field=field, missing=isinstance(error, MissingInput))
 
     @property

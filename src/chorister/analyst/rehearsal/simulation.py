@@ -88,6 +88,7 @@ def rehearse(
 ) -> Rehearsal | ReportsRehearsal:
     """Simulate a fleet with this population under this policy.
 
+    The policy's file may leave out log, aggregators and keys, which a rehearsal does not use.
     `population` is a table (polars, pandas, Arrow, or columns by name) whose columns are fields of
     the policy. Either its rows are events and the column `device` says which device each belongs
     to, or the column `count` says how many devices hold each row. Or pass one such table for every
@@ -98,7 +99,7 @@ def rehearse(
     With `mode="reports"`, every device is a real one and every report goes through real aggregators
     in this process: for small fleets, and to check that both modes agree. Close it when done.
     """
-    rules = policy if isinstance(policy, Policy) else Policy.load(policy)
+    rules = policy if isinstance(policy, Policy) else Policy.load_rehearsal(policy)
     if isinstance(population, Population):
         people = population
     else:
