@@ -46,6 +46,7 @@ from chorister.policy.values import number_text
 from chorister.privacy import Mechanism, OneHotRandomizer
 from chorister.privacy.decimals import DOWN
 from chorister.recipe import Participation, Privacy
+from chorister.recipe.outlook import hides_everything
 
 if TYPE_CHECKING:
     from chorister.analyst.study import Study
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 Cohorts: TypeAlias = Literal["everyone", "disjoint"]
 _BISECTIONS: Final = 14  # when searching for the scale of epsilons
 _HALVINGS: Final = 10  # when searching for rounds that fit into what is left
-_SIGMAS: Final = 3.0  # standard errors that stand out
 _BINS: Final = 1000  # of a planned round; the noise in one bin hardly depends on it
 
 
@@ -288,11 +288,6 @@ def drowned(rounds: Sequence[PlannedRound]) -> Iterator[str]:
                 f"would not stand out from the noise of ±{planned.std_error:,.0f} devices. Give "
                 "more epsilon, plan fewer rounds, or wait for more devices."
             )
-
-
-def hides_everything(std_error: float, reports: float) -> bool:
-    """Whether noise hides a bin that every single device holds."""
-    return _SIGMAS * std_error >= reports
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,14 +13,12 @@ A rehearsal, a notebook, the console and `chorister recipe explain` all ask here
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from chorister.analyst.allowance import others_in_words
-from chorister.analyst.cohorts import hides_everything
-from chorister.analyst.request import smallest_share
 from chorister.analyst.spending import (
     LedgerClasses,
     expect_answers,
@@ -33,6 +31,7 @@ from chorister.encoding import AnyFeature
 from chorister.errors import BudgetExceeded, CohortTooSmall, QueryRefused, SandboxUnavailable
 from chorister.policy import Policy
 from chorister.recipe import Check, Recipe, check
+from chorister.recipe.outlook import smallest_share, spread_thin, wasted
 
 if TYPE_CHECKING:
     from chorister.analyst.fleet import Fleet
@@ -159,8 +158,8 @@ def preflight(
     assumed = reports if expected is None else expected
     warnings = [] if too_small is None else [str(too_small)]
     if exhausted is None and too_small is None:
-        warnings.extend(_wasted(fleet, recipe, assumed, target))
-    remarks = () if warnings else _spread_thin(recipe, assumed)
+        warnings.extend(wasted(recipe, fleet.policy, assumed, target))
+    remarks = () if warnings else spread_thin(recipe, assumed)
     return Preflight(
         checks=checks,
         exhausted=exhausted,
@@ -190,46 +189,4 @@ def _too_small(fleet: Fleet, recipe: Recipe, expected: float | None) -> CohortTo
         "with a smaller local epsilon or a larger epsilon",
         reports=round(part),
         needed=least,
-    )
-
-
-def _wasted(
-    fleet: Fleet, recipe: Recipe, expected: float | None, target: int | None
-) -> Iterator[str]:
-    least = recipe.privacy.min_cohort
-    parts = fleet.policy.cells(recipe.group_by, 0)
-    if expected is not None:
-        part = expected * smallest_share(recipe.arms) / parts
-        if part < least:
-            each = " in each part of the fleet" if parts > 1 or recipe.arms else ""
-            yield (
-                f"About {part:,.0f} devices are expected{each}, and nothing is released below "
-                f"{least:,}. Ask more devices, split the fleet into fewer parts, or choose a "
-                "smaller local epsilon, which needs a smaller cohort."
-            )
-        if target is not None and target > part:
-            yield (
-                f"The target of {target:,} reports is above the {part:,.0f} that are expected, so "
-                "devices would answer until the window ends. Lower it, or leave it out."
-            )
-    reports = least if expected is None else max(expected, 1.0)
-    error = float(recipe.randomizer.std_error(round(reports), 0.0, recipe.privacy.noise_trials))
-    if hides_everything(error, reports):
-        yield (
-            f"Even a bin that all {reports:,.0f} devices hold would not stand out from the noise "
-            f"of ±{error:,.0f} devices. Give more epsilon, or wait for more devices."
-        )
-
-
-def _spread_thin(recipe: Recipe, expected: float | None) -> tuple[str, ...]:
-    """Say how many devices have to hold a bin before it shows, where that is more than average."""
-    reports = recipe.privacy.min_cohort if expected is None else max(expected, 1.0)
-    error = float(recipe.randomizer.std_error(round(reports), 0.0, recipe.privacy.noise_trials))
-    average, bins = reports / recipe.encoding.size, recipe.encoding.size
-    if 2.0 * error <= average:
-        return ()
-    return (
-        f"Spread evenly, {reports:,.0f} devices would be {average:,.1f} in each of {bins:,} bins, "
-        f"below the noise of ±{error:,.1f}. Only bins with more than about {3.0 * error:,.0f} "
-        "devices stand out: use fewer bins to see the rest.",
     )

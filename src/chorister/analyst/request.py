@@ -221,13 +221,6 @@ def as_arms(value: Mapping[str, int] | Sequence[str]) -> tuple[Arm, ...]:
         return tuple(Arm(name=name, weight=weight) for name, weight in weights.items())
 
 
-def smallest_share(arms: Sequence[Arm]) -> float:
-    """The share of the answering devices that draw the smallest arm."""
-    if not arms:
-        return 1.0
-    return min(arm.weight for arm in arms) / sum(arm.weight for arm in arms)
-
-
 def expected_cohort(expected: float, probability: Decimal, margin: float) -> int:
     """A minimum cohort that is reached almost surely when `expected` devices should answer.
 

@@ -23,7 +23,6 @@ from chorister.analyst.request import (
     reads_of,
     refs_of,
     simple_query,
-    smallest_share,
 )
 from chorister.analyst.result import Result
 from chorister.analyst.rounds import Round, RoundState
@@ -45,6 +44,7 @@ from chorister.errors import (
 from chorister.policy import Analysis, Crowd, ReportKind
 from chorister.privacy import Mechanism
 from chorister.recipe import Participation
+from chorister.recipe.outlook import smallest_share
 
 _WEEK = 7 * 86_400
 

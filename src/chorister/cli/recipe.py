@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -29,9 +30,12 @@ from chorister.errors import (
 )
 from chorister.key_files import read_signing_key
 from chorister.policy import Analysis, Policy
+from chorister.policy.explain import Section
 from chorister.policy.values import visible
 from chorister.recipe import Check, Recipe, SignedRecipe, sign
+from chorister.recipe.in_words import describe
 from chorister.recipe.model import json_schema
+from chorister.recipe.outlook import spread_thin, wasted
 from chorister.recipe.template import template
 from chorister.transparency.auditor import read_policies
 from chorister.transparency.client import RegistryClient
@@ -96,9 +100,13 @@ def explain_command(
         int | None,
         typer.Option(help="Also check whether the recipe is open at this time (POSIX seconds)."),
     ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many devices could answer: are they enough?"),
+    ] = None,
     json_: JSON = False,
 ) -> None:
-    """Show the outcome of each check, with reasons; exit with 1 if one fails.
+    """Show the question in words and what it costs, then each check; exit with 1 if one fails.
 
     The query is compiled as a device does it, in a sandbox, on tables without rows.
     Whether the recipe is open is checked only with --at, so that you can check next week's today.
@@ -110,19 +118,32 @@ def explain_command(
     except RecipeError as error:
         if json_:
             form = Check(name="form", passed=False, why=str(error), field=error.field)
-            _echo_json([form], signed=False)
+            _echo_json([form], [], [], signed=False)
         raise
     signed = isinstance(recipe, SignedRecipe)
     with Sandbox() as sandbox:
         checks = dry_run(recipe, rules, sandbox, now=at)
+    body = recipe.recipe if isinstance(recipe, SignedRecipe) else recipe
     allowed = all(outcome.passed for outcome in checks)
+    sections = describe(body, rules)
+    # Groups and bins that the policy does not permit would take long to count.
+    warnings, remarks = _outlook(body, rules, devices) if allowed else ([], [])
     if json_:
-        _echo_json(checks, signed=signed)
+        _echo_json(checks, sections, warnings, signed=signed)
     else:
+        for section in sections:
+            console.print(f"[bold]{escape(visible(section.title))}[/]")
+            for line in section.lines:
+                say(f"  - {visible(line)}")
+        console.print("[bold]Would a device answer it?[/]")
         for outcome in checks:
             mark = "[green]yes[/]" if outcome.passed else "[bold red]NO [/]"
             text = f"{mark} {outcome.name:<14} {escape(visible(outcome.why))}"
             console.print(text, soft_wrap=True)
+        for warning in warnings:
+            console.print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
+        for remark in remarks:
+            say(remark)
         if not signed:
             say("This is a draft: no device answers it until you sign it.")
         say("allowed" if allowed else "refused")
@@ -130,10 +151,23 @@ def explain_command(
         raise typer.Exit(1)
 
 
-def _echo_json(checks: list[Check], *, signed: bool) -> None:
+def _outlook(recipe: Recipe, policy: Policy, devices: int | None) -> tuple[list[str], list[str]]:
+    """Why the answer would be a waste, and what to expect, as studies and the console say it."""
+    expected = None
+    if devices is not None:
+        expected = devices * float(recipe.participation.probability)
+    warnings = list(wasted(recipe, policy, expected))
+    return warnings, [] if warnings else list(spread_thin(recipe, expected))
+
+
+def _echo_json(
+    checks: list[Check], sections: list[Section], warnings: list[str], *, signed: bool
+) -> None:
     rows = [{"name": c.name, "passed": c.passed, "why": c.why} for c in checks]
     allowed = all(outcome.passed for outcome in checks)
-    print_json({"allowed": allowed, "signed": signed, "checks": rows})
+    question = [asdict(section) for section in sections]
+    result = {"allowed": allowed, "signed": signed, "checks": rows}
+    print_json({**result, "question": question, "warnings": warnings})
 
 
 @commands.command("schema")
