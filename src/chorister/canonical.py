@@ -21,7 +21,7 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Annotated, Any, Final, NoReturn, Self, TypeVar
 
@@ -36,6 +36,7 @@ from pydantic import (
     ValidationInfo,
     WithJsonSchema,
 )
+from pydantic_core import ErrorDetails
 
 from chorister.errors import DecodeError, InvalidInput
 from chorister.unicode14 import VERSION as UNICODE
@@ -346,16 +347,79 @@ class FieldError(ValueError):
         self.field = field
 
 
+class FieldErrors(ValueError):
+    """Raised by the validator of a whole model about several of its fields."""
+
+    def __init__(self, found: Sequence[tuple[str, str]]) -> None:
+        super().__init__("; ".join(f"{field}: {why}" for field, why in found))
+        self.found = tuple(found)
+
+
 def first_error(error: ValidationError) -> tuple[str | None, str]:
     """Return the dotted path and the message of the first error in a validation error."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        message = "unknown field"
-    elif first["type"] == "missing":
-        message = "this field is missing"
-    path = [str(part) for part in first["loc"]]
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, FieldError):
-        path.append(cause.field)
-    return ".".join(path) or None, message
+    return all_errors(error)[0]
+
+
+def all_errors(error: ValidationError) -> list[tuple[str | None, str]]:
+    """Return the dotted path and the message of every error, in the order of the fields."""
+    found: list[tuple[str | None, str]] = []
+    errors = error.errors(include_url=False, include_input=False)
+    for each in errors:
+        if each["type"] == "too_short" and any(_is_inside(other, each) for other in errors):
+            continue  # it is too short only without the entries that are wrong themselves
+        path = [str(part) for part in each["loc"]]
+        cause = each.get("ctx", {}).get("error")
+        if isinstance(cause, FieldErrors):
+            found.extend((".".join([*path, field]) or None, why) for field, why in cause.found)
+            continue
+        if isinstance(cause, FieldError):
+            path.append(cause.field)
+        words = _in_words(each["type"], each["msg"], each.get("ctx", {}))
+        found.append((".".join(path) or None, words))
+    return found
+
+
+def _is_inside(inner: ErrorDetails, outer: ErrorDetails) -> bool:
+    place = outer["loc"]
+    return len(inner["loc"]) > len(place) and inner["loc"][: len(place)] == place
+
+
+_WORDS: Final[Mapping[str, str]] = {
+    "extra_forbidden": "unknown field",
+    "missing": "this field is missing",
+    "too_short": "at least {min_length} {entries} needed",
+    "too_long": "at most {max_length} entries are allowed",
+    "string_too_short": "must not be empty",
+    "string_too_long": "at most {max_length} characters are allowed",
+    "string_pattern_mismatch": "must have the form {pattern}",
+    "string_type": "must be text",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "float_type": "must be a number",
+    "dict_type": "must be a table of names and values",
+    "mapping_type": "must be a table of names and values",
+    "model_type": "must be a table of names and values",
+    "model_attributes_type": "must be a table of names and values",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "literal_error": "must be one of {expected}",
+    "enum": "must be one of {expected}",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "union_tag_invalid": "must have the kind {expected_tags}",
+    "union_tag_not_found": "must say its kind",
+    "none_required": "must be left out",
+}
+"""What pydantic finds, in the words of a person who writes the document."""
+
+
+def _in_words(kind: str, message: str, context: Mapping[str, Any]) -> str:
+    if kind not in _WORDS:
+        return message.removeprefix("Value error, ").replace("Input should be", "must be")
+    entries = "entry is" if context.get("min_length") == 1 else "entries are"
+    return _WORDS[kind].format_map({"entries": entries, **context})

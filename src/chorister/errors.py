@@ -4,6 +4,7 @@ Each message says what is wrong and what to do; attributes carry the values for 
 
     ChoristerError
     ├── InvalidInput        a value from the caller is not allowed
+    │   ├── MissingInput        something that is needed was not given yet
     │   └── PolicyError         a policy document is malformed
     ├── BudgetExceeded      a charge that a privacy budget does not allow
     ├── DecodeError         bytes from outside are not what they claim to be
@@ -54,7 +55,7 @@ Each message says what is wrong and what to do; attributes carry the values for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from chorister.clock import utc_text
@@ -65,7 +66,17 @@ class ChoristerError(Exception):
 
 
 class InvalidInput(ChoristerError, ValueError):
-    """A value that is not allowed; the message says what is."""
+    """A value that is not allowed; the message says what is. `field` names it, if it has a name."""
+
+    field: str | None = None
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class MissingInput(InvalidInput):
+    """Something that is needed was not given yet; a form that is being filled in is not wrong."""
 
 
 class BudgetExceeded(ChoristerError):
@@ -83,12 +94,22 @@ class BudgetExceeded(ChoristerError):
 
 
 class PolicyError(InvalidInput):
-    """A malformed policy document; `field` is the dotted path of what to correct."""
+    """A malformed policy document; `field` is the dotted path of what to correct first.
 
-    def __init__(self, message: str, *, field: str | None = None) -> None:
+    `problems` has everything that was found: paths and messages.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        problems: Sequence[tuple[str, str]] = (),
+    ) -> None:
         super().__init__(f"{field}: {message}" if field else message)
         self.why = message
         self.field = field
+        self.problems = tuple(problems) or ((field or "", message),)
 
 
 class DecodeError(ChoristerError, ValueError):

@@ -389,3 +389,25 @@ def upload_over_sockets(operators: Operators, recipe: Recipe, bins: list[int]) -
             return answer.status_code == 200 and not answer.content
 
         wait_until(sent, "the leader to know the task", 60)
+
+
+def test_item_1_questions_of_others_are_read_from_the_public_log(
+    world: World, tmp_path: Path
+) -> None:
+    """From another folder they are somebody else's; where the log is away, they are unknown."""
+    study = world.study()
+    assert study.fleet.others().recipes == ()
+    round_ = study.post(world.question(study))
+    world.upload(round_.recipe, [1, 2, 3])
+    assert study.fleet.others().recipes == ()
+    other = World(world.pair, world.clock, tmp_path / "other").connection()
+    assert [recipe.digest for recipe in other.others().recipes] == [round_.recipe.digest]
+    budget = other.study("mine", analysis=ANALYSIS).budget
+    assert budget.others == 1
+    assert budget.limits[0].spent.epsilon == 8
+    away = LiveFleet(
+        other.policy, registry="https://nobody.invalid/", author=key("author"),
+        keypair=world.pair.operators.collector, token=TOKENS["collector"], folder=None,
+        transport=world.pair.network, clock=world.clock,
+    )  # fmt: skip
+    assert "can't be read" in away.others().problem

@@ -100,6 +100,62 @@ def test_recipe_explain() -> None:
     assert "allowed" in result.output
 
 
+def test_item_14_recipe_explain_shows_the_question_first() -> None:
+    text = run("recipe", "explain", RECIPE_FILE, "--policy", POLICY_FILE).output
+    for words in (
+        "Find words that follow each other",
+        "one of 272 bins of age and ngram",
+        "age in 7 intervals, with edges 10, 20, 30",
+        "one of 9 words: a, all, home",
+        f"the device runs: {RECIPE.query}",
+        "keyboard.ngram (text), user.age (integer)",
+        "from 2026-11-16 00:00 UTC to 2026-11-23 00:00 UTC, 7 days",
+        "epsilon 0.2, delta 1e-6",
+        "40% of the epsilon 0.5 that this analysis may cost per 180 days",
+        "at most one question of this cost in 180 days",
+    ):
+        assert words in text, words
+        assert text.index(words) < text.index("Would a device answer it?")
+    assert "warning" not in text
+    assert "Only bins with more than about 140 devices stand out" in text
+
+
+def test_item_14_every_kind_of_feature_has_words(tmp_path: Path) -> None:
+    draft = json.loads((EXAMPLE / "recipe.json").read_text())
+    features = [
+        {"kind": "categories", "column": "age", "values": list(range(30))},
+        {"kind": "grid", "columns": ["x", "y"], "box": ["0", "0", "1", "1"], "level": 2},
+        {"kind": "prefix_tree", "column": "ngram", "prefixes": [""], "vocabulary": ["a", "b"]},
+    ]
+    path = tmp_path / "draft.json"
+    path.write_text(json.dumps({**draft, "features": features}))
+    text = run("recipe", "explain", path, "--policy", POLICY_FILE).output
+    assert "age as one of 30 listed values: 0, 1, 2" in text
+    assert "18, 19 and 10 more" in text
+    assert "x and y as one of 16 cells of a map from 0, 0, 1, 1" in text
+    assert "the first word of ngram, one of 2 words: a, b" in text
+
+
+def test_items_2_3_5_recipe_explain_makes_the_same_check(tmp_path: Path) -> None:
+    draft = json.loads((EXAMPLE / "recipe.json").read_text())
+
+    def explained(*options: str, **changes: object) -> tuple[list[str], list[str]]:
+        path = tmp_path / "draft.json"
+        path.write_text(json.dumps({**draft, **changes}))
+        result = run("recipe", "explain", path, "--policy", POLICY_FILE, "--json", *options)
+        found = json.loads(result.stdout)
+        failed = [check["name"] for check in found["checks"] if not check["passed"]]
+        return failed, found["warnings"]
+
+    assert explained()[0] == []
+    text = [{"kind": "intervals", "column": "ngram", "edges": ["0", "1"]}]
+    assert explained(features=text)[0] == ["types"]
+    upper = "SELECT upper(ngram) AS ngram, age FROM keyboard, user"
+    assert explained(query=upper)[0] == ["query-class"]
+    _, warnings = explained("--devices", "500")
+    assert "nothing is released below 1,000" in warnings[0]
+
+
 def test_recipe_explain_as_json() -> None:
     result = run("recipe", "explain", RECIPE_FILE, "--policy", POLICY_FILE, "--json")
     found = json.loads(result.output)

@@ -95,8 +95,8 @@ def quickly(client: TestClient, path: str, form: dict[str, str]) -> str:
 AGE = {"use:user.age": "on", "kind:user.age": "intervals", "edges:user.age": "10, 20, 30"}
 MAP = {
     "use:map": "on",
-    "map:x": "age",
-    "map:y": "perplexity",
+    "map:x": "longitude",
+    "map:y": "latitude",
     "map:box": "0, 0, 1, 1",
     "map:level": "3",
 }
@@ -132,7 +132,7 @@ def test_a_fraction_is_not_cut_to_a_whole_value(ada: TestClient) -> None:
 
 RUNS = {
     "ngrams": {"field": "keyboard.ngram", "vocabulary": "how\nare\nyou", "max_n": "2"},
-    "heatmap": {"x": "user.age", "y": "keyboard.perplexity", "box": "0, 0, 1, 1", "depth": "3"},
+    "heatmap": {"x": "visits.longitude", "y": "visits.latitude", "box": "0, 0, 1, 1", "depth": "3"},
     "distribution": {"field": "user.age", "from": "0", "to": "100"},
     "crosstab": {
         "rows": "user.age",

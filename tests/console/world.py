@@ -45,8 +45,20 @@ def policy(reports: int = 6) -> Policy:
         f"analyses/{ANALYSIS}/budget/delta": Decimal("1e-5"),
         f"analyses/{ANALYSIS}/budget/reports": reports,
         f"analyses/{ANALYSIS}/fields": dict.fromkeys(
-            ("keyboard.ngram", "keyboard.perplexity", "user.age"), limits
+            (
+                "keyboard.ngram",
+                "keyboard.perplexity",
+                "user.age",
+                "user.locale",
+                "visits.longitude",
+                "visits.latitude",
+            ),
+            limits,
         ),
+        "streams/visits": {
+            "retention": "30d",
+            "fields": {"longitude": {"type": "real"}, "latitude": {"type": "real"}},
+        },
         f"analyses/{ANALYSIS}/cohort/smallest": 50,
         "device/epsilon": 6,
         "device/delta": Decimal("1e-5"),

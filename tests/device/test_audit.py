@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import Any
@@ -22,7 +23,7 @@ from chorister.device.audit import (
     Sent,
     pack_bits,
 )
-from chorister.device.audit_pages import as_html, as_json, as_text, visible
+from chorister.device.audit_pages import as_html, as_json, as_text, date_text, totals, visible
 from chorister.device.database import transaction
 from chorister.device.ledger.budget import Charge
 from chorister.errors import InvalidInput, LedgerTampered
@@ -212,6 +213,37 @@ def test_a_person_reads_what_was_asked_decided_and_sent(log: AuditLog) -> None:
     assert "default-src &#x27;none&#x27;" in page or "default-src 'none'" in page
 
 
+def test_item_14_the_owners_page_has_dates_plain_words_and_totals(
+    connection: apsw.Connection,
+) -> None:
+    log = AuditLog(connection)
+    charge = Charge.of(RECIPE)
+    for number, event in enumerate((Event.CHARGED, Event.REPORTED, Event.UPLOADED)):
+        sent = SENT if event is not Event.CHARGED else None
+        made = entry(
+            event, time=START + number * 86_400, question=QUESTION, sent=sent, charge=charge
+        )
+        add(connection, log, made)
+    add(connection, log, entry(time=START + 400_000, question=QUESTION))
+    said = " ".join(totals(log.records()))
+    assert "From 15 January 2027, 08:00 UTC to 19 January 2027" in said
+    assert "1 question was put to this device. It took part in 1 and refused 1; 1 report" in said
+    assert "at most epsilon 0.2 of your privacy budget" in said  # once, whatever the entries
+    assert "hidden among at least 1,000 devices" in said
+    page = as_html(log.records())
+    assert page.index("put to this device") < page.index("<article")
+    assert page.index("entry-3") < page.index("entry-0")  # the newest first
+    plain = re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
+    assert "Find words that follow each other" in plain
+    assert "17 January 2027" in plain
+    # Keys, digests, bits and SQL are there for experts only.
+    for detail in (SIGNED.key_id, RECIPE.query.split()[0], SENT.digest, SENT.bits):
+        assert detail not in plain
+        assert detail in page
+    assert totals([]) == []
+    assert date_text(2**53 - 1).endswith("after 1970")
+
+
 def test_json_has_everything(log: AuditLog) -> None:
     rows = json.loads(as_json(log.records()))
     assert [row["hash"] for row in rows] == [record.digest for record in log.records()]
@@ -231,7 +263,10 @@ class Tags(HTMLParser):
         assert not any(name.startswith("on") or name in ("src", "href") for name, _ in attrs)
 
 
-OWN = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "article", "dl", "dt", "dd"}
+OWN = {
+    "html", "head", "meta", "title", "style", "body", "h1", "h2", "article", "dl", "dt", "dd", "p",
+    "details", "summary",
+}  # fmt: skip
 HOSTILE = "<script>alert(1)</script>\x1b[2J\x9b31m\u202e\r\n<img src=x onerror=alert(1)>\u2028"
 
 

@@ -11,11 +11,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+from chorister.analyst.allowance import (
+    after_all,
+    all_new,
+    allowance,
+    can_pay,
+    exhausted,
+    known_ledgers,
+    others_in_words,
+)
 from chorister.analyst.request import (
     PrivacyRequest,
     Real,
@@ -23,24 +33,27 @@ from chorister.analyst.request import (
     as_participation,
     budgets_of,
     expected_cohort,
+    proportional_delta,
     refs_of,
     six_digits,
 )
-from chorister.analyst.spending import LedgerModel
+from chorister.analyst.spending import LedgerClasses, LedgerModel
 from chorister.analyst.tables import paragraphs
 from chorister.canonical import decimal_text
-from chorister.device.ledger.budget import Charge
 from chorister.errors import BudgetExceeded, CohortTooSmall, InvalidInput
 from chorister.policy import Crowd
+from chorister.policy.values import number_text
 from chorister.privacy import Mechanism, OneHotRandomizer
 from chorister.privacy.decimals import DOWN
 from chorister.recipe import Participation, Privacy
+from chorister.recipe.outlook import hides_everything
 
 if TYPE_CHECKING:
     from chorister.analyst.study import Study
 
 Cohorts: TypeAlias = Literal["everyone", "disjoint"]
 _BISECTIONS: Final = 14  # when searching for the scale of epsilons
+_HALVINGS: Final = 10  # when searching for rounds that fit into what is left
 _BINS: Final = 1000  # of a planned round; the noise in one bin hardly depends on it
 
 
@@ -89,7 +102,11 @@ class RoundsPlan:
     rounds: tuple[PlannedRound, ...]
     epsilon: Decimal  # the most that one device is charged, by the policy's composition
     delta: Decimal
+    fields: tuple[str, ...] = ()  # what all rounds read
+    devices: int = 0  # that the plan counts on
     note: str = ""  # whether rounds pay here, as the algorithm that planned them says
+    warnings: tuple[str, ...] = ()  # why it would be a waste to run it
+    remarks: tuple[str, ...] = ()  # what is left after earlier questions, and what is unknown
 
     def explain(self) -> str:
         who = (
@@ -110,6 +127,7 @@ class RoundsPlan:
         )
         if self.note:
             lines.append(self.note)
+        lines.extend((*self.remarks, *(f"Don't run it: {warning}" for warning in self.warnings)))
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -134,9 +152,17 @@ def conditional_shares(shares: Iterable[Real]) -> list[Decimal]:
 
 
 def reports_allowed(study: Study, reads: Mapping[str, Iterable[str]]) -> int:
-    """Return how many reports about these fields a device may send in a period."""
-    budgets = budgets_of(study.fleet.policy, study.terms, refs_of(reads))
-    return min(budget.reports for budget in budgets)
+    """Return how many more reports about these fields a device may send in this period.
+
+    That is what the policy allows, less what was sent: by the share of the fleet that can pay most.
+    """
+    refs = refs_of(reads)
+    own, bound = known_ledgers(study.fleet)
+    for ledgers in (bound, own):
+        with suppress(BudgetExceeded):
+            return allowance(study, ledgers, refs).reports
+    budgets = budgets_of(study.fleet.policy, study.terms, refs)
+    return min(budget.reports for budget in budgets)  # nothing is left: the plan will say what
 
 
 def choose_cohorts(
@@ -146,8 +172,8 @@ def choose_cohorts(
     allowed = reports_allowed(study, reads)
     if wanted == "everyone" and allowed < rounds:
         raise InvalidInput(
-            f"the policy allows {allowed} reports per device, fewer than {rounds} rounds: use "
-            "disjoint cohorts"
+            f"a device may send {allowed} more reports, fewer than {rounds} rounds: use disjoint "
+            "cohorts"
         )
     return wanted or ("everyone" if allowed >= rounds > 1 else "disjoint")
 
@@ -210,31 +236,138 @@ def plan_rounds(
     """Plan rounds over these fields, and state all costs before the first is asked.
 
     `shares` are of the devices if the cohorts are disjoint, and of 1/sigma^2 if everyone answers
-    every round; `cohorts` chooses between the two (default: by the number of reports that the
-    policy allows). `epsilon` and `delta` are totals for one device (default: its budgets).
+    every round; `cohorts` chooses between the two (default: by the number of reports that a device
+    has left). `epsilon` and `delta` are totals for one device (default: what earlier questions have
+    left of its budgets; a delta in proportion to epsilon). Raises `BudgetExceeded` if less is left.
     """
     known = devices if devices is not None else study.fleet.devices
     if known is None:
         raise InvalidInput("say about how many devices there are: devices=...")
     chosen = choose_cohorts(study, len(shares), reads=reads, wanted=cohorts)
     refs, smallest, margin = refs_of(reads), study.terms.cohort.smallest, study.fleet.margin
-    budgets = budgets_of(study.fleet.policy, study.terms, refs)
-    whole = min(budget.epsilon for budget in budgets) if epsilon is None else as_exact(epsilon)
-    whole_delta = min(budget.delta for budget in budgets) if delta is None else as_exact(delta)
-    planner = _Planner(study, refs, mechanism, crowd)
-    if chosen == "everyone":
+    if chosen == "disjoint":
+        conditional_shares(enough_for_each(shares, known, smallest, margin))  # raises if they can't
+    else:
         enough_for_each((1,), known, smallest, margin)
+    budget = _Budget.of(study, refs, chosen, len(shares), epsilon, delta)
+    devices_left = math.floor(known * budget.share)
+    planner = _Planner(study, refs, mechanism, crowd, budget.ledger)
+    if chosen == "everyone":
+        enough_for_each((1,), devices_left, smallest, margin)
         each = [float(as_exact(share)) for share in shares]
-        return planner.everyone(each, known, whole, whole_delta)
-    conditional_shares(shares)  # raises unless they are valid shares
-    rounds, left = [], 1.0
-    for chance in conditional_shares(enough_for_each(shares, known, smallest, margin)):
-        # Being in this cohort depends on the coins of the earlier rounds as well.
-        share = left * float(chance)
-        who = as_participation(chance)
-        rounds.append(planner.round(whole, whole_delta, who, known * share, share))
-        left *= 1.0 - float(chance)
-    return RoundsPlan(cohorts=chosen, rounds=tuple(rounds), epsilon=whole, delta=whole_delta)
+        plan = planner.everyone(each, devices_left, budget.epsilon, budget.delta)
+    else:
+        rounds, left = [], 1.0
+        again = len(shares) == 1 and not all_new(study)
+        for chance in conditional_shares(enough_for_each(shares, devices_left, smallest, margin)):
+            # Being in this cohort depends on the coins of the earlier rounds as well.
+            share = left * float(chance)
+            who = as_participation(None if again else chance)
+            rounds.append(
+                planner.round(budget.epsilon, budget.delta, who, devices_left * share, share)
+            )
+            left *= 1.0 - float(chance)
+        plan = RoundsPlan(
+            cohorts=chosen, rounds=tuple(rounds), epsilon=budget.epsilon, delta=budget.delta
+        )
+    return replace(
+        plan,
+        fields=refs,
+        devices=known,
+        remarks=budget.remarks,
+        warnings=tuple(drowned(plan.rounds)),
+    )
+
+
+def drowned(rounds: Sequence[PlannedRound]) -> Iterator[str]:
+    """Say which rounds could show nothing, whatever devices hold."""
+    for number, planned in enumerate(rounds, start=1):
+        if hides_everything(planned.std_error, planned.expected_reports):
+            yield (
+                f"in round {number}, even a bin that all {planned.expected_reports:,} devices hold "
+                f"would not stand out from the noise of ±{planned.std_error:,.0f} devices. Give "
+                "more epsilon, plan fewer rounds, or wait for more devices."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Budget:
+    """What a plan may spend, and the share of the fleet that can pay for it."""
+
+    epsilon: Decimal
+    delta: Decimal
+    ledger: LedgerModel
+    share: float
+    remarks: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        study: Study,
+        refs: tuple[str, ...],
+        cohorts: Cohorts,
+        rounds: int,
+        epsilon: Real | None,
+        delta: Real | None,
+    ) -> _Budget:
+        """What is given, or else all that is left; raises `BudgetExceeded` if that is too little.
+
+        What others may have spent is left out of what is offered, but refuses nothing: nobody knows
+        which devices answered them.
+        """
+        own, bound = known_ledgers(study.fleet)
+        # One question to everyone does not need devices that are new to the study.
+        fresh = cohorts == "disjoint" and rounds > 1
+        reports = rounds if cohorts == "everyone" else 1
+        offered = allowance(study, bound if epsilon is None else own, refs, fresh=fresh)
+        whole = offered.epsilon if epsilon is None else as_exact(epsilon)
+        budgets = budgets_of(study.fleet.policy, study.terms, refs)
+        if delta is not None:
+            part = as_exact(delta)
+        elif epsilon is None:
+            part = offered.delta
+        else:
+            part = min(proportional_delta(budgets, whole), offered.delta)
+        paying = [
+            (ledger, weight)
+            for ledger, weight in own.classes.values()
+            if (not fresh or ledger.is_new_to(study.name))
+            and can_pay(study, ledger, refs, epsilon=whole, delta=part, reports=reports)
+        ]
+        if not paying:
+            raise exhausted(study, offered.ledger, refs, epsilon=whole, delta=part, reports=reports)
+        share = min(1.0, sum(weight for _, weight in paying))
+        return cls(
+            epsilon=whole,
+            delta=part,
+            ledger=max(paying, key=lambda each: each[1])[0],
+            share=1.0 if share > 1.0 - 1e-9 else share,
+            remarks=tuple(_remarks(study, refs, own, bound, whole, part, reports, share)),
+        )
+
+
+def _remarks(
+    study: Study,
+    refs: tuple[str, ...],
+    own: LedgerClasses[float],
+    bound: LedgerClasses[float],
+    epsilon: Decimal,
+    delta: Decimal,
+    reports: int,
+    share: float,
+) -> Iterator[str]:
+    if any(ledger.charges for ledger in own.ledgers):
+        left = f"{share:.0%} of the devices have that much left after earlier questions."
+        yield f"It needs epsilon {decimal_text(epsilon)}, delta {number_text(delta)}: {left}"
+    refused = None
+    if not any(
+        can_pay(study, ledger, refs, epsilon=epsilon, delta=delta, reports=reports)
+        for ledger in bound.ledgers
+    ):
+        refused = exhausted(
+            study, bound.fullest, refs, epsilon=epsilon, delta=delta, reports=reports
+        )
+    yield from others_in_words(study.fleet.others(), refused)
 
 
 @dataclass(frozen=True)
@@ -243,6 +376,7 @@ class _Planner:
     refs: tuple[str, ...]
     mechanism: Mechanism | str | None
     crowd: Crowd | None
+    ledger: LedgerModel  # of the devices that the plan is for
 
     def round(
         self,
@@ -287,12 +421,18 @@ class _Planner:
 
         best = at(low)
         spent = self._spent(best, epsilon, delta)
+        for _ in range(_HALVINGS):  # what Renyi divergences have left is not a difference
+            if spent is not None:
+                break
+            low, high = low / 2.0, low
+            best = at(low)
+            spent = self._spent(best, epsilon, delta)
         if spent is None:
             raise InvalidInput(
                 "the policy's budgets do not allow these rounds: plan fewer, or a smaller epsilon"
             )
         compositions = (self.study.terms.budget, self.study.fleet.policy.device)
-        if any(budget.composition == "basic" for budget in compositions):
+        if low == basic and any(budget.composition == "basic" for budget in compositions):
             high = low  # epsilons add up, so there is nothing to gain
         for _ in range(_BISECTIONS):
             if high - low <= 1e-4 * high:
@@ -310,20 +450,12 @@ class _Planner:
         self, rounds: list[PlannedRound], epsilon: Decimal, delta: Decimal
     ) -> tuple[Decimal, Decimal] | None:
         """What a device that answers all rounds spends; None if a limit does not allow it."""
-        ledger = LedgerModel.empty(self.study.fleet.policy)
-        for number, planned in enumerate(rounds):
-            charge = Charge(
-                recipe=f"{number:064x}",
-                study="plan",
-                analysis=self.study.analysis,
-                fields=self.refs,
-                privacy=planned.privacy,
-            )
-            try:
-                ledger.check(charge)
-            except BudgetExceeded:
-                return None
-            ledger = ledger.after(charge)
+        try:
+            after_all(self.study, self.ledger, self.refs, rounds)
+            alone = LedgerModel.empty(self.study.fleet.policy)
+            ledger = after_all(self.study, alone, self.refs, rounds)
+        except BudgetExceeded:
+            return None
         own = f"analyses.{self.study.analysis}.budget"
         limits = ledger.limits(self.study.analysis)
         after = next(limit.standing() for limit in limits if limit.path == own).spent

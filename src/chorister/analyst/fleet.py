@@ -13,6 +13,7 @@ from chorister.analyst.study_status import OnProgress, Progress
 from chorister.clock import Clock
 from chorister.errors import InvalidInput
 from chorister.policy import Policy
+from chorister.recipe import Recipe
 
 if TYPE_CHECKING:
     from chorister.analyst.study import Study
@@ -25,6 +26,14 @@ class ReleasedSums:
 
     parts: tuple[Part, ...]  # of the groups that reached the minimum cohort
     missing: tuple[tuple[str, ...], ...] = ()  # the other groups
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OthersQuestions:
+    """What other analysts, or we from another folder, have asked the same devices."""
+
+    recipes: tuple[Recipe, ...] = ()  # those that devices can have answered
+    problem: str = ""  # why there may be more than these, if that is so
 
 
 class Fleet(ABC):
@@ -54,6 +63,10 @@ class Fleet(ABC):
     def log_source(self) -> HTTPSource | None:
         """Open the public log for reading; the caller closes it. A rehearsal has none."""
         return None
+
+    def others(self) -> OthersQuestions:
+        """What is in the public log but not in our archive. A rehearsal has no others."""
+        return OthersQuestions()
 
     @abstractmethod
     def collector(self, analysis: str) -> str:

@@ -27,7 +27,8 @@ from pydantic import Field, StringConstraints, ValidationError
 from chorister import key_files
 from chorister._native import HPKEKeypair
 from chorister.analyst.estimate import Part
-from chorister.analyst.fleet import Fleet, ReleasedSums
+from chorister.analyst.fleet import Fleet, OthersQuestions, ReleasedSums
+from chorister.analyst.public_log import LoggedRecipes
 from chorister.analyst.rounds import Archive, Round
 from chorister.analyst.study_status import OnProgress, Progress
 from chorister.canonical import Int, Model, Number, first_error, sha256
@@ -169,6 +170,7 @@ class LiveFleet(Fleet):
         self._transport = transport
         self._pause = pause
         self._finish_seconds = finish_seconds
+        self._logged = LoggedRecipes(policy, self.log_source)
 
     def __repr__(self) -> str:
         return f"<LiveFleet at {self._registry} under {self.policy.name}>"
@@ -176,6 +178,13 @@ class LiveFleet(Fleet):
     def log_source(self) -> HTTPSource:
         """Open the public log for reading; the caller closes it."""
         return HTTPSource(self._registry, ca_bundle=self._ca_file, transport=self._transport)
+
+    def others(self) -> OthersQuestions:
+        """What is in the public log but not in our archive."""
+        recipes, problem = self._logged.read()
+        own = {round_.recipe.digest for round_ in self.archive.all_rounds()}
+        others = tuple(recipe for recipe in recipes if recipe.digest not in own)
+        return OthersQuestions(recipes=others, problem=problem)
 
     def collector(self, analysis: str) -> str:
         """Return the digest of our HPKE configuration, which the analysis has to list."""

@@ -8,16 +8,17 @@ from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from chorister.analyst.preflight import preflight
 from chorister.analyst.request import refs_of, valid_input
-from chorister.analyst.spending import LedgerModel, expected_ledgers, expected_reports, fresh_share
+from chorister.analyst.spending import LedgerModel, expected_ledgers, fresh_share
 from chorister.analyst.tables import paragraphs
 from chorister.canonical import decimal_text, dumps, sha256
 from chorister.encoding import AnyFeature, DenyList, Encoding, Selection
-from chorister.errors import BudgetExceeded, InvalidInput
+from chorister.errors import BudgetExceeded, CohortTooSmall, InvalidInput
 from chorister.privacy import Setting, accuracy_for_cohort, cost_of_accuracy
 from chorister.privacy.planning import Cost
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON
-from chorister.recipe import Aggregators, Arm, Check, Participation, Privacy, Recipe, Window, check
+from chorister.recipe import Aggregators, Arm, Check, Participation, Privacy, Recipe, Window
 
 if TYPE_CHECKING:
     from chorister.analyst.result import Result
@@ -100,12 +101,13 @@ class Question:
         """Return a copy that a study asks again, where it would only return the old result."""
         return replace(self, repeat=self.repeat + 1)
 
-    def cost(self, *, reports: int | None = None) -> QuestionCost:
+    def cost(self, *, reports: int | None = None, target: int | None = None) -> QuestionCost:
         """Say what it would spend, the cohort it needs, the error to expect, and what is left.
 
-        `reports` is how many to expect, for a fleet of unknown size.
+        `reports` is how many to expect, for a fleet of unknown size; `target` is the number of
+        reports at which `run` would stop.
         """
-        return _price(self, reports)
+        return _price(self, reports, target)
 
     def run(self, target: int | None = None, *, bar: bool | None = None) -> Result:
         """Ask and wait: until `target` reports, or until the window ends with enough of them."""
@@ -122,7 +124,8 @@ def check_target(question: Question, target: int | None) -> None:
     if target is not None and target < least:
         raise InvalidInput(
             f"the target {target:,} is below the minimum cohort of {least:,}: raise it, or leave "
-            "it out"
+            "it out",
+            field="target",
         )
 
 
@@ -144,6 +147,10 @@ class QuestionCost:
     fresh_devices: float  # share of the fleet that has answered nothing in this study yet
     checks: tuple[Check, ...]  # against the policy
     exhausted: BudgetExceeded | None  # why no device would answer
+    warnings: tuple[str, ...] = ()  # why it would be a waste although devices would answer
+    too_small: CohortTooSmall | None = None  # why nothing could be released: then it is refused
+    remarks: tuple[str, ...] = ()  # what to expect, and what can't be known
+    asked: int | None = None  # the round that asked it already: asking again costs nothing
 
     @property
     def allowed(self) -> bool:
@@ -151,6 +158,12 @@ class QuestionCost:
         return self.exhausted is None and all(outcome.passed for outcome in self.checks)
 
     def explain(self) -> str:
+        if self.asked is not None:
+            return (
+                f"This question was asked already, in round {self.asked}. Asking it returns that "
+                "result and costs nothing; `question.again()` asks it once more, for "
+                f"epsilon {decimal_text(self.epsilon)}."
+            )
         lines = [
             f"Each device that answers is charged epsilon {decimal_text(self.epsilon)}, delta "
             f"{decimal_text(self.delta)}, and one report of {self.bins:,} bins "
@@ -169,29 +182,29 @@ class QuestionCost:
         )
         if self.exhausted is not None:
             lines.append(f"No device would answer: {self.exhausted}.")
+        lines.extend((*(f"Don't ask it: {why}" for why in self.warnings), *self.remarks))
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         return paragraphs(self.explain())
 
 
-def _price(question: Question, reports: int | None) -> QuestionCost:
+def _price(question: Question, reports: int | None, target: int | None) -> QuestionCost:
     """Price a question with the budgets as the study's rounds leave them."""
-    fleet = question.study.fleet
-    recipe = question.recipe(number=question.study.next_number, opens=fleet.clock.now())
-    outcomes = tuple(check(recipe, fleet.policy))
+    study, fleet = question.study, question.study.fleet
+    recipe = question.recipe(number=study.next_number, opens=fleet.clock.now())
+    found = preflight(fleet, recipe, target=target, reports=reports)
+    refused = any(not outcome.passed for outcome in found.checks)
     ledgers = expected_ledgers(fleet)
-    refused = any(not outcome.passed for outcome in outcomes)
-    exhausted = None if refused else ledgers.why_nobody(recipe)
-    expected = None if refused else expected_reports(fleet, recipe)
-    at = reports or max(recipe.privacy.min_cohort, round(expected or 0))
+    at = reports or max(recipe.privacy.min_cohort, round(found.expected or 0))
     error = float(recipe.randomizer.std_error(at, 0.0, recipe.privacy.noise_trials))
+    asked = study.asked_before(question)
     return QuestionCost(
         epsilon=recipe.privacy.epsilon,
         delta=recipe.privacy.delta,
         local_epsilon=recipe.randomizer.replacement_epsilon,
         min_cohort=recipe.privacy.min_cohort,
-        expected=None if expected is None else round(expected),
+        expected=None if found.expected is None else round(found.expected),
         reports=at,
         bins=recipe.encoding.size,
         bytes_per_report=16 * recipe.encoding.size + 1000,
@@ -199,8 +212,12 @@ def _price(question: Question, reports: int | None) -> QuestionCost:
         relative_error=error / at,
         more=0 if refused else _more(ledgers.fullest, question),
         fresh_devices=fresh_share(ledgers, recipe.study),
-        checks=outcomes,
-        exhausted=exhausted,
+        checks=found.checks,
+        exhausted=found.exhausted,
+        warnings=found.warnings,
+        too_small=found.too_small,
+        remarks=found.remarks,
+        asked=None if asked is None else asked.number,
     )
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, get_args
 
 from pydantic import ValidationError
 
@@ -28,6 +28,7 @@ from chorister.errors import InvalidInput
 from chorister.policy import Analysis, Crowd, FieldBudget, Policy, ReportKind
 from chorister.policy.bounds import Claim
 from chorister.policy.model import Budget
+from chorister.policy.values import parse_duration
 from chorister.privacy import Mechanism, amplification
 from chorister.privacy.decimals import DOWN, as_decimal
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON
@@ -37,6 +38,7 @@ from chorister.recipe import Arm, Participation, Privacy
 Real: TypeAlias = int | float | str | Decimal
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STEP: Final = Decimal("0.0001")
+_LEAST_DELTA: Final = 10 * BOUND_DELTA  # with less, bounded reports would take most of it
 _EVERYONE: Final = Participation(probability=Decimal(1), once_per_study=False)
 
 
@@ -57,28 +59,62 @@ def valid_input(prefix: str = "") -> Iterator[None]:
         yield
     except ValidationError as error:
         field, message = first_error(error)
-        raise InvalidInput(f"{prefix}{field}: {message}" if field else message) from None
+        text = f"{prefix}{field}: {message}" if field else message
+        raise InvalidInput(text, field=field) from None
+
+
+def as_seconds(value: int | str, name: str) -> int:
+    """Read a duration: seconds, or text such as "12h"."""
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise InvalidInput(f"{name}: {error}, or a number of seconds", field=name) from None
+
+
+def as_count(value: int | None, name: str) -> int | None:
+    """Read a whole number of devices, or None."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise InvalidInput(f"{name} is a whole number, not {value!r}", field=name)
+    return value
+
+
+def as_names(value: Sequence[str] | str) -> tuple[str, ...]:
+    """Read names: one, or several."""
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def as_deny_lists(value: DenyList | Sequence[DenyList]) -> tuple[DenyList, ...]:
+    """Read deny lists: one, or several."""
+    lists = (value,) if isinstance(value, DenyList) else tuple(value)
+    if any(not isinstance(each, DenyList) for each in lists):
+        raise InvalidInput(
+            "deny takes deny lists: ch.DenyList(column=..., phrases=...)", field="deny"
+        )
+    return lists
 
 
 def intervals(column: str, edges: Iterable[Real]) -> Intervals:
     """Count in cells [a, b) between neighbouring edges; everything else is OOV."""
-    return Intervals(column=column, edges=tuple(as_exact(edge) for edge in edges))
+    with valid_input():
+        return Intervals(column=column, edges=tuple(as_exact(edge) for edge in edges))
 
 
 def categories(column: str, values: Iterable[str | int]) -> Categories:
     """Count each value exactly as given; everything else is OOV."""
-    return Categories(column=column, values=tuple(values))
+    with valid_input():
+        return Categories(column=column, values=tuple(values))
 
 
 def prefix_tree(
     column: str, vocabulary: Iterable[str], prefixes: Iterable[str] = ("",)
 ) -> PrefixTree:
     """Count which word follows known prefixes. Texts are put into canonical form."""
-    return PrefixTree(
-        column=column,
-        prefixes=tuple(canonical_texts(list(prefixes))),
-        vocabulary=tuple(canonical_texts(list(vocabulary))),
-    )
+    with valid_input():
+        return PrefixTree(
+            column=column,
+            prefixes=tuple(canonical_texts(list(prefixes))),
+            vocabulary=tuple(canonical_texts(list(vocabulary))),
+        )
 
 
 def grid(
@@ -92,12 +128,13 @@ def grid(
     if len(columns) != 2 or len(box) != 4:
         raise InvalidInput("a grid has two columns and a box (x0, y0, x1, y1)")
     x0, y0, x1, y1 = (as_exact(edge) for edge in box)
-    return Grid(
-        columns=(columns[0], columns[1]),
-        box=(x0, y0, x1, y1),
-        level=level,
-        cells=None if cells is None else tuple(cells),
-    )
+    with valid_input():
+        return Grid(
+            columns=(columns[0], columns[1]),
+            box=(x0, y0, x1, y1),
+            level=level,
+            cells=None if cells is None else tuple(cells),
+        )
 
 
 # --- The query and the fields it reads ----------------------------------------------------------
@@ -139,6 +176,8 @@ def simple_query(
 
 def reads_of(query: str, analysis: Analysis) -> dict[str, tuple[str, ...]]:
     """Return the fields of the analysis that the query names together with their stream."""
+    if not isinstance(query, str):
+        raise InvalidInput(f"a query is text, not {query!r}", field="query")
     names = {word.lower() for word in _WORD.findall(query)}
     reads: dict[str, list[str]] = {}
     for ref in analysis.fields:
@@ -182,13 +221,6 @@ def as_arms(value: Mapping[str, int] | Sequence[str]) -> tuple[Arm, ...]:
         return tuple(Arm(name=name, weight=weight) for name, weight in weights.items())
 
 
-def smallest_share(arms: Sequence[Arm]) -> float:
-    """The share of the answering devices that draw the smallest arm."""
-    if not arms:
-        return 1.0
-    return min(arm.weight for arm in arms) / sum(arm.weight for arm in arms)
-
-
 def expected_cohort(expected: float, probability: Decimal, margin: float) -> int:
     """A minimum cohort that is reached almost surely when `expected` devices should answer.
 
@@ -223,8 +255,9 @@ class PrivacyRequest:
     ) -> Privacy:
         """Fill in the rest. `cohort` is a minimum that is safely reached, if one is known.
 
-        Epsilon and delta default to the budgets divided by the number of reports that they allow.
-        The local epsilon is then the largest one that the policy permits and the cohort supports,
+        Epsilon defaults to the budgets divided by the number of reports that they allow, and delta
+        to the same part of its budget as epsilon. The local epsilon is then the largest one that
+        the policy permits and the cohort supports,
         because at a fixed epsilon that has the least noise.
         """
         unknown = [ref for ref in refs if ref not in analysis.fields]
@@ -233,15 +266,16 @@ class PrivacyRequest:
         budgets = budgets_of(policy, analysis, refs)
         reports = Decimal(min(budget.reports for budget in budgets))
         equal_epsilon = DOWN.divide(min(budget.epsilon for budget in budgets), reports)
-        equal_delta = DOWN.divide(min(budget.delta for budget in budgets), reports)
         crowd = self.crowd or analysis.crowds[0]
+        if crowd not in get_args(Crowd):
+            raise InvalidInput(f"crowd must be one of {', '.join(get_args(Crowd))}", field="crowd")
         try:
             mechanism = Mechanism(self.mechanism or analysis.mechanisms[0])
         except ValueError:
             raise InvalidInput(f"mechanism must be one of {', '.join(Mechanism)}") from None
         report = self.report or analysis.report_kinds[0]
         epsilon = six_digits(equal_epsilon) if self.epsilon is None else as_exact(self.epsilon)
-        delta = six_digits(equal_delta) if self.delta is None else as_exact(self.delta)
+        delta = proportional_delta(budgets, epsilon) if self.delta is None else as_exact(self.delta)
         limit = min(
             analysis.budget.local_epsilon, *(analysis.fields[ref].local_epsilon for ref in refs)
         )
@@ -272,14 +306,27 @@ class PrivacyRequest:
         least = self.min_cohort
         if least is None:
             least = max(_least_cohort(claim), analysis.cohort.smallest)
-        return Privacy(
-            min_cohort=least, **{field.name: getattr(claim, field.name) for field in fields(claim)}
-        )
+        with valid_input():
+            return Privacy(
+                min_cohort=least,
+                **{field.name: getattr(claim, field.name) for field in fields(claim)},
+            )
 
 
 @lru_cache(maxsize=1024)
 def _least_cohort(claim: Claim) -> int:
     return claim.least_cohort()
+
+
+def proportional_delta(budgets: Sequence[Budget | FieldBudget], epsilon: Decimal) -> Decimal:
+    """The part of delta that an epsilon is of its own budget: half for half, never more than all.
+
+    A smaller part would leave delta unused when epsilon is spent, and a larger one the reverse.
+    """
+    whole = min(budget.delta for budget in budgets)
+    part = DOWN.divide(epsilon, min(budget.epsilon for budget in budgets))
+    least = min(whole, _LEAST_DELTA)
+    return six_digits(max(least, DOWN.multiply(whole, min(part, Decimal(1)))))
 
 
 def six_digits(value: Decimal) -> Decimal:

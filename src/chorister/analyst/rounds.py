@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,7 @@ from chorister.recipe import Recipe
 
 _FORMAT: Final = "chorister-round-1"
 _STUDY_FORMAT: Final = "chorister-study-1"
+_PLANS_FORMAT: Final = "chorister-plans-1"
 
 
 class RoundState(StrEnum):
@@ -91,6 +92,15 @@ class Round:
             raise DecodeError(f"not a saved round: {error}") from None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanBasis:
+    """What a plan counted as spent. A run that resumes plans by the same again."""
+
+    sequence: int  # our rounds up to this one
+    time: int  # POSIX seconds: what had not renewed by then
+    others: tuple[str, ...] = ()  # the digests of other analysts' recipes
+
+
 class Archive:
     """The rounds of all studies of one fleet, in memory or in a folder."""
 
@@ -99,7 +109,8 @@ class Archive:
         self.lock_seconds = 10.0  # to wait for another process that is asking
         self._rounds: dict[str, dict[int, Round]] = {}
         self._seen: dict[Path, tuple[int, int]] = {}  # versions of the files last read or written
-        self._memory = threading.RLock()  # guards the two above
+        self._plans: dict[tuple[str, str], PlanBasis] = {}  # by study and key
+        self._memory = threading.RLock()  # guards the three above
         self._threads = threading.RLock()  # lets one thread of this process ask at a time
         self._waiting: dict[tuple[str, int], threading.Lock] = {}  # lets one wait per round
         self.refresh()
@@ -163,6 +174,25 @@ class Archive:
                 self._seen[path] = _version(path)
             self._rounds.setdefault(study, {})[round_.number] = round_
 
+    def plan_basis(self, study: str, key: str) -> PlanBasis | None:
+        """What the run with this key counted as spent when it began, if it has begun."""
+        with self._memory:
+            if self.folder is not None and (path := self.folder / study / "plans.json").exists():
+                self._plans |= {(study, each): basis for each, basis in _read_plans(path).items()}
+            return self._plans.get((study, key))
+
+    def keep_plan_basis(self, study: str, key: str, basis: PlanBasis) -> None:
+        """Remember it, durably if there is a folder; the first one stays."""
+        with self.asking(), self._memory:
+            if self.plan_basis(study, key) is not None:
+                return
+            self._plans[study, key] = basis
+            if self.folder is None:
+                return
+            plans = {name: asdict(each) for (of, name), each in self._plans.items() if of == study}
+            document = {"format": _PLANS_FORMAT, "plans": plans}
+            write_atomically(self.folder / study / "plans.json", json.dumps(document).encode())
+
     @contextmanager
     def asking(self) -> Iterator[None]:
         """Let only one process ask at a time, and read what others have written before.
@@ -204,6 +234,22 @@ def read_study(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise StudyError(f"can't read {path} ({error}): restore it") from None
     return stored
+
+
+def _read_plans(path: Path) -> dict[str, PlanBasis]:
+    try:
+        tree: Any = json.loads(path.read_bytes())
+        require_format(tree, _PLANS_FORMAT)
+        return {
+            str(key): PlanBasis(
+                sequence=int(each["sequence"]),
+                time=int(each["time"]),
+                others=tuple(str(digest) for digest in each["others"]),
+            )
+            for key, each in tree["plans"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StudyError(f"can't read {path} ({error}): restore it") from None
 
 
 def _acquire(descriptor: int, folder: Path, seconds: float) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from chorister.analyst.rounds import Round, RoundState
+from chorister.analyst.rounds import PlanBasis, Round, RoundState
 from chorister.analyst.tables import paragraphs
 from chorister.canonical import decimal_text
 from chorister.device.ledger.budget import Charge, Limit, Standing
@@ -22,7 +22,6 @@ from chorister.device.ledger.counting import Counts, PolicyTerms
 from chorister.errors import BudgetExceeded, QueryRefused
 from chorister.policy import Policy
 from chorister.recipe import Recipe
-from chorister.recipe import refusal as first_refusal
 from chorister.transparency.checkpoint import MAX_SKEW
 
 if TYPE_CHECKING:
@@ -170,19 +169,38 @@ class LedgerClasses(Generic[Weight]):
 # --- What to expect of a fleet ------------------------------------------------------------------
 
 
-def expected_ledgers(fleet: Fleet, *, withdrawn: bool = False) -> LedgerClasses[float]:
+def expected_ledgers(
+    fleet: Fleet, *, withdrawn: bool = False, basis: PlanBasis | None = None
+) -> LedgerClasses[float]:
     """Predict the ledgers after all rounds so far, weighted by shares of the fleet.
 
     How many devices answered a question before it was withdrawn is unknown: assume none, or with
-    `withdrawn` all that could.
+    `withdrawn` all that could. With a `basis`, only what it counts.
     """
     ledgers: LedgerClasses[float] = LedgerClasses(policy=fleet.policy, fresh=1.0)
-    now = fleet.clock.now()
+    now = fleet.clock.now() if basis is None else basis.time
     for round_ in fleet.archive.all_rounds():
         counts = round_.published and (withdrawn or round_.state is not RoundState.WITHDRAWN)
+        if basis is not None and round_.sequence > basis.sequence:
+            break
         if counts and not _has_renewed(round_.recipe, fleet.policy, now):
             expect_answers(ledgers, round_.recipe, at_most=_largest_share(round_, fleet.devices))
     return ledgers
+
+
+def with_others(
+    ledgers: LedgerClasses[float], recipes: Iterable[Recipe], now: int
+) -> LedgerClasses[float]:
+    """The ledgers if every device that could answer other analysts' recipes has done so.
+
+    An upper bound: how many devices answered them is known to their authors only.
+    """
+    bound: LedgerClasses[float] = LedgerClasses(policy=ledgers.policy, fresh=ledgers.fresh)
+    bound.classes = dict(ledgers.classes)
+    for recipe in recipes:
+        if not _has_renewed(recipe, ledgers.policy, now):
+            bound.answer(recipe, take=lambda weight: (weight, 0.0), join=lambda a, b: a + b)
+    return bound
 
 
 def _largest_share(round_: Round, devices: int | None) -> float:
@@ -215,12 +233,6 @@ def fresh_share(ledgers: LedgerClasses[float], study: str) -> float:
     return sum(weight for ledger, weight in ledgers.classes.values() if ledger.is_new_to(study))
 
 
-def expected_reports(fleet: Fleet, recipe: Recipe) -> float | None:
-    """How many reports to expect with the budgets as they are; None if the size is unknown."""
-    share = expect_answers(expected_ledgers(fleet), recipe)
-    return None if fleet.devices is None else share * fleet.devices
-
-
 def _has_renewed(recipe: Recipe, policy: Policy, now: int) -> bool:
     """Whether no device counts the cost of a recipe any more."""
     analysis = policy.analyses.get(recipe.analysis)
@@ -240,6 +252,8 @@ class StudyBudget:
     limits: tuple[Standing, ...]  # the device's, the analysis's, its fields'
     fresh_devices: float  # share of the fleet that has answered nothing in this study yet
     ledger: LedgerModel  # the fullest one
+    others: int = 0  # questions of other analysts that are counted in it, from the public log
+    unknown: str = ""  # why more may be spent than this, if that is so
 
     def more(self, question: Question) -> int:
         """Count how many questions of this cost such a device could still answer."""
@@ -257,6 +271,13 @@ class StudyBudget:
             f"{standing.reports} of {standing.allowed_reports} reports"
             for standing in self.limits
         )
+        if self.others:
+            lines.append(
+                f"This counts {self.others:,} questions of other analysts from the public log, as "
+                "if every device had answered them."
+            )
+        if self.unknown:
+            lines.append(f"What other analysts have asked is unknown: {self.unknown}.")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -264,41 +285,14 @@ class StudyBudget:
 
 
 def study_budget(study: Study) -> StudyBudget:
-    """The most that devices can have spent, judging by this fleet's rounds."""
-    fullest = expected_ledgers(study.fleet, withdrawn=True).fullest
+    """The most that devices can have spent: our rounds, and others' recipes in the public log."""
+    fleet, others = study.fleet, study.fleet.others()
+    own = expected_ledgers(fleet, withdrawn=True)
+    fullest = with_others(own, others.recipes, fleet.clock.now()).fullest
     return StudyBudget(
         limits=tuple(limit.standing() for limit in fullest.limits(study.analysis)),
-        fresh_devices=fresh_share(expected_ledgers(study.fleet), study.name),
+        fresh_devices=fresh_share(expected_ledgers(fleet), study.name),
         ledger=fullest,
+        others=len(others.recipes),
+        unknown=others.problem,
     )
-
-
-# --- What the policy allows, whatever was spent -------------------------------------------------
-
-_HINTS: Final = {
-    "query": "give a query that the policy permits",
-    "fields": "read only the fields that are open to this analysis",
-    "groups": "form no groups, or those that the policy permits",
-    "cells": "group by fewer fields, or with fewer arms",
-    "bins": "ask about fewer cells at a time",
-    "prefixes": "send the prefixes in clear",
-    "window": "choose `window` and `grace` within these limits",
-    "cohort": "change `min_cohort`, or leave it out: it follows from epsilon and local epsilon",
-    "mechanism": "leave out `mechanism`",
-    "report": "leave out `report`",
-    "crowd": "leave out `crowd`",
-    "local-epsilon": "lower `local_epsilon`, or leave it out",
-    "budget": "lower `epsilon` or `delta`, or leave them out",
-    "field-budgets": "lower what is named, or leave it out",
-    "amplification": "leave out `min_cohort`, and it follows; or raise `epsilon`",
-}
-
-
-def refusal(recipe: Recipe, policy: Policy) -> QueryRefused | None:
-    """Return why a policy refuses a recipe, and what to do about it; None if it allows it."""
-    outcome = first_refusal(recipe, policy)
-    if outcome is None:
-        return None
-    hint = _HINTS.get(outcome.name)
-    why = f"{outcome.why}; {hint}" if hint else outcome.why
-    return QueryRefused(check=outcome.name, why=why, field=outcome.field)

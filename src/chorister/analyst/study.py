@@ -8,26 +8,28 @@ from decimal import Decimal
 
 from chorister.analyst.cohorts import choose_cohorts, plan_rounds
 from chorister.analyst.fleet import Fleet
+from chorister.analyst.preflight import preflight
 from chorister.analyst.question import Question, check_target, for_accuracy
 from chorister.analyst.request import (
     PrivacyRequest,
     Real,
     as_arms,
+    as_count,
+    as_deny_lists,
+    as_names,
     as_participation,
+    as_seconds,
     expected_cohort,
     reads_of,
     refs_of,
     simple_query,
-    smallest_share,
 )
 from chorister.analyst.result import Result
 from chorister.analyst.rounds import Round, RoundState
 from chorister.analyst.spending import (
     StudyBudget,
-    expect_answers,
     expected_ledgers,
     fresh_share,
-    refusal,
     study_budget,
 )
 from chorister.analyst.study_status import History, OnProgress, Progress, StudyStatus, progress_bar
@@ -41,7 +43,8 @@ from chorister.errors import (
 )
 from chorister.policy import Analysis, Crowd, ReportKind
 from chorister.privacy import Mechanism
-from chorister.recipe import Participation, Recipe
+from chorister.recipe import Participation
+from chorister.recipe.outlook import smallest_share
 
 _WEEK = 7 * 86_400
 
@@ -95,8 +98,8 @@ class Study:
         selection: Selection = "uniform",
         deny: DenyList | Sequence[DenyList] = (),
         participation: Participation | Real | str | None = None,
-        window: int | None = None,
-        grace: int | None = None,
+        window: int | str | None = None,
+        grace: int | str | None = None,
         repeat: int = 0,
     ) -> Question:
         """Plan a histogram. Nothing is asked or spent yet.
@@ -106,10 +109,10 @@ class Study:
         minimum cohort from the number of devices. Every group, and every arm of an experiment (a
         name with a weight, drawn by each device itself), is a separate cohort. `participation` is
         "everyone" (the default) or a share of the devices that have answered nothing in this study
-        yet; `window` and `grace` are in seconds.
+        yet; `window` and `grace` are text such as "12h" or "3d", or seconds.
         """
         chosen = tuple(features) if isinstance(features, Sequence) else (features,)
-        denied = (deny,) if isinstance(deny, DenyList) else tuple(deny)
+        denied, groups = as_deny_lists(deny), as_names(group_by)
         if query is None:
             query = simple_query(self.fleet.policy, self.terms, chosen, denied)
         read = (
@@ -122,14 +125,14 @@ class Study:
             local_epsilon=local_epsilon,
             epsilon=epsilon,
             delta=delta,
-            min_cohort=min_cohort,
+            min_cohort=as_count(min_cohort, "min_cohort"),
             mechanism=mechanism,
             crowd=crowd,
             report=report,
         )
         cohort = None
         if local_epsilon is None and min_cohort is None:
-            parts = self.fleet.policy.cells(tuple(group_by), 0)
+            parts = self.fleet.policy.cells(groups, 0)
             cohort = self._safe_cohort(who, smallest_share(drawn) / parts)
         privacy = request.resolve(self.fleet.policy, self.terms, refs_of(read), cohort=cohort)
         limits = self.terms.window
@@ -138,17 +141,21 @@ class Study:
             features=chosen,
             query=query,
             reads=read,
-            group_by=tuple(group_by),
+            group_by=groups,
             arms=drawn,
             selection=selection,
             deny=denied,
             privacy=privacy,
             participation=who,
             answer_seconds=(
-                min(max(_WEEK, limits.shortest), limits.longest) if window is None else window
+                min(max(_WEEK, limits.shortest), limits.longest)
+                if window is None
+                else as_seconds(window, "window")
             ),
-            grace_seconds=min(_WEEK, limits.longest_grace) if grace is None else grace,
-            repeat=repeat,
+            grace_seconds=(
+                min(_WEEK, limits.longest_grace) if grace is None else as_seconds(grace, "grace")
+            ),
+            repeat=as_count(repeat, "repeat") or 0,
         )
 
     def _safe_cohort(self, who: Participation, part: float) -> int | None:
@@ -203,14 +210,15 @@ class Study:
             raise InvalidInput("this question was planned in another study")
         check_target(question, target)
         with self.fleet.archive.asking():
-            stored = self._find(question)
+            stored = self.asked_before(question)
             if stored is None:
                 stored = self._begin(question, target)
             if stored.state is RoundState.ASKED and not stored.published:
                 stored = self._publish(stored)
         return stored
 
-    def _find(self, question: Question) -> Round | None:
+    def asked_before(self, question: Question) -> Round | None:
+        """Return the round that asked this question already, if there is one."""
         for round_ in self.rounds:
             if round_.digest == question.digest:
                 return round_
@@ -220,9 +228,7 @@ class Study:
         fleet = self.fleet
         number = self.next_number
         recipe = question.recipe(number=number, opens=fleet.clock.now())
-        if (refused := refusal(recipe, fleet.policy)) is not None:
-            raise refused
-        self._expect_enough(recipe)
+        preflight(fleet, recipe, target=target).require()
         round_ = Round(
             sequence=len(fleet.archive.all_rounds()) + 1,
             number=number,
@@ -232,26 +238,6 @@ class Study:
         )
         fleet.archive.write(self.name, round_)
         return round_
-
-    def _expect_enough(self, recipe: Recipe) -> None:
-        """Refuse a question that would charge devices for nothing."""
-        ledgers = expected_ledgers(self.fleet)
-        if (exhausted := ledgers.why_nobody(recipe)) is not None:
-            raise exhausted
-        share = expect_answers(ledgers, recipe)
-        devices, least = self.fleet.devices, recipe.privacy.min_cohort
-        if devices is None or recipe.group_by:
-            return
-        share *= smallest_share(recipe.arms)
-        expected = share * devices
-        if expected + 6.0 * expected**0.5 < least:
-            raise CohortTooSmall(
-                f"at most about {expected:,.0f} of {devices:,} devices would answer, but nothing "
-                f"is released below {least:,}: ask a larger share, or lower the minimum cohort "
-                "with a smaller local epsilon or a larger epsilon",
-                reports=round(expected),
-                needed=least,
-            )
 
     def _publish(self, round_: Round) -> Round:
         if self.fleet.clock.now() >= round_.recipe.window.closes:

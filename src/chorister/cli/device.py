@@ -29,7 +29,7 @@ from chorister.device import (
     Run,
     Status,
 )
-from chorister.device.audit_pages import as_html, as_json, as_text
+from chorister.device.audit_pages import as_html, as_json, as_text, totals
 from chorister.device.loop import keep_running
 from chorister.errors import InvalidInput
 from chorister.http_client import authorities
@@ -298,7 +298,12 @@ def audit(
         return
     with open_device(_named(folder)) as device:
         records = list(device.audit.records(newest=newest))
-    typer.echo(as_html(records) if html else as_json(records) if json_ else as_text(records))
+    if html or json_:
+        typer.echo(as_html(records) if html else as_json(records))
+        return
+    for line in totals(records):
+        typer.echo(line)
+    typer.echo(as_text(records))
 
 
 @audit_commands.command("verify")

@@ -2,59 +2,186 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 
-from chorister.cli import JSON, QUESTIONS, app, console, print_json, say
+from chorister.cli import JSON, QUESTIONS, app, console, print_json, read_file, say
+from chorister.fleet.first_policy import (
+    LOCAL_HELPER,
+    LOCAL_LEADER,
+    FirstTerms,
+    declared_fields,
+    read_table,
+    write_first_policy,
+)
 from chorister.policy import Policy
 from chorister.policy.bounds import CostBound, analysis_cost, device_cost, field_cost
-from chorister.policy.contradictions import findings
 from chorister.policy.diff import diff
 from chorister.policy.explain import explain
+from chorister.policy.problems import PolicyProblem, problems
 from chorister.policy.values import legible
 
 commands = typer.Typer(
-    no_args_is_help=True, help="Check, explain and compare policies: what a device allows."
+    no_args_is_help=True, help="Write, check, explain and compare policies: what a device allows."
 )
 app.add_typer(commands, name="policy", rich_help_panel=QUESTIONS)
 
+stderr = Console(stderr=True, highlight=False)
 File = Annotated[Path, typer.Argument(help="A policy, in TOML.")]
 
 
+Rehearsal = Annotated[
+    bool,
+    typer.Option("--rehearsal", help="Allow a policy without log, aggregators and keys."),
+]
+
+
 @commands.command("check")
-def check_command(file: File, json_: JSON = False) -> None:
-    """Explain a policy in words; exit with 1 if it contradicts itself."""
-    policy = Policy.load(file)
-    found = findings(policy)
-    contradictions = [finding for finding in found if finding.kind == "contradiction"]
+def check_command(file: File, rehearsal: Rehearsal = False, json_: JSON = False) -> None:
+    """Explain a policy in words; exit with 1 if it contradicts itself, with 2 if it is malformed.
+
+    All problems are listed at once, each with its line and what to do about it.
+    """
+    policy, found = problems(read_file(file), rehearsal=rehearsal)
+    broken = [problem for problem in found if problem.kind != "remark"]
     if json_:
-        remarks = [finding for finding in found if finding.kind == "remark"]
-        result = {
-            "consistent": not contradictions,
-            "digest": policy.digest.hex(),
-            "contradictions": [{"field": f.field, "why": f.why} for f in contradictions],
-            "remarks": [{"field": f.field, "why": f.why} for f in remarks],
-            "cost": _costs(policy),
-            "explanation": [asdict(section) for section in explain(policy)],
-        }
-        print_json(result)
+        _print_check(policy, found)
+    elif policy is None:
+        for problem in found:
+            _print_problem(problem, stderr)
+        count = f"{len(found):,} problem{'' if len(found) == 1 else 's'}"
+        stderr.print(f"{escape(str(file))} is not a policy yet: {count}", soft_wrap=True)
     else:
         for section in explain(policy):
             console.print(f"[bold]{escape(section.title)}[/]")
             for line in section.lines:
                 say(f"  - {legible(line)}")
-        for finding in found:
-            colour = "red" if finding.kind == "contradiction" else "yellow"
-            why = escape(legible(finding.why))
-            text = f"[{colour}]{finding.kind}[/] {escape(finding.field)}: {why}"
-            console.print(text, soft_wrap=True)
-        say(f"policy {policy.name} {'contradicts itself' if contradictions else 'is consistent'}")
-    if contradictions:
-        raise typer.Exit(1)
+        for problem in found:
+            _print_problem(problem, console)
+        say(f"policy {policy.name} {'contradicts itself' if broken else 'is consistent'}")
+    if broken:
+        raise typer.Exit(2 if policy is None else 1)
+
+
+def _print_problem(problem: PolicyProblem, where: Console) -> None:
+    colour = "yellow" if problem.kind == "remark" else "red"
+    line = "" if problem.line is None else f"line {problem.line}: "
+    field = f"{escape(problem.field)}: " if problem.field else ""
+    text = f"[{colour}]{problem.kind}[/] {line}{field}{escape(legible(problem.why))}"
+    where.print(text, soft_wrap=True)
+    if problem.remedy:
+        where.print(f"  -> {escape(legible(problem.remedy))}", soft_wrap=True)
+
+
+def _print_check(policy: Policy | None, found: list[PolicyProblem]) -> None:
+    rows = {
+        kind: [
+            {"field": each.field, "why": each.why, "remedy": each.remedy, "line": each.line}
+            for each in found
+            if each.kind == kind
+        ]
+        for kind in ("malformed", "contradiction", "remark")
+    }
+    result: dict[str, object] = {
+        "consistent": policy is not None and not rows["contradiction"],
+        "problems": rows["malformed"],
+        "contradictions": rows["contradiction"],
+        "remarks": rows["remark"],
+    }
+    if policy is not None:
+        result["digest"] = policy.digest.hex()
+        result["cost"] = _costs(policy)
+        result["explanation"] = [asdict(section) for section in explain(policy)]
+    print_json(result)
+
+
+@commands.command("new")
+def new_command(
+    folder: Annotated[Path, typer.Argument(help="A new folder, for the policy and its keys.")],
+    table: Annotated[
+        Path | None,
+        typer.Option("--from", help="A table (.csv) whose columns are what devices will hold."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The policy's name.")] = None,
+    purpose: Annotated[
+        str | None, typer.Option(help="Why it is asked, for the people who are asked.")
+    ] = None,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--field", help='Without --from: a field and its type, such as "age:integer".'
+        ),
+    ] = None,
+    epsilon: Annotated[
+        str | None, typer.Option(help="What everything together may cost a device per period.")
+    ] = None,
+    period: Annotated[
+        str | None, typer.Option(help='After which the budget renews, such as "90d".')
+    ] = None,
+    reports: Annotated[
+        int | None, typer.Option(min=1, max=100, help="How many questions a device may answer.")
+    ] = None,
+    leader: Annotated[str | None, typer.Option(help="The leader's URL.")] = None,
+    helper: Annotated[str | None, typer.Option(help="The helper's URL.")] = None,
+    json_: JSON = False,
+) -> None:
+    """Write a policy that passes `policy check`, with new keys, to change and to try.
+
+    Asks for whatever you leave out, if you are at a terminal; otherwise it takes the defaults.
+    """
+    ask = at_terminal() and not json_
+    given = declared_fields(fields) if table is None else read_table(table)
+    if not given.columns:
+        texts = _asked(
+            None, "Fields, such as age:integer, score:real, city:text", "age:integer", ask
+        )
+        given = declared_fields([text.strip() for text in texts.split(",") if text.strip()])
+    terms = FirstTerms(
+        name=_asked(name, "Name of the policy", given.table, ask),
+        purpose=_asked(purpose, "Why it is asked, in one sentence", _PURPOSE, ask),
+        epsilon=_asked(epsilon, "Epsilon that everything may cost a device per period", "1", ask),
+        period=_asked(period, "Period after which that renews", "90d", ask),
+        reports=_asked_count(reports, ask),
+        leader=_asked(leader, "URL of the leader", LOCAL_LEADER, ask),
+        helper=_asked(helper, "URL of the helper", LOCAL_HELPER, ask),
+    )
+    files = write_first_policy(folder, given, terms)
+    if json_:
+        print_json(
+            {"policy": str(files.policy), "keys": {str(k): v for k, v in files.keys.items()}}
+        )
+        return
+    say(f"{files.policy} is a policy that passes `chorister policy check`.")
+    for path, what in files.keys.items():
+        say(f"{path}: {what}")
+    say("Keep the keys secret, and give each to whom it belongs. Then read the policy once more:")
+    say(f"  chorister policy check {files.policy}")
+
+
+_PURPOSE = "Learn how these values are distributed among people"
+
+
+def at_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty()
+
+
+def _asked_count(given: int | None, ask: bool) -> int:
+    if given is not None or not ask:
+        return given or 2
+    return int(typer.prompt("Questions per device and period", default=2, type=int))
+
+
+def _asked(given: str | None, question: str, default: str, ask: bool) -> str:
+    if given is not None:
+        return given
+    return str(typer.prompt(question, default=default)) if ask else default
 
 
 @commands.command("diff")

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -19,20 +20,22 @@ from chorister.canonical import b64url_decode, b64url_encode, key_id
 from chorister.cli import JSON, QUESTIONS, CABundle, app, console, print_json, read_file, say
 from chorister.clock import SystemClock
 from chorister.device import Sandbox
-from chorister.device.verifier import Reads, query_columns, verify_query
+from chorister.device.verifier import Reads, dry_run, query_columns
 from chorister.errors import (
     DecodeError,
     InvalidInput,
     NotAuthorized,
-    QueryRefused,
     RecipeError,
     SubmissionRefused,
 )
 from chorister.key_files import read_signing_key
 from chorister.policy import Analysis, Policy
+from chorister.policy.explain import Section
 from chorister.policy.values import visible
-from chorister.recipe import Check, Recipe, SignedRecipe, check, sign
+from chorister.recipe import Check, Recipe, SignedRecipe, sign
+from chorister.recipe.in_words import describe
 from chorister.recipe.model import json_schema
+from chorister.recipe.outlook import spread_thin, wasted
 from chorister.recipe.template import template
 from chorister.transparency.auditor import read_policies
 from chorister.transparency.client import RegistryClient
@@ -46,9 +49,6 @@ from chorister.transparency.entries import (
 
 commands = typer.Typer(no_args_is_help=True, help="Write, sign, explain and publish recipes.")
 app.add_typer(commands, name="recipe", rich_help_panel=QUESTIONS)
-
-# The query can be compiled only if these pass.
-_BEFORE_THE_QUERY: Final = frozenset({"analysis", "query", "fields"})
 
 PolicyOption = Annotated[Path, typer.Option("--policy", help="The policy, in TOML.")]
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A signed recipe.")]
@@ -100,9 +100,13 @@ def explain_command(
         int | None,
         typer.Option(help="Also check whether the recipe is open at this time (POSIX seconds)."),
     ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many devices could answer: are they enough?"),
+    ] = None,
     json_: JSON = False,
 ) -> None:
-    """Show the outcome of each check, with reasons; exit with 1 if one fails.
+    """Show the question in words and what it costs, then each check; exit with 1 if one fails.
 
     The query is compiled as a device does it, in a sandbox, on tables without rows.
     Whether the recipe is open is checked only with --at, so that you can check next week's today.
@@ -114,20 +118,32 @@ def explain_command(
     except RecipeError as error:
         if json_:
             form = Check(name="form", passed=False, why=str(error), field=error.field)
-            _echo_json([form], signed=False)
+            _echo_json([form], [], [], signed=False)
         raise
     signed = isinstance(recipe, SignedRecipe)
-    checks = check(recipe, rules, now=at)
-    if all(outcome.passed for outcome in checks if outcome.name in _BEFORE_THE_QUERY):
-        checks.append(_compiled(recipe, rules))
+    with Sandbox() as sandbox:
+        checks = dry_run(recipe, rules, sandbox, now=at)
+    body = recipe.recipe if isinstance(recipe, SignedRecipe) else recipe
     allowed = all(outcome.passed for outcome in checks)
+    sections = describe(body, rules)
+    # Groups and bins that the policy does not permit would take long to count.
+    warnings, remarks = _outlook(body, rules, devices) if allowed else ([], [])
     if json_:
-        _echo_json(checks, signed=signed)
+        _echo_json(checks, sections, warnings, signed=signed)
     else:
+        for section in sections:
+            console.print(f"[bold]{escape(visible(section.title))}[/]")
+            for line in section.lines:
+                say(f"  - {visible(line)}")
+        console.print("[bold]Would a device answer it?[/]")
         for outcome in checks:
             mark = "[green]yes[/]" if outcome.passed else "[bold red]NO [/]"
             text = f"{mark} {outcome.name:<14} {escape(visible(outcome.why))}"
             console.print(text, soft_wrap=True)
+        for warning in warnings:
+            console.print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
+        for remark in remarks:
+            say(remark)
         if not signed:
             say("This is a draft: no device answers it until you sign it.")
         say("allowed" if allowed else "refused")
@@ -135,22 +151,23 @@ def explain_command(
         raise typer.Exit(1)
 
 
-def _compiled(recipe: Recipe | SignedRecipe, policy: Policy) -> Check:
-    """Check that devices can run the query, and that its result has the features' columns."""
-    body = recipe.recipe if isinstance(recipe, SignedRecipe) else recipe
-    try:
-        with Sandbox() as sandbox:
-            verify_query(policy, body, sandbox)
-    except QueryRefused as error:
-        return Check(name="query-class", passed=False, why=error.why, field=error.field)
-    why = "compiles on the declared fields alone, and returns the columns of the features"
-    return Check(name="query-class", passed=True, why=why)
+def _outlook(recipe: Recipe, policy: Policy, devices: int | None) -> tuple[list[str], list[str]]:
+    """Why the answer would be a waste, and what to expect, as studies and the console say it."""
+    expected = None
+    if devices is not None:
+        expected = devices * float(recipe.participation.probability)
+    warnings = list(wasted(recipe, policy, expected))
+    return warnings, [] if warnings else list(spread_thin(recipe, expected))
 
 
-def _echo_json(checks: list[Check], *, signed: bool) -> None:
+def _echo_json(
+    checks: list[Check], sections: list[Section], warnings: list[str], *, signed: bool
+) -> None:
     rows = [{"name": c.name, "passed": c.passed, "why": c.why} for c in checks]
     allowed = all(outcome.passed for outcome in checks)
-    print_json({"allowed": allowed, "signed": signed, "checks": rows})
+    question = [asdict(section) for section in sections]
+    result = {"allowed": allowed, "signed": signed, "checks": rows}
+    print_json({**result, "question": question, "warnings": warnings})
 
 
 @commands.command("schema")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final, Literal
 
 import chorister as ch
@@ -15,9 +16,18 @@ from chorister.analyst.algorithms.ngrams import discover_ngrams
 from chorister.analyst.algorithms.words import discover_words
 from chorister.analyst.request import valid_input
 from chorister.analyst.study import Study
-from chorister.console.forms import lines, number, numbers, whole
+from chorister.console.forms import (
+    FieldChoice,
+    at_field,
+    field_choices,
+    lines,
+    map_fields,
+    number,
+    numbers,
+    whole,
+)
 from chorister.encoding import Categories, Intervals
-from chorister.errors import InvalidInput
+from chorister.errors import InvalidInput, MissingInput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,9 +54,17 @@ class AlgorithmForm:
     what: str
     inputs: tuple[Input, ...]
     start: Callable[[Study, Mapping[str, str]], AlgorithmRun[Any]]
+    of_a_map: bool = False  # whether its fields are coordinates
+
+    def choices(self, study: Study, given: Input) -> list[FieldChoice]:
+        """The fields that fit an input."""
+        fields = map_fields(study) if self.of_a_map else field_choices(study)
+        return [field for field in fields if field.type in given.types]
 
     def fits(self, study: Study) -> bool:
         """Whether the analysis of a study has fields for it."""
+        if self.of_a_map:
+            return len(map_fields(study)) > 1
         types = [study.fleet.policy.fields[ref].type for ref in study.terms.fields]
         for each in self.inputs:
             if each.kind == "field" and each.required:
@@ -76,25 +94,33 @@ def plan_run(
 ) -> AlgorithmRun[Any]:
     """Plan an algorithm with the values of its form; nothing is asked yet."""
     for each in algorithm.inputs:
-        if each.required and not values.get(each.name, "").strip():
-            raise InvalidInput(f"{each.label} is missing")
         given = values.get(each.name, "")
         if each.kind == "choice" and given not in each.choices:
             raise InvalidInput(
-                f"{each.label}: choose one of {', '.join(filter(None, each.choices))}"
+                f"choose one of {', '.join(filter(None, each.choices))}", field=each.name
             )
-        if each.kind == "field" and given and given not in study.terms.fields:
-            raise InvalidInput(f"{each.label}: choose one of the listed fields")
+        fitting = {field.ref for field in algorithm.choices(study, each)}
+        if each.kind == "field" and given and given not in fitting:
+            raise InvalidInput("choose one of the listed fields", field=each.name)
+        if each.required and not given.strip():
+            raise MissingInput(f"fill in: {each.label}", field=each.name)
     with valid_input():
         return algorithm.start(study, values)
 
 
 def _shared(values: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "epsilon": number(values.get("epsilon", "").strip(), "epsilon"),
-        "delta": number(values.get("delta", "").strip(), "delta"),
-        "cohorts": values.get("cohorts", "") or None,
-    }
+    found: dict[str, Any] = {"cohorts": values.get("cohorts", "") or None}
+    for name in ("epsilon", "delta"):
+        with at_field(name):
+            found[name] = number(values.get(name, "").strip(), name)
+            if found[name] is not None and found[name] <= 0:
+                raise InvalidInput(f"{name} must be above 0")
+    return found
+
+
+def _whole(values: Mapping[str, str], name: str, what: str) -> int | None:
+    with at_field(name):
+        return whole(values.get(name, ""), what)
 
 
 def _name(ref: str) -> str:
@@ -106,7 +132,7 @@ def _ngrams(study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
     return discover_ngrams(
         study,
         lines(values.get("vocabulary", "")),
-        max_n=whole(values.get("max_n", ""), "the longest phrase") or 3,
+        max_n=_whole(values, "max_n", "the longest phrase") or 3,
         field=values.get("field") or None,
         deny=lines(values.get("deny", "")),
         **_shared(values),
@@ -117,17 +143,18 @@ def _words(study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
     return discover_words(
         study,
         field=values.get("field") or None,
-        rounds=whole(values.get("rounds", ""), "the number of rounds"),
+        rounds=_whole(values, "rounds", "the number of rounds"),
         deny=lines(values.get("deny", "")),
         **_shared(values),
     )
 
 
 def _heatmap(study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
-    box = numbers(values.get("box", ""), "the box")
-    if len(box) != 4:
-        raise InvalidInput("the box of a map needs four numbers: x0, y0, x1, y1")
-    depth = whole(values.get("depth", ""), "the finest level")
+    with at_field("box"):
+        box = numbers(values.get("box", ""), "the box")
+        if len(box) != 4:
+            raise InvalidInput("the box of a map needs four numbers: x0, y0, x1, y1")
+    depth = _whole(values, "depth", "the finest level")
     return heatmap(
         study,
         (_name(values["x"]), _name(values["y"])),
@@ -138,9 +165,16 @@ def _heatmap(study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
 
 
 def _distribution(study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
-    low, high = (number(values.get(name, "").strip(), name) for name in ("from", "to"))
-    if low is None or high is None:
-        raise InvalidInput("give the smallest and the largest value")
+    ends: dict[str, Decimal] = {}
+    for name, what in (("from", "the smallest value"), ("to", "the largest value")):
+        with at_field(name):
+            found = number(values.get(name, "").strip(), what)
+            if found is None:
+                raise MissingInput(f"give {what}")
+            ends[name] = found
+    low, high = ends["from"], ends["to"]
+    if not low < high:
+        raise InvalidInput("the largest value must be above the smallest", field="to")
     return distribution(study, _name(values["field"]), low, high, **_shared(values))
 
 
@@ -151,13 +185,24 @@ def _crosstab(study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
 
 def _axis(study: Study, values: Mapping[str, str], side: str) -> Intervals | Categories:
     ref, given = values[side], values.get(f"{side}_cells", "")
-    if study.fleet.policy.fields[ref].type == "text":
-        return ch.categories(_name(ref), lines(given))
-    return ch.intervals(_name(ref), numbers(" ".join(given.split()), ref))
+    field = study.fleet.policy.fields[ref]
+    with at_field(f"{side}_cells"):
+        if field.type == "text":
+            listed = lines(given) or field.group_values
+            if not listed:
+                raise MissingInput(f"list the values of {ref}, one per line")
+            return ch.categories(_name(ref), listed)
+        edges = numbers(" ".join(given.split()), ref)
+        if not edges:
+            raise MissingInput(f"give the edges of {ref}")
+        return ch.intervals(_name(ref), edges)
 
 
 _NUMBERS: Final = ("integer", "real")
-_CELLS: Final = "for numbers: edges, such as “0 to 100 by 5”; for texts: values, one per line"
+_CELLS: Final = (
+    "for numbers: edges, such as “0 to 100 by 5”; for texts: values, one per line, or empty for "
+    "those that the policy declares"
+)
 
 ALGORITHMS: Final[dict[str, AlgorithmForm]] = {
     each.name: each
@@ -214,8 +259,8 @@ ALGORITHMS: Final[dict[str, AlgorithmForm]] = {
             noun="Heat map",
             what="Maps where devices are. Cells are split where people are, round by round.",
             inputs=(
-                Input(name="x", label="x", kind="field", types=_NUMBERS, required=True),
-                Input(name="y", label="y", kind="field", types=_NUMBERS, required=True),
+                Input(name="x", label="x", kind="field", types=("real",), required=True),
+                Input(name="y", label="y", kind="field", types=("real",), required=True),
                 Input(
                     name="box", label="box", required=True,
                     hint="four numbers: x0, y0, x1, y1",
@@ -227,6 +272,7 @@ ALGORITHMS: Final[dict[str, AlgorithmForm]] = {
                 *_SHARED,
             ),
             start=_heatmap,
+            of_a_map=True,
         ),
         AlgorithmForm(
             name="distribution",
@@ -252,7 +298,7 @@ ALGORITHMS: Final[dict[str, AlgorithmForm]] = {
                     required=True,
                 ),
                 Input(
-                    name="rows_cells", label="cells of the rows", kind="lines", required=True,
+                    name="rows_cells", label="cells of the rows", kind="lines",
                     hint=_CELLS,
                 ),
                 Input(
@@ -261,7 +307,7 @@ ALGORITHMS: Final[dict[str, AlgorithmForm]] = {
                 ),
                 Input(
                     name="columns_cells", label="cells of the columns", kind="lines",
-                    required=True, hint=_CELLS,
+                    hint=_CELLS,
                 ),
                 *_SHARED,
             ),

@@ -136,6 +136,7 @@ def build_app(
     app = Starlette(
         routes=routes, exception_handlers={HTTPException: web.no_such_request}, lifespan=lifespan
     )
+    app.router.redirect_slashes = False  # a page has one address
     return RequestGuard(app, origins)
 
 

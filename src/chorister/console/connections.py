@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from chorister.analyst.fleet import Fleet, ReleasedSums
 from chorister.analyst.live_fleet import connect
+from chorister.analyst.public_log import CachedSource
 from chorister.analyst.rehearsal import Rehearsal
 from chorister.analyst.rehearsal.population import Population
 from chorister.analyst.rounds import Round, RoundState, read_study
@@ -154,7 +155,7 @@ def open_connection(config: ConnectionConfig) -> FleetConnection:
 
 
 def _rehearsal(config: ConnectionConfig) -> PacedRehearsal:
-    policy = Policy.load(Path(config.policy or ""))
+    policy = Policy.load_rehearsal(Path(config.policy or ""))
     source: Any
     if config.populations is not None:
         source = {table: _table(Path(path)) for table, path in config.populations.items()}
@@ -181,7 +182,6 @@ def _table(path: Path) -> Any:  # noqa: ANN401 (a polars frame)
 
 
 _CACHE_SECONDS: Final = 10.0
-_MAX_CACHED_ENTRIES: Final = 5_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,23 +262,6 @@ class PublicLogs:
                     return None
                 kept = self._entries.setdefault(connection.name, {})
                 with source:
-                    page = read_log(_CachedSource(source, kept), connection.policy)
+                    page = read_log(CachedSource(source, kept), connection.policy)
                 self._read[connection.name] = (time.monotonic(), page)
             return page
-
-
-class _CachedSource:
-    """Fetches each entry only once: entries are named by their digests and never change."""
-
-    def __init__(self, source: Source, kept: dict[str, bytes]) -> None:
-        self._source = source
-        self._kept = kept
-
-    def read(self, path: str, *, limit: int) -> bytes:
-        """Read a file of at most `limit` bytes."""
-        if path in self._kept:
-            return self._kept[path]
-        data = self._source.read(path, limit=limit)
-        if path.startswith("entry/") and len(self._kept) < _MAX_CACHED_ENTRIES:
-            self._kept[path] = data
-        return data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
@@ -19,7 +20,8 @@ from chorister.analyst.study import Study
 from chorister.canonical import decimal_text, parse_decimal
 from chorister.console.access import TooLarge
 from chorister.encoding import AnyFeature, Categories, Grid, Intervals, PrefixTree
-from chorister.errors import InvalidInput
+from chorister.errors import InvalidInput, MissingInput
+from chorister.policy.values import parse_duration
 from chorister.recipe import Recipe
 
 MAX_BYTES: Final = 2_000_000  # enough for a vocabulary of 100,000 words
@@ -27,6 +29,16 @@ _MAX_FIELDS: Final = 2_000
 _MAX_EDGES: Final = 100_000
 _MAX_NUMBER_CHARACTERS: Final = 100  # with an exponent, zeros and a sign
 _RANGE: Final = re.compile(r"(\S+)\s+to\s+(\S+)\s+(?:by|step)\s+(\S+)", re.IGNORECASE)
+
+
+@contextmanager
+def at_field(name: str) -> Iterator[None]:
+    """Say which field of the form an error is about."""
+    try:
+        yield
+    except InvalidInput as error:
+        error.field = name
+        raise
 
 
 class Form:
@@ -143,14 +155,28 @@ class FieldChoice:
     name: str
     type: str
     kinds: tuple[str, ...]
+    values: tuple[str, ...] = ()  # that the policy declares, if it does
 
 
 def field_choices(study: Study) -> list[FieldChoice]:
     """List the fields that a study may ask about."""
-    types = {ref: study.fleet.policy.fields[ref].type for ref in study.terms.fields}
+    fields = {ref: study.fleet.policy.fields[ref] for ref in study.terms.fields}
     return [
-        FieldChoice(ref, ref.partition(".")[2], kind, _KINDS[kind]) for ref, kind in types.items()
+        FieldChoice(
+            ref, ref.partition(".")[2], field.type, _KINDS[field.type], field.group_values or ()
+        )
+        for ref, field in fields.items()
     ]
+
+
+def map_fields(study: Study) -> list[FieldChoice]:
+    """List the fields that a map can be drawn of: two or more real numbers of one table.
+
+    A whole number, or one from another table, is not a coordinate of the same place.
+    """
+    real = [field for field in field_choices(study) if field.type == "real"]
+    tables = [field.ref.partition(".")[0] for field in real]
+    return [field for field, table in zip(real, tables, strict=True) if tables.count(table) > 1]
 
 
 def asked_question(study: Study, form: Form) -> tuple[Question, int | None]:
@@ -158,40 +184,53 @@ def asked_question(study: Study, form: Form) -> tuple[Question, int | None]:
     with valid_input():
         features = tuple(_features(study, form))
         if not features:
-            raise InvalidInput("choose at least one field to ask about")
+            raise MissingInput("choose at least one field to ask about")
         question = study.histogram(features, **_options(study, form))
     if "again" in form:
         asked = {round_.digest for round_ in study.rounds}
         while question.digest in asked:
             question = question.again()
-    return question, whole(form.get("target"), "the target")
+    with at_field("target"):
+        return question, whole(form.get("target"), "the target")
 
 
 def _features(study: Study, form: Form) -> Iterator[AnyFeature]:
     for field in field_choices(study):
-        if f"use:{field.ref}" not in form:
-            continue
-        kind = form.get(f"kind:{field.ref}") or field.kinds[0]
-        if kind not in field.kinds:
-            raise InvalidInput(f"{field.ref} can't be counted as {kind[:40]!r}")
-        if kind == "intervals":
-            yield ch.intervals(field.name, numbers(form.get(f"edges:{field.ref}"), field.ref))
-        elif kind == "prefix_tree":
-            yield ch.prefix_tree(
-                field.name,
-                lines(form.get(f"words:{field.ref}")),
-                lines(form.get(f"prefixes:{field.ref}")) or ("",),
-            )
-        else:
-            yield ch.categories(field.name, _values(field, form))
+        if f"use:{field.ref}" in form:
+            yield _feature_of(field, form)
     if "use:map" in form:
         yield _grid(study, form)
+
+
+def _feature_of(field: FieldChoice, form: Form) -> AnyFeature:
+    kind = form.get(f"kind:{field.ref}") or field.kinds[0]
+    if kind not in field.kinds:
+        raise InvalidInput(
+            f"{field.ref} can't be counted as {kind[:40]!r}", field=f"kind:{field.ref}"
+        )
+    if kind == "intervals":
+        with at_field(f"edges:{field.ref}"):
+            edges = numbers(form.get(f"edges:{field.ref}"), field.ref)
+            if not edges:
+                raise MissingInput(f"give the edges of the intervals of {field.ref}")
+            if len(edges) == 1:
+                raise InvalidInput("one edge is not an interval yet: give two or more")
+            return ch.intervals(field.name, edges)
+    if kind == "prefix_tree":
+        with at_field(f"words:{field.ref}"):
+            words = lines(form.get(f"words:{field.ref}"))
+            if not words:
+                raise MissingInput(f"list the known words of {field.ref}, one per line")
+            prefixes = lines(form.get(f"prefixes:{field.ref}")) or ("",)
+            return ch.prefix_tree(field.name, words, prefixes)
+    with at_field(f"values:{field.ref}"):
+        return ch.categories(field.name, _values(field, form))
 
 
 def _values(field: FieldChoice, form: Form) -> list[str | int]:
     given = lines(form.get(f"values:{field.ref}"))
     if not given:
-        raise InvalidInput(f"list the values of {field.ref} to count, one per line")
+        raise MissingInput(f"list the values of {field.ref} to count, one per line")
     if field.type == "text":
         return list(given)
     found = numbers(" ".join(given), field.ref)
@@ -202,35 +241,56 @@ def _values(field: FieldChoice, form: Form) -> list[str | int]:
 
 def _grid(study: Study, form: Form) -> AnyFeature:
     columns = [form.get("map:x"), form.get("map:y")]
-    known = {field.name for field in field_choices(study) if field.type != "text"}
+    known = {field.name for field in map_fields(study)}
     if not set(columns) <= known or columns[0] == columns[1]:
-        raise InvalidInput("a map needs two different number fields, x and y")
-    box = numbers(form.get("map:box"), "the box")
-    level = whole(form.get("map:level"), "the level")
-    if len(box) != 4:
-        raise InvalidInput("the box of a map needs four numbers: x0, y0, x1, y1")
-    return ch.grid(columns, box, level=5 if level is None else level)
+        why = "a map needs two different numbers of one place, x and y"
+        raise InvalidInput(why, field="map:y")
+    with at_field("map:box"):
+        box = numbers(form.get("map:box"), "the box")
+        if not box:
+            raise MissingInput("give the box of the map: x0, y0, x1, y1")
+        if len(box) != 4:
+            raise InvalidInput("the box of a map needs four numbers: x0, y0, x1, y1")
+    with at_field("map:level"):
+        level = whole(form.get("map:level"), "the level")
+        return ch.grid(columns, box, level=5 if level is None else level)
 
 
 def _options(study: Study, form: Form) -> dict[str, Any]:
     options: dict[str, Any] = {
-        "epsilon": number(form.get("epsilon"), "epsilon"),
-        "local_epsilon": number(form.get("local_epsilon"), "the local epsilon"),
-        "delta": number(form.get("delta"), "delta"),
-        "min_cohort": whole(form.get("min_cohort"), "the minimum cohort"),
         "mechanism": form.get("mechanism") or None,
         "query": form.get("query") or None,
         "group_by": tuple(ref for ref in form.all("group") if ref in study.terms.group_by),
     }
-    share = number(form.get("share"), "the share of devices")
-    if share is not None:
-        options["participation"] = share / 100
-    hours = number(form.get("hours"), "the hours")
-    if hours is not None:
-        options["window"] = int(hours * 3600)
-        if not 0 < options["window"] <= 360_000_000:
-            raise InvalidInput("devices need a number of hours to answer, above 0")
+    for name, what in (
+        ("epsilon", "epsilon"), ("local_epsilon", "the local epsilon"), ("delta", "delta"),
+    ):  # fmt: skip
+        with at_field(name):
+            options[name] = number(form.get(name), what)
+            if options[name] is not None and options[name] <= 0:
+                raise InvalidInput(f"{what} must be above 0")
+    with at_field("min_cohort"):
+        options["min_cohort"] = whole(form.get("min_cohort"), "the minimum cohort")
+    with at_field("share"):
+        share = number(form.get("share"), "the share of devices")
+        if share is not None:
+            if not 0 < share <= 100:
+                raise InvalidInput("the share of devices is a percentage, above 0 and up to 100")
+            options["participation"] = share / 100
+    with at_field("hours"):
+        if "hours" in form:
+            options["window"] = answer_seconds(form.get("hours"))
     return options
+
+
+def answer_seconds(text: str) -> int:
+    """Read how long devices answer: a number of hours, or text such as "3d"."""
+    with suppress(ValueError):
+        return parse_duration(text)
+    hours = number(text, "the time to answer, in hours or as in 12h or 3d,")
+    if hours is None or not 0 < hours <= 100_000:
+        raise InvalidInput("devices need some time to answer: hours above 0, or text such as 3d")
+    return int(hours * 3600)
 
 
 def form_of(recipe: Recipe, study: Study) -> Form:

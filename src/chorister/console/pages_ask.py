@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from starlette.responses import Response
 
@@ -11,11 +12,42 @@ from chorister.analyst.question import QuestionCost, check_target
 from chorister.console.access import NotFound
 from chorister.console.algorithms import ALGORITHMS, AlgorithmForm, plan_run
 from chorister.console.background import RunRecord
-from chorister.console.forms import Form, asked_question, field_choices, form_of, whole
+from chorister.console.forms import (
+    Form,
+    asked_question,
+    at_field,
+    field_choices,
+    form_of,
+    map_fields,
+    whole,
+)
 from chorister.console.pages_studies import find_study
 from chorister.console.web import Visit
 from chorister.console.workspace import StudyView
-from chorister.errors import ChoristerError
+from chorister.errors import ChoristerError, MissingInput
+
+_AT_INPUTS: Final = frozenset({"epsilon", "delta", "local_epsilon", "min_cohort"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FormProblem:
+    """Why a form can't be priced yet, and at which of its fields to say so."""
+
+    why: str
+    field: str = ""
+    missing: bool = False  # nothing is wrong: something is still to be filled in
+
+    @classmethod
+    def of(cls, error: ChoristerError) -> FormProblem:
+        field = getattr(error, "field", None) or ""
+        last = field.rpartition(".")[2]  # of a budget's path, or of a recipe's
+        field = last if last in _AT_INPUTS else field
+        return cls(why=str(error), field=field, missing=isinstance(error, MissingInput))
+
+    @property
+    def submitted(self) -> FormProblem:
+        """The same once the form was sent: what is missing is a problem now."""
+        return replace(self, missing=False)
 
 
 def show_ask(visit: Visit) -> Response:
@@ -25,16 +57,16 @@ def show_ask(visit: Visit) -> Response:
     like = visit.request.query_params.get("like", "")
     if like.isascii() and like.isdigit() and len(like) <= 6:
         form = form_of(view.round(int(like)).recipe, view.study)
-    return _ask_page(visit, view, form, None, error="")
+    return _ask_page(visit, view, form, None, None)
 
 
 def price(visit: Visit) -> Response:
     """Show what the question would cost: a part of the page, or the whole page without htmx."""
     view = find_study(visit, to_ask=True)
-    cost, error = _priced(view, visit.form)
+    cost, problem = _priced(view, visit.form)
     if visit.by_htmx:
-        return visit.page("_cost.html", cost=cost, error=error, view=view)
-    return _ask_page(visit, view, visit.form, cost, error=error)
+        return visit.page("_cost.html", cost=cost, problem=problem, view=view)
+    return _ask_page(visit, view, visit.form, cost, problem)
 
 
 def ask(visit: Visit) -> Response:
@@ -44,37 +76,39 @@ def ask(visit: Visit) -> Response:
         question, target = asked_question(view.study, visit.form)
         round_ = view.study.post(question, target=target)
     except ChoristerError as error:
-        return _ask_page(visit, view, visit.form, None, error=str(error), status=422)
+        problem = FormProblem.of(error).submitted
+        return _ask_page(visit, view, visit.form, None, problem, status=422)
     visit.workspace.waiters.wait(view.connection.name, view.study, round_)
     return visit.go_to(f"{view.path}#round-{round_.number}")
 
 
-def _priced(view: StudyView, form: Form) -> tuple[QuestionCost | None, str]:
+def _priced(view: StudyView, form: Form) -> tuple[QuestionCost | None, FormProblem | None]:
     if not form.chosen("use:"):
-        return None, ""
+        return None, None
     try:
         question, target = asked_question(view.study, form)
         check_target(question, target)
-        return question.cost(reports=whole(form.get("expect"), "the number of reports")), ""
+        with at_field("expect"):
+            reports = whole(form.get("expect"), "the number of reports")
+        return question.cost(reports=reports, target=target), None
     except ChoristerError as error:
-        return None, str(error)
+        return None, FormProblem.of(error)
 
 
 def _ask_page(
-    visit: Visit, view: StudyView, form: Form, cost: QuestionCost | None, *, error: str,
-    status: int = 200,
+    visit: Visit, view: StudyView, form: Form, cost: QuestionCost | None,
+    problem: FormProblem | None, *, status: int = 200,
 ) -> Response:  # fmt: skip
-    fields = field_choices(view.study)
     return visit.page(
         "ask.html",
         status=status,
         view=view,
         form=form,
-        fields=fields,
-        number_fields=[field for field in fields if field.type != "text"],
+        fields=field_choices(view.study),
+        map_fields=map_fields(view.study),
         terms=view.study.terms,
         cost=cost,
-        error=error,
+        problem=problem,
         knows_devices=view.connection.fleet.devices is not None,
     )
 
@@ -103,21 +137,32 @@ def show_form(visit: Visit) -> Response:
     view = find_study(visit, to_ask=True)
     algorithm = _algorithm(visit, view)
     values = {each.name: each.value for each in algorithm.inputs}
-    return _run_page(visit, view, algorithm, values, None, error="")
+    return _run_page(visit, view, algorithm, values, None, None)
 
 
 def plan(visit: Visit) -> Response:
     view = find_study(visit, to_ask=True)
     algorithm = _algorithm(visit, view)
     values = _values(visit, algorithm)
-    run, error = None, ""
+    run, problem = None, None
     try:
         run = _planned(visit, view, algorithm, values, take=False)
-    except ChoristerError as problem:
-        error = str(problem)
+    except ChoristerError as error:
+        problem = FormProblem.of(error)
     if visit.by_htmx:
-        return visit.page("_plan.html", run=run, error=error, view=view)
-    return _run_page(visit, view, algorithm, values, run, error=error)
+        done = _same_run(visit, view, algorithm, values)
+        return visit.page("_plan.html", run=run, problem=problem, view=view, done=done)
+    return _run_page(visit, view, algorithm, values, run, problem)
+
+
+def _same_run(
+    visit: Visit, view: StudyView, algorithm: AlgorithmForm, values: dict[str, str]
+) -> RunRecord | None:
+    """The finished run of the same algorithm with the same values: its questions cost nothing."""
+    for record in visit.workspace.runs.of(view.key):
+        if (record.algorithm, record.values, record.state) == (algorithm.name, values, "finished"):
+            return record
+    return None
 
 
 def start(visit: Visit) -> Response:
@@ -130,7 +175,8 @@ def start(visit: Visit) -> Response:
             view.key, algorithm=algorithm.name, values=values, by=visit.analyst, run=run
         )
     except ChoristerError as error:
-        return _run_page(visit, view, algorithm, values, None, error=str(error), status=422)
+        problem = FormProblem.of(error).submitted
+        return _run_page(visit, view, algorithm, values, None, problem, status=422)
     return visit.go_to(f"{view.path}#run-{record.number}")
 
 
@@ -181,7 +227,7 @@ def _record(visit: Visit, view: StudyView) -> RunRecord:
 
 def _run_page(
     visit: Visit, view: StudyView, algorithm: AlgorithmForm, values: dict[str, str],
-    run: AlgorithmRun[Any] | None, *, error: str, status: int = 200,
+    run: AlgorithmRun[Any] | None, problem: FormProblem | None, *, status: int = 200,
 ) -> Response:  # fmt: skip
     return visit.page(
         "run.html",
@@ -189,7 +235,8 @@ def _run_page(
         view=view,
         algorithm=algorithm,
         values=values,
-        fields=field_choices(view.study),
+        choices={each.name: algorithm.choices(view.study, each) for each in algorithm.inputs},
         run=run,
-        error=error,
+        problem=problem,
+        done=_same_run(visit, view, algorithm, values),
     )

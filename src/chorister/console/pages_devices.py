@@ -13,7 +13,7 @@ from starlette.responses import Response
 from chorister.console.access import NotFound
 from chorister.console.pages_studies import meters
 from chorister.console.web import Visit
-from chorister.device.audit_pages import shown
+from chorister.device.audit_pages import shown, totals
 from chorister.fleet.device_worker import FleetFolder
 
 _MAX_LISTED: Final = 200
@@ -57,5 +57,6 @@ def show_device(visit: Visit) -> Response:
         number=number,
         state=state,
         entries=[shown(record) for record in reversed(records)],
+        totals=totals(records),
         meters=meters(state.budgets),
     )

@@ -20,7 +20,7 @@ from chorister.console.algorithms import ALGORITHMS
 from chorister.console.background import RunRecord
 from chorister.console.charts import alternative_text
 from chorister.console.forms import Form
-from chorister.console.web import Visit, Web
+from chorister.console.web import Visit, Web, brief, decimal
 from chorister.console.workspace import StudyView, Workspace
 from chorister.device.ledger.budget import Standing
 from chorister.errors import ChoristerError, InvalidInput
@@ -105,6 +105,8 @@ class LiveStudy:
             "view": self.view,
             "meters": meters(budget.limits, self.view.analysis),
             "fresh": budget.fresh_devices,
+            "others": budget.others,
+            "unknown": budget.unknown,
             "nouns": {name: each.noun for name, each in ALGORITHMS.items()},
         }
 
@@ -196,15 +198,34 @@ class BudgetMeter:
     standing: Standing
 
     @property
+    def shares(self) -> dict[str, float]:
+        """The used share of each: the fullest binds."""
+        spent, allowed = self.standing.spent, self.standing.allowed
+        return {
+            "epsilon": float(spent.epsilon / allowed.epsilon),
+            "delta": float(spent.delta / allowed.delta),
+            "reports": self.standing.reports / self.standing.allowed_reports,
+        }
+
+    @property
     def fullest(self) -> float:
         """The largest used share: of epsilon, delta or reports."""
+        return min(max(self.shares.values()), 1.0)
+
+    @property
+    def binds(self) -> str:
+        """Which of them has the least left, and so ends first."""
+        return max(self.shares, key=lambda name: self.shares[name])
+
+    @property
+    def binding_text(self) -> str:
+        """What is spent of the one that binds."""
         spent, allowed = self.standing.spent, self.standing.allowed
-        shares = [
-            float(spent.epsilon / allowed.epsilon),
-            float(spent.delta / allowed.delta),
-            self.standing.reports / self.standing.allowed_reports,
-        ]
-        return min(max(shares), 1.0)
+        if self.binds == "reports":
+            return f"{self.standing.reports:,} of {self.standing.allowed_reports:,} reports"
+        if self.binds == "delta":
+            return f"δ {brief(spent.delta)} of {decimal(allowed.delta)}"
+        return f"ε {brief(spent.epsilon)} of {decimal(allowed.epsilon)}"
 
 
 def meters(standings: Iterable[Standing], analysis: str | None = None) -> list[BudgetMeter]:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final
 
-from chorister.clock import utc_text
+from chorister.clock import utc_minute, utc_text
 from chorister.device.audit import AuditEntry, Event, Record
 from chorister.policy.values import number_text
 
@@ -35,6 +38,11 @@ _WHAT: Final = {
     Event.PURGED: "Data was deleted",
 }
 
+_MONTHS: Final = (
+    "January", "February", "March", "April", "May", "June", "July", "August", "September",
+    "October", "November", "December",
+)  # fmt: skip
+_MINUTE: Final = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2}) ([0-9]{2}:[0-9]{2}) UTC")
 _STYLE: Final = (
     ":root{color-scheme:light dark}body{font:1rem/1.5 system-ui,sans-serif;max-width:60rem;"
     "margin:2rem auto;padding:0 1rem}article{border-top:1px solid;padding:.5rem 0}"
@@ -52,7 +60,8 @@ class Shown:
     heading: str
     time: str
     event: Event
-    lines: tuple[tuple[str, str], ...]  # label and text
+    plain: tuple[tuple[str, str], ...]  # label and text, for the owner
+    lines: tuple[tuple[str, str], ...]  # the same with every detail, for experts
 
 
 def shown(record: Record) -> Shown:
@@ -60,10 +69,64 @@ def shown(record: Record) -> Shown:
     return Shown(
         sequence=record.sequence,
         heading=_WHAT[record.entry.event],
-        time=utc_text(record.entry.time),
+        time=date_text(record.entry.time),
         event=record.entry.event,
+        plain=tuple((label, visible(text)) for label, text in _plain(record.entry)),
         lines=tuple((label, visible(text)) for label, text in _lines(record.entry)),
     )
+
+
+def date_text(seconds: int) -> str:
+    """Write a time for a calendar: "16 November 2026, 08:42 UTC"."""
+    text = utc_minute(seconds)
+    found = _MINUTE.fullmatch(text)
+    if found is None:
+        return text  # beyond any calendar
+    year, month, day, minute = found.groups()
+    return f"{int(day)} {_MONTHS[int(month) - 1]} {year}, {minute} UTC"
+
+
+def totals(records: Iterable[Record]) -> list[str]:
+    """Sum up a log for its owner, in sentences; empty if there is nothing to sum up."""
+    entries = [record.entry for record in records]
+    if not entries:
+        return []
+    asked = {entry.question.recipe for entry in entries if entry.question is not None}
+    count = Counter(entry.event for entry in entries)
+    first, last = date_text(entries[0].time), date_text(entries[-1].time)
+    when = f"On {first}" if len(entries) == 1 else f"From {first} to {last}"
+    refused = {
+        entry.question.recipe
+        for entry in entries
+        if entry.event is Event.REFUSED and entry.question is not None
+    }
+    questions = f"{_number(len(asked), 'question')} {'was' if len(asked) == 1 else 'were'}"
+    said = [
+        f"{when}, {questions} put to this device. It took part in {count[Event.CHARGED]:,} and "
+        f"refused {len(refused):,}; {_number(count[Event.UPLOADED], 'report')} left it."
+    ]
+    # One that was recovered after a crash was paid for as well.
+    charges = {
+        entry.charge.recipe: entry.charge
+        for entry in entries
+        if entry.event in (Event.CHARGED, Event.RECOVERED) and entry.charge is not None
+    }.values()
+    if charges:
+        epsilon = sum((charge.privacy.epsilon for charge in charges), Decimal(0))
+        least = min(charge.privacy.min_cohort for charge in charges)
+        said.append(
+            f"Together they cost at most epsilon {number_text(epsilon)} of your privacy budget. "
+            f"Every answer is mixed with noise and hidden among at least {least:,} devices, so "
+            "results hardly depend on what you answered; epsilon bounds how much. Smaller is safer."
+        )
+        by_purpose = Counter(charge.analysis for charge in charges)
+        listed = ", ".join(f"{name} ({times})" for name, times in sorted(by_purpose.items()))
+        said.append(f"What it took part in: {listed}.")
+    return [visible(text) for text in said]
+
+
+def _number(count: int, thing: str) -> str:
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def as_json(records: Iterable[Record]) -> str:
@@ -87,19 +150,10 @@ def as_text(records: Iterable[Record]) -> str:
 
 def as_html(records: Iterable[Record]) -> str:
     """Return one web page that needs nothing else, and may load nothing else."""
-    articles = []
-    for record in records:
-        rows = "".join(
-            f"<dt>{html.escape(label)}</dt><dd>{html.escape(visible(text))}</dd>"
-            for label, text in _lines(record.entry)
-        )
-        heading = html.escape(f"{record.sequence}. {_WHAT[record.entry.event]}")
-        time = html.escape(utc_text(record.entry.time))
-        articles.append(
-            f'<article id="entry-{record.sequence}"><h2>{heading}</h2>'
-            f"<dl><dt>when</dt><dd>{time}</dd>{rows}</dl></article>"
-        )
-    body = "\n".join(articles) or "<p>Nothing was asked of this device yet.</p>"
+    listed = list(records)
+    summary = "".join(f"<p>{html.escape(text)}</p>" for text in totals(listed))
+    articles = [_article(shown(record)) for record in reversed(listed)]
+    body = summary + "\n".join(articles) or "<p>Nothing was asked of this device yet.</p>"
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -107,6 +161,21 @@ def as_html(records: Iterable[Record]) -> str:
         '<meta name="viewport" content="width=device-width">'
         f"<title>What left this device</title><style>{_STYLE}</style></head>\n"
         f"<body><h1>What left this device</h1>\n{body}\n</body></html>\n"
+    )
+
+
+def _article(entry: Shown) -> str:
+    return (
+        f'<article id="entry-{entry.sequence}"><h2>{html.escape(entry.heading)}</h2>'
+        f"<p>{html.escape(entry.time)}</p><dl>{_rows(entry.plain)}</dl>"
+        f"<details><summary>Entry {entry.sequence} in full, for experts</summary>"
+        f"<dl>{_rows(entry.lines)}</dl></details></article>"
+    )
+
+
+def _rows(lines: Iterable[tuple[str, str]]) -> str:
+    return "".join(
+        f"<dt>{html.escape(label)}</dt><dd>{html.escape(text)}</dd>" for label, text in lines
     )
 
 
@@ -121,6 +190,30 @@ def _visible(character: str) -> str:
     if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
         return f"\\u{{{ord(character):x}}}"
     return character
+
+
+def _plain(entry: AuditEntry) -> Iterator[tuple[str, str]]:
+    """What an owner wants to know: why, what for, what was looked at, what left, at what cost."""
+    yield "Why", entry.why
+    if (question := entry.question) is not None:
+        yield "Asked to", question.purpose or "a purpose that the policy does not know"
+        yield "Looks at", ", ".join(question.fields)
+        yield "Answer", f"one of {question.bins:,} possible ones, mixed with random noise"
+        if question.group_by:
+            yield "Not hidden", f"your {', '.join(question.group_by)}"
+    if (charge := entry.charge) is not None:
+        privacy = charge.privacy
+        yield (
+            "Cost",
+            f"epsilon {number_text(privacy.epsilon)} of your privacy budget, hidden among at least "
+            f"{privacy.min_cohort:,} devices",
+        )
+    if (sent := entry.sent) is not None:
+        yield (
+            "Left the device",
+            f"one report in two sealed halves, for {sent.leader} and its helper; neither can read "
+            "it alone",
+        )
 
 
 def _lines(entry: AuditEntry) -> Iterator[tuple[str, str]]:

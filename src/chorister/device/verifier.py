@@ -8,21 +8,29 @@ read only what it compiles against.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, TypeAlias
 
 from chorister.dap.upload_client import check_hpke_config
 from chorister.device.poll import Listed
 from chorister.device.sandbox import Sandbox
 from chorister.device.sandbox.functions import known_functions
+from chorister.device.sandbox.sandbox import ResultColumns
 from chorister.device.sandbox.wire import MAX_ENCODING_BYTES
 from chorister.device.schema import FieldType, Schema
 from chorister.device.store import Snapshot
+from chorister.encoding import AnyFeature, Categories, Grid, Intervals
 from chorister.errors import DecodeError, HPKEError, InvalidInput, QueryRefused
 from chorister.policy import Analysis, Policy
-from chorister.recipe import Recipe
+from chorister.recipe import Check, Recipe, SignedRecipe, check
 
 Reads: TypeAlias = Mapping[str, Iterable[str]]
+# The query can be compiled only if these checks pass.
+_BEFORE_THE_QUERY: Final = frozenset({"analysis", "query", "fields"})
+_DENIED: Final = re.compile(r"not authorized to use function: (\w+)|no such function: (\w+)")
+_COMPOUND: Final = re.compile(r"\b(?:UNION|EXCEPT|INTERSECT|VALUES)\b", re.IGNORECASE)
+_NUMBERS: Final = frozenset({"integer", "real"})
 
 
 def permitted_functions(analysis: Analysis) -> frozenset[str]:
@@ -63,8 +71,115 @@ def query_columns(
     policy: Policy, analysis: Analysis, query: str, reads: Reads, sandbox: Sandbox
 ) -> tuple[str, ...]:
     """Return the columns of a query that reads these fields; raise `QueryRefused` if it fails."""
+    return tuple(name for name, _ in result_columns(policy, analysis, query, reads, sandbox))
+
+
+def result_columns(
+    policy: Policy, analysis: Analysis, query: str, reads: Reads, sandbox: Sandbox
+) -> ResultColumns:
+    """Return the same with the type of each column, where it is that of a field."""
     tables = Snapshot.empty(_declared(policy, analysis, reads))
-    return sandbox.compile(query, tables, functions=permitted_functions(analysis))
+    try:
+        return sandbox.columns(query, tables, functions=permitted_functions(analysis))
+    except QueryRefused as error:
+        why = _in_words(error.why, analysis)
+        raise QueryRefused(check=error.check, why=why, field=error.field) from None
+
+
+# --- All checks, in words, for people who ask or review -------------------------------------------
+
+
+def dry_run(
+    recipe: Recipe | SignedRecipe, policy: Policy, sandbox: Sandbox, *, now: int | None = None
+) -> list[Check]:
+    """Make every check that a device makes without its ledger, and check the types of columns.
+
+    A device answers a question whose features do not fit the types of their columns: with OOV, at
+    full cost. Nobody learns anything from that, so here it fails.
+    """
+    found = check(recipe, policy, now=now)
+    if all(outcome.passed for outcome in found if outcome.name in _BEFORE_THE_QUERY):
+        body = recipe.recipe if isinstance(recipe, SignedRecipe) else recipe
+        sizes = all(outcome.passed for outcome in found if outcome.name == "bins")
+        found.extend(_dry_query(body, policy, sandbox))
+        if sizes:
+            found.append(_dry_encoding(body))
+    return found
+
+
+def _dry_query(recipe: Recipe, policy: Policy, sandbox: Sandbox) -> Iterator[Check]:
+    analysis = policy.analyses[recipe.analysis]
+    try:
+        verify_query(policy, recipe, sandbox)
+        columns = result_columns(policy, analysis, recipe.query, recipe.reads, sandbox)
+    except QueryRefused as error:
+        yield Check(name="query-class", passed=False, why=error.why, field=error.field)
+        return
+    why = "compiles on the declared fields alone, and returns the columns of the features"
+    yield Check(name="query-class", passed=True, why=why)
+    yield check_types(recipe.query, recipe.features, columns)
+
+
+def _in_words(why: str, analysis: Analysis) -> str:
+    """Say which functions there are where SQLite says that one is not authorized."""
+    found = _DENIED.search(why)
+    if found is None:
+        return why
+    listed = ", ".join(sorted(permitted_functions(analysis))) or "no function"
+    return f"the policy does not permit the function {found[1] or found[2]}; it permits {listed}"
+
+
+def _dry_encoding(recipe: Recipe) -> Check:
+    try:
+        verify_encoding(recipe)
+    except QueryRefused as error:
+        return Check(name="encoding", passed=False, why=error.why, field=error.field)
+    return Check(name="encoding", passed=True, why="devices have room for the features")
+
+
+def check_types(query: str, features: Iterable[AnyFeature], columns: ResultColumns) -> Check:
+    """Check that no feature reads a column in which every value would be OOV.
+
+    What a computed column holds is unknown, and so is the result of a UNION.
+    """
+    types: dict[str, FieldType | None] = {}
+    for name, kind in columns:
+        types.setdefault(name, None if _COMPOUND.search(query) else kind)
+    for feature in features:
+        for column in feature.columns_read:
+            if (why := _misfit(feature, column, types.get(column))) is not None:
+                return Check(name="types", passed=False, why=why, field="features")
+    computed = sorted(
+        {column for each in features for column in each.columns_read if types.get(column) is None}
+    )
+    why = "every feature fits the type of its column"
+    if computed:
+        why = f"nothing contradicts the features; {', '.join(computed)} is computed by the query"
+    return Check(name="types", passed=True, why=why)
+
+
+def _misfit(feature: AnyFeature, column: str, kind: FieldType | None) -> str | None:
+    """Say why every value of a column would be OOV, if that is so."""
+    if kind is None:
+        return None
+    held = {"text": "text", "integer": "whole numbers", "real": "numbers"}[kind]
+    if isinstance(feature, Intervals | Grid):
+        if kind in _NUMBERS:
+            return None
+        what = (
+            "intervals divide numbers" if isinstance(feature, Intervals) else "a map needs numbers"
+        )
+        return f"{what}, but {column} holds {held}: count its values as categories or by prefixes"
+    if isinstance(feature, Categories):
+        fitting = {"text": str, "integer": int}.get(kind)
+        if fitting is not None and any(type(value) is fitting for value in feature.values):
+            return None
+        if fitting is None:
+            return f"{column} holds {held}, which no listed value equals exactly: use intervals"
+        return f"{column} holds {held}, and none of the listed values is one: list such values"
+    if kind == "text":
+        return None
+    return f"prefixes are of text, but {column} holds {held}: use intervals"
 
 
 def _declared(policy: Policy, analysis: Analysis, reads: Reads) -> dict[str, dict[str, FieldType]]:

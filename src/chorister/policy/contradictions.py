@@ -29,10 +29,11 @@ class Finding:
     kind: Literal["contradiction", "remark"]
     field: str
     why: str
+    remedy: str = ""  # what to change; empty where nothing has to be
 
 
-def _contradiction(field: str, why: str) -> Finding:
-    return Finding(kind="contradiction", field=field, why=why)
+def _contradiction(field: str, why: str, remedy: str) -> Finding:
+    return Finding(kind="contradiction", field=field, why=why, remedy=remedy)
 
 
 def _remark(field: str, why: str) -> Finding:
@@ -83,19 +84,23 @@ def _against_device(policy: Policy, where: str, analysis: Analysis) -> Iterator[
             why = (
                 f"{_text(allowed)} can never be spent: the device allows {_text(cap)} in that time"
             )
-            yield _contradiction(f"{where}.budget.{name}", why)
+            remedy = f"lower it to {_text(cap)}, or raise device.{name}"
+            yield _contradiction(f"{where}.budget.{name}", why, remedy)
 
 
 def _limits(policy: Policy, where: str, analysis: Analysis) -> Iterator[Finding]:
     window, cohort = analysis.window, analysis.cohort
     if window.shortest > window.longest:
-        yield _contradiction(f"{where}.window", "the shortest window is longer than the longest")
+        why = "the shortest window is longer than the longest"
+        yield _contradiction(f"{where}.window", why, "lower shortest, or raise longest")
     if cohort.smallest > cohort.largest:
-        yield _contradiction(f"{where}.cohort", "the smallest cohort is larger than the largest")
+        why = "the smallest cohort is larger than the largest"
+        yield _contradiction(f"{where}.cohort", why, "lower smallest, or raise largest")
     fraction = analysis.honest_fraction
     if fraction is not None and fraction.numerator * cohort.smallest < fraction.denominator:
         why = f"{fraction} of the smallest cohort is less than one honest device"
-        yield _contradiction(f"{where}.honest_fraction", why)
+        remedy = "raise cohort.smallest, or the fraction"
+        yield _contradiction(f"{where}.honest_fraction", why, remedy)
     if window.longest < policy.checkpoint_max_age:
         age = duration_text(policy.checkpoint_max_age)
         why = f"a device whose list is {age} old, which is permitted, learns of recipes too late"
@@ -107,7 +112,8 @@ def _limits(policy: Policy, where: str, analysis: Analysis) -> Iterator[Finding]
         parts = len(policy.group_values(ref))
         if parts > analysis.max_cells:
             why = f"{ref} alone makes {parts} parts, but max_cells is {analysis.max_cells}"
-            yield _contradiction(f"{where}.group_by", why)
+            remedy = f"raise max_cells to {parts}, or leave {ref} out"
+            yield _contradiction(f"{where}.group_by", why, remedy)
 
 
 def _field(where: str, analysis: Analysis, field: FieldBudget) -> Iterator[Finding]:
@@ -115,10 +121,11 @@ def _field(where: str, analysis: Analysis, field: FieldBudget) -> Iterator[Findi
     least = min(each.replacement_epsilon(MIN_LOCAL_EPSILON) for each in analysis.mechanisms)
     if min(field.local_epsilon, own.local_epsilon) < least:
         why = f"no permitted mechanism goes below {decimal_text(least)}: nothing can be asked"
-        yield _contradiction(f"{where}.local_epsilon", why)
+        remedy = f"raise it, and the analysis' own, to {decimal_text(least)} or more"
+        yield _contradiction(f"{where}.local_epsilon", why, remedy)
     if "plain" not in analysis.report_kinds and min(field.delta, own.delta) <= BOUND_DELTA:
         why = f"bounded reports use {BOUND_DELTA} of delta: nothing can be asked"
-        yield _contradiction(f"{where}.delta", why)
+        yield _contradiction(f"{where}.delta", why, "raise it, for example to 1e-6")
     for name in ("local_epsilon", "epsilon", "delta", "reports"):
         allowed, cap = getattr(field, name), getattr(own, name)
         if allowed > cap:
@@ -137,7 +144,7 @@ def _renyi(where: str, budget: Budget) -> Iterator[Finding]:
             f"at this order and delta {_text(budget.delta)}, a divergence of 0 already counts as "
             f"epsilon {spare:.3g}: choose a higher order"
         )
-        yield _contradiction(f"{where}.composition", why)
+        yield _contradiction(f"{where}.composition", why, "raise the order, or delta")
 
 
 def _cohorts(policy: Policy, where: str, analysis: Analysis) -> Iterator[Finding]:
@@ -151,14 +158,18 @@ def _cohorts(policy: Policy, where: str, analysis: Analysis) -> Iterator[Finding
             continue
         if not any(_affordable(analysis, m, local, epsilon, delta) for m in analysis.mechanisms):
             short.append((ref, local, epsilon))
-    kind = _contradiction if len(short) == len(analysis.fields) else _remark
     for ref, local, epsilon in short:
         most = f"{analysis.cohort.largest:,} devices, the largest permitted cohort"
         why = (
             f"local epsilon {_text(local)} can never be used in full: with {most}, "
             f"it costs more than epsilon {_text(epsilon)}"
         )
-        yield kind(f"{where}.fields.{ref}.local_epsilon", why)
+        path = f"{where}.fields.{ref}.local_epsilon"
+        if len(short) < len(analysis.fields):
+            yield _remark(path, why)
+        else:
+            remedy = "raise cohort.largest or epsilon, or lower local_epsilon"
+            yield _contradiction(path, why, remedy)
 
 
 def _affordable(

@@ -22,14 +22,16 @@ from chorister.canonical import (
     FROZEN,
     Bool,
     FieldError,
+    FieldErrors,
     FrozenDict,
     Hex32,
     Int,
     Model,
     PublicKey,
+    all_errors,
     b64url_decode,
+    b64url_encode,
     find_noncanonical,
-    first_error,
     key_id,
     sha256,
 )
@@ -250,19 +252,23 @@ class Analysis(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Analysis:
+        if found := list(self._problems()):
+            raise FieldErrors(found)
+        return self
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
         exact = self.query_class == "exact"
         if exact != bool(self.queries):
-            raise FieldError("queries", "list queries if, and only if, query_class is exact")
+            yield "queries", "list queries if, and only if, query_class is exact"
         if exact and self.functions:
-            raise FieldError("functions", "allowed only if query_class is fields")
+            yield "functions", "allowed only if query_class is fields"
         if ("honest" in self.crowds) != (self.honest_fraction is not None):
-            raise FieldError("honest_fraction", "required if, and only if, crowds has honest")
+            yield "honest_fraction", "required if, and only if, crowds has honest"
         for field in ("author_keys", "collectors", "mechanisms", "report_kinds", "crowds",
                       "group_by", "queries", "functions"):  # fmt: skip
             values = getattr(self, field)
             if len(set(values)) != len(values):
-                raise FieldError(field, "an entry occurs twice")
-        return self
+                yield field, "an entry occurs twice"
 
 
 class Policy(Model):
@@ -280,12 +286,24 @@ class Policy(Model):
     @classmethod
     def load(cls, source: bytes | str | os.PathLike[str]) -> Policy:
         """Read a policy from a TOML document (bytes) or from a file (a path)."""
-        data = source if isinstance(source, bytes) else _read(Path(source))
+        return cls._validated(_parse_toml(_bytes(source)))
+
+    @classmethod
+    def load_rehearsal(cls, source: bytes | str | os.PathLike[str]) -> Policy:
+        """Read a policy that may lack what a rehearsal does not use: log, aggregators and keys.
+
+        They are replaced by stand-ins that no device and no server could use.
+        """
+        return cls._validated(_with_stand_ins(_parse_toml(_bytes(source))))
+
+    @classmethod
+    def _validated(cls, tree: dict[str, Any]) -> Policy:
         try:
-            return cls.model_validate(_parse_toml(data))
+            return cls.model_validate(tree)
         except ValidationError as error:
-            field, message = first_error(error)
-            raise PolicyError(message, field=field) from None
+            found = [(field or "", message) for field, message in all_errors(error)]
+            field, message = found[0]
+            raise PolicyError(message, field=field or None, problems=found) from None
 
     @cached_property
     def digest(self) -> bytes:
@@ -337,32 +355,33 @@ class Policy(Model):
         return max(arms, 1) * math.prod(len(self.group_values(field)) for field in group_by)
 
     @model_validator(mode="after")
-    def _references(self) -> Policy:
-        if both := set(self.streams) & set(self.profiles):
-            raise FieldError(f"profiles.{min(both)}", "a stream already has this name")
+    def _consistent(self) -> Policy:
+        if found := [*self._references(), *self._periods()]:
+            raise FieldErrors(found)
+        return self
+
+    def _references(self) -> Iterator[tuple[str, str]]:
+        for name in sorted(set(self.streams) & set(self.profiles)):
+            yield f"profiles.{name}", "a stream already has this name"
         for name, table in self.streams.items():
             for field, model in table.fields.items():
                 if model.group_values is not None:
                     where = f"streams.{name}.fields.{field}.group_values"
-                    raise FieldError(where, "only profile fields can form groups")
+                    yield where, "only profile fields can form groups"
         pairs = [pair.name for pair in self.aggregators]
         if len(set(pairs)) != len(pairs):
-            raise FieldError("aggregators", "two pairs have the same name")
+            yield "aggregators", "two pairs have the same name"
         for name, analysis in self.analyses.items():
-            self._check_analysis(f"analyses.{name}", analysis, set(pairs))
-        return self
+            yield from self._check_analysis(f"analyses.{name}", analysis, set(pairs))
 
-    @model_validator(mode="after")
-    def _periods(self) -> Policy:
+    def _periods(self) -> Iterator[tuple[str, str]]:
         budgets: dict[str, Budget] = {"device": self.device}
         budgets |= {f"analyses.{name}.budget": each.budget for name, each in self.analyses.items()}
         for where, budget in budgets.items():
             if budget.period is not None and budget.period < self.checkpoint_max_age:
                 # A clock may be off by this much: several periods could then renew at once.
                 age = duration_text(self.checkpoint_max_age)
-                why = f"must be at least log.checkpoint_max_age, {age}"
-                raise FieldError(f"{where}.period", why)
-        return self
+                yield f"{where}.period", f"must be at least log.checkpoint_max_age, {age}"
 
     @model_validator(mode="after")
     def _has_a_digest(self) -> Policy:
@@ -370,20 +389,46 @@ class Policy(Model):
             raise FieldError(*found)
         return self
 
-    def _check_analysis(self, where: str, analysis: Analysis, pairs: set[str]) -> None:
+    def _check_analysis(
+        self, where: str, analysis: Analysis, pairs: set[str]
+    ) -> Iterator[tuple[str, str]]:
         for pair in analysis.aggregators or ():
             if pair not in pairs:
-                raise FieldError(f"{where}.aggregators", f"the policy has no pair {pair!r}")
+                yield f"{where}.aggregators", f"the policy has no pair {pair!r}"
         for ref in analysis.fields:
             if ref not in self.fields:
-                raise FieldError(f"{where}.fields.{ref}", "no stream or profile has this field")
+                yield f"{where}.fields.{ref}", "no stream or profile has this field"
         for ref in analysis.group_by:
             if ref not in self.fields:
-                raise FieldError(f"{where}.group_by", f"no profile has the field {ref!r}")
-            if self.fields[ref].group_values is None:
-                raise FieldError(
-                    f"{where}.group_by", f"{ref!r} is sensitive: it has no group_values"
-                )
+                yield f"{where}.group_by", f"no profile has the field {ref!r}"
+            elif self.fields[ref].group_values is None:
+                yield f"{where}.group_by", f"{ref!r} is sensitive: it has no group_values"
+
+
+def _bytes(source: bytes | str | os.PathLike[str]) -> bytes:
+    return source if isinstance(source, bytes) else _read(Path(source))
+
+
+def _with_stand_ins(tree: dict[str, Any]) -> dict[str, Any]:
+    """Add what is missing for a rehearsal; the reserved domain `invalid` reaches nobody."""
+
+    def key(name: str) -> str:
+        return b64url_encode(sha256(f"rehearsal {name}".encode()))
+
+    def aggregator(role: str) -> dict[str, Any]:
+        return {"url": f"https://{role}.rehearsal.invalid/dap/", "cosigning_keys": [key(role)]}
+
+    log = {"origin": "rehearsal.invalid/log", "keys": [key("log")], "checkpoint_max_age": "1d"}
+    pair = {"name": "rehearsal", "leader": aggregator("leader"), "helper": aggregator("helper")}
+    filled = {"version": 1, "name": "rehearsal", "log": log, "aggregators": [pair], **tree}
+    analyses = filled.get("analyses")
+    if isinstance(analyses, dict):
+        who = {"author_keys": [key("author")], "collectors": [sha256(b"rehearsal").hex()]}
+        filled["analyses"] = {
+            name: {**who, **each} if isinstance(each, dict) else each
+            for name, each in analyses.items()
+        }
+    return filled
 
 
 def _read(path: Path) -> bytes:

@@ -117,7 +117,8 @@ FieldRef: TypeAlias = Annotated[
 """A field of a stream or profile: "stream.field"."""
 
 
-def _duration(value: object) -> int:
+def parse_duration(value: object) -> int:
+    """Read seconds, or text such as "12h"; raises `ValueError` for anything else."""
     if isinstance(value, str) and (found := _DURATION.fullmatch(value)):
         value = int(found[1]) * _UNITS[found[2]]
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MAX_DURATION:
@@ -141,7 +142,7 @@ def duration_text(seconds: int) -> str:
 
 
 Duration: TypeAlias = Annotated[
-    int, PlainValidator(_duration), WithJsonSchema({"type": "integer", "minimum": 1})
+    int, PlainValidator(parse_duration), WithJsonSchema({"type": "integer", "minimum": 1})
 ]
 """Seconds; in TOML also a string such as "30d"."""
 

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeVar,
+)
 
 import numpy as np
 
+from chorister.analyst.allowance import basis_now, planning_by, require_affordable
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.estimate import Estimates
 from chorister.analyst.json_files import require_format, write_atomically
 from chorister.analyst.question import Question
 from chorister.analyst.result import Result
 from chorister.analyst.tables import Tabular
-from chorister.errors import DecodeError, InvalidInput
+from chorister.canonical import sha256
+from chorister.errors import DecodeError, InvalidInput, StudyError
 
 if TYPE_CHECKING:
     import altair
 
+    from chorister.analyst.study import Study
+
+P = ParamSpec("P")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -52,6 +68,7 @@ class AlgorithmRun(Generic[T_co]):
         self.plan = plan
         """What every round will cost."""
         self._steps = steps()
+        self._begin: Callable[[], None] | None = None
         self._seen: list[Step] = []
         self._result: T_co | None = None
 
@@ -64,6 +81,9 @@ class AlgorithmRun(Generic[T_co]):
     def _advance(self) -> bool:
         if self._result is not None:
             return False
+        if self._begin is not None:
+            self._begin()
+            self._begin = None
         try:
             self._seen.append(next(self._steps))
         except StopIteration as end:
@@ -77,12 +97,57 @@ class AlgorithmRun(Generic[T_co]):
         while self._advance():
             pass
         if self._result is None:
-            raise RuntimeError("this run failed earlier; start it again to resume")
+            raise StudyError("this run failed earlier: start it again to resume")
         return self._result
 
     def __repr__(self) -> str:
         state = "finished" if self._result is not None else f"{len(self._seen)} asked"
         return f"<AlgorithmRun of {len(self.plan.rounds)} rounds: {state}>"
+
+
+def resumable(
+    algorithm: Callable[Concatenate[Study, P], AlgorithmRun[T_co]],
+) -> Callable[Concatenate[Study, P], AlgorithmRun[T_co]]:
+    """Plan a run that has begun by what was spent when it began, not by its own rounds.
+
+    A run is recognized by its algorithm and arguments. Before its first round is asked, all of them
+    are checked against the budgets once more, and what the plan counted is stored in the study.
+    """
+
+    @wraps(algorithm)
+    def planned(study: Study, /, *args: P.args, **options: P.kwargs) -> AlgorithmRun[T_co]:
+        archive = study.fleet.archive
+        given = inspect.signature(algorithm).bind(study, *args, **options).arguments
+        text = repr([algorithm.__name__, *((k, _text(v)) for k, v in list(given.items())[1:])])
+        key = sha256(text.encode("utf-8", "surrogatepass")).hex()
+        known = archive.plan_basis(study.name, key)
+        basis = known or basis_now(study.fleet)
+        with planning_by(basis):
+            run = algorithm(study, *args, **options)
+
+        def begin() -> None:
+            plan = run.plan
+            if archive.plan_basis(study.name, key) is None:
+                require_affordable(study, plan.fields, plan.rounds, plan.devices)
+                archive.keep_plan_basis(study.name, key, basis)
+
+        run._begin = begin
+        return run
+
+    return planned
+
+
+def _text(value: object) -> str:
+    """The same text for the same argument, in every process."""
+    if isinstance(value, Mapping):
+        return repr([(_text(key), _text(each)) for key, each in value.items()])
+    if isinstance(value, list | tuple):
+        return repr([_text(each) for each in value])
+    if isinstance(value, set | frozenset):
+        return repr(sorted(_text(each) for each in value))
+    if type(value).__repr__ is object.__repr__ or isinstance(value, Iterator):
+        return type(value).__qualname__  # its address would differ
+    return str(value)
 
 
 class AlgorithmResult(Tabular):

@@ -11,7 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorister.analyst.algorithms import crosstab_pictures
-from chorister.analyst.algorithms.algorithm_run import AlgorithmResult, AlgorithmRun, Step
+from chorister.analyst.algorithms.algorithm_run import (
+    AlgorithmResult,
+    AlgorithmRun,
+    Step,
+    resumable,
+)
 from chorister.analyst.algorithms.crosstab_rules import (
     Precision,
     bucket_count,
@@ -24,6 +29,7 @@ from chorister.analyst.algorithms.crosstab_rules import (
 )
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.estimate import column_names
+from chorister.analyst.preflight import require_fitting
 from chorister.analyst.request import Real, reads_of, simple_query
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
@@ -170,6 +176,7 @@ class Crosstab(AlgorithmResult):
         return paragraphs(self.explain()) + html_table(self.columns())
 
 
+@resumable
 def crosstab(
     study: Study,
     rows: Axis,
@@ -199,6 +206,7 @@ def crosstab(
     if query is None:
         query = simple_query(study.fleet.policy, study.terms, axes, ())
     fields = reads_of(query, study.terms) if reads is None else {k: tuple(reads[k]) for k in reads}
+    require_fitting(study, axes, query, fields)
 
     most = study.terms.max_bins
     if max(axis.size for axis in axes) > most:

@@ -19,12 +19,14 @@ from chorister.analyst.algorithms.algorithm_run import (
     AlgorithmRun,
     Step,
     devices_of,
+    resumable,
     scaled,
 )
 from chorister.analyst.algorithms.density import Cells, DensityFit, Floats, fit_density
 from chorister.analyst.algorithms.density_bands import Band, distribution_band
 from chorister.analyst.algorithms.density_rules import DensityRules, asked_once, regime
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
+from chorister.analyst.preflight import require_fitting
 from chorister.analyst.request import Real, as_exact, intervals, reads_of, simple_query
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
@@ -227,6 +229,7 @@ def _inverted(curve: Floats, shares: Floats, places: Floats) -> Floats:
     return found
 
 
+@resumable
 def distribution(
     study: Study,
     column: str,
@@ -256,10 +259,11 @@ def distribution(
     if not first < last:
         raise InvalidInput(f"the range goes from low to high, not from {low} to {high}")
     whole = query is None and _is_integer(study, column)
+    probe = intervals(column, (first, last))
     if query is None:
-        probe = intervals(column, (first, last))
         query = simple_query(study.fleet.policy, study.terms, (probe,), ())
     fields = reads_of(query, study.terms) if reads is None else {k: tuple(reads[k]) for k in reads}
+    require_fitting(study, (probe,), query, fields)
 
     def plan_for(shares: Sequence[float]) -> RoundsPlan:
         return study.plan_rounds(

@@ -18,6 +18,7 @@ from chorister.analyst.algorithms.algorithm_run import (
     AlgorithmRun,
     Step,
     devices_of,
+    resumable,
     scaled,
 )
 from chorister.analyst.algorithms.map_rules import (
@@ -33,6 +34,7 @@ from chorister.analyst.algorithms.map_rules import (
 from chorister.analyst.algorithms.pyramid import Measured, Pyramid, fit_map
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.estimate import Estimates
+from chorister.analyst.preflight import require_fitting
 from chorister.analyst.request import Real, grid, reads_of, simple_query
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
@@ -210,6 +212,7 @@ def _add(measured: Measured, result: Result, devices: int) -> None:
     measured.add(0, whole, devices - rows.value[:1], rows.variance[:1])
 
 
+@resumable
 def heatmap(
     study: Study,
     columns: Sequence[str],
@@ -240,6 +243,7 @@ def heatmap(
     if query is None:
         query = simple_query(study.fleet.policy, study.terms, (probe,), ())
     fields = reads_of(query, study.terms) if reads is None else {k: tuple(reads[k]) for k in reads}
+    require_fitting(study, (probe,), query, fields)
 
     most_cells = study.terms.max_bins - 1
 

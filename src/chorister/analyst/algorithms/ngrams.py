@@ -17,7 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorister.analyst.algorithms import ngram_pictures
-from chorister.analyst.algorithms.algorithm_run import AlgorithmResult, AlgorithmRun, Step
+from chorister.analyst.algorithms.algorithm_run import (
+    AlgorithmResult,
+    AlgorithmRun,
+    Step,
+    resumable,
+)
 from chorister.analyst.algorithms.ngram_rules import (
     LEAST_BEFORE_LAST,
     MAX_EXTENDED,
@@ -34,6 +39,7 @@ from chorister.analyst.algorithms.ngram_rules import (
     worth_asking,
 )
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
+from chorister.analyst.preflight import require_fitting
 from chorister.analyst.question import Question
 from chorister.analyst.request import Real
 from chorister.analyst.result import Result
@@ -238,6 +244,7 @@ def found_in(result: Result, asked: int) -> NDArray[np.bool_]:
     )
 
 
+@resumable
 def discover_ngrams(
     study: Study,
     vocabulary: Iterable[str],
@@ -283,7 +290,7 @@ def discover_ngrams(
     if drawn is not None and "random" not in study.terms.functions:
         raise InvalidInput("drawn needs the function `random`, which this analysis does not permit")
     words = _Words.of(vocabulary, max_n)
-    ref = field or only_text(study)
+    ref = text_field(study, field)
     stream, _, name = ref.partition(".")
     reads = {stream: (name,)}
     most = min(most_candidates or MAX_LENGTH, study.terms.max_bins - 1, MAX_LENGTH - 1)
@@ -293,6 +300,9 @@ def discover_ngrams(
             "bins: use a smaller vocabulary"
         )
     denied = _deny_list(deny)
+    require_fitting(
+        study, (), ngram_query(stream, name, max_n, distinct=distinct, drawn=drawn), reads
+    )
 
     chosen = study.cohorts(max_n, reads=reads, wanted=cohorts)
     if lists is None:
@@ -423,9 +433,17 @@ def _learned(results: Sequence[Result], dealt: Sequence[Ranked]) -> Ranked:
     return largest(Ranked(np.concatenate(codes), np.concatenate(shares)), MAX_EXTENDED)
 
 
-def only_text(study: Study) -> str:
-    """Return the only text field in a stream that the analysis may read."""
+def text_field(study: Study, given: str | None) -> str:
+    """Return the given field, which has to hold text, or the only one that the analysis may read.
+
+    That one is in a stream.
+    """
     policy = study.fleet.policy
+    if given:
+        known = policy.fields.get(given)
+        if known is not None and known.type != "text":
+            raise InvalidInput(f"{given} holds numbers; words are found in a field that holds text")
+        return given
     texts = [
         ref
         for ref in study.terms.fields

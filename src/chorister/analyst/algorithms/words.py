@@ -17,9 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorister.analyst.algorithms import word_pictures
-from chorister.analyst.algorithms.algorithm_run import AlgorithmResult, AlgorithmRun, Step
+from chorister.analyst.algorithms.algorithm_run import (
+    AlgorithmResult,
+    AlgorithmRun,
+    Step,
+    resumable,
+)
 from chorister.analyst.algorithms.character_model import END, CharacterModel
-from chorister.analyst.algorithms.ngrams import only_text
+from chorister.analyst.algorithms.ngrams import text_field
 from chorister.analyst.algorithms.word_rules import (
     MAX_CHARACTERS,
     MAX_ROUNDS,
@@ -31,6 +36,7 @@ from chorister.analyst.algorithms.word_rules import (
     round_shares,
 )
 from chorister.analyst.cohorts import Cohorts, RoundsPlan, reports_allowed
+from chorister.analyst.preflight import require_fitting
 from chorister.analyst.question import Question
 from chorister.analyst.request import Real
 from chorister.analyst.result import Result
@@ -184,6 +190,7 @@ def found_in(result: Result, rounds: int) -> NDArray[np.bool_]:
     )
 
 
+@resumable
 def discover_words(
     study: Study,
     *,
@@ -213,10 +220,11 @@ def discover_words(
     none do, everyone is asked once about the model's most likely words, and `run.plan` says so. Six
     `rounds` begin with two characters instead of three, which suits codes and other scripts.
     """
-    ref = field or only_text(study)
+    ref = text_field(study, field)
     stream, _, name = ref.partition(".")
     reads = {stream: (name,)}
     query = word_query(stream, name, values=values, functions=study.terms.functions)
+    require_fitting(study, (), query.format(length=1), reads)
     if rounds is not None:
         lengths(rounds)  # raises unless there can be so many
     most = min(most_candidates or MAX_LENGTH, study.terms.max_bins - 1, MAX_LENGTH - 1)

@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 from chorister.analyst.estimate import Part
 from chorister.analyst.fleet import Fleet, ReleasedSums
 from chorister.analyst.json_files import require_format, write_atomically
+from chorister.analyst.preflight import device_checks, refusal
 from chorister.analyst.rehearsal.columns import Ints
 from chorister.analyst.rehearsal.population import GroupCounts, Population
 from chorister.analyst.rounds import Archive, Round, RoundState
-from chorister.analyst.spending import LedgerClasses, refusal
+from chorister.analyst.spending import LedgerClasses
 from chorister.analyst.study_status import OnProgress, Progress
 from chorister.clock import Clock, SettableClock, SystemClock
 from chorister.errors import CohortTooSmall, InvalidInput, StudyError
@@ -87,6 +88,7 @@ def rehearse(
 ) -> Rehearsal | ReportsRehearsal:
     """Simulate a fleet with this population under this policy.
 
+    The policy's file may leave out log, aggregators and keys, which a rehearsal does not use.
     `population` is a table (polars, pandas, Arrow, or columns by name) whose columns are fields of
     the policy. Either its rows are events and the column `device` says which device each belongs
     to, or the column `count` says how many devices hold each row. Or pass one such table for every
@@ -97,7 +99,7 @@ def rehearse(
     With `mode="reports"`, every device is a real one and every report goes through real aggregators
     in this process: for small fleets, and to check that both modes agree. Close it when done.
     """
-    rules = policy if isinstance(policy, Policy) else Policy.load(policy)
+    rules = policy if isinstance(policy, Policy) else Policy.load_rehearsal(policy)
     if isinstance(population, Population):
         people = population
     else:
@@ -259,7 +261,7 @@ class Rehearsal(Fleet):
         """Draw which devices answer, by arm and class, and charge their ledgers."""
         recipe, rng = round_.recipe, self._rng(round_, "coins")
         nobody = np.zeros((max(len(recipe.arms), 1), len(self.population.weights)), dtype=np.int64)
-        if refusal(recipe, self.device_policy) is not None:
+        if refusal(device_checks(recipe, self.device_policy)) is not None:
             return nobody
         chance = float(recipe.participation.probability) * self.reach
 
@@ -307,7 +309,7 @@ class Rehearsal(Fleet):
 
     def _too_small(self, recipe: Recipe, found: GroupCounts) -> CohortTooSmall:
         came, least = int(found.reports.max()), recipe.privacy.min_cohort
-        refused = refusal(recipe, self.device_policy)
+        refused = refusal(device_checks(recipe, self.device_policy))
         exhausted = self._ledgers.why_nobody(recipe)
         if refused is not None:
             why = f"the devices' policy refuses it ({refused.check}): {refused.why}"

@@ -41,8 +41,11 @@ _LIMITS: Final = {
 }
 
 
-def explain(job: Job, image: bytes | bytearray) -> str | tuple[str, ...]:
-    """Compile a query on empty tables; return the names of its columns, or what is wrong."""
+def explain(job: Job, image: bytes | bytearray) -> str | tuple[tuple[str, str | None], ...]:
+    """Compile a query on empty tables; return its columns, or what is wrong.
+
+    A column has a name, and the declared type of the field that it selects, if it selects one.
+    """
     connection, pages = _open(job, image)
     if "\0" in job.query:
         return "a NUL character, after which SQLite would stop reading"
@@ -56,8 +59,7 @@ def explain(job: Job, image: bytes | bytearray) -> str | tuple[str, ...]:
             return "access to SQLite's own tables is prohibited"
     except (apsw.Error, ValueError) as error:
         return str(error)
-    names = tuple(name for name, _ in details.description)
-    return names or "not a SELECT"
+    return tuple(details.description) or "not a SELECT"
 
 
 def rows(job: Job, image: bytes | bytearray) -> tuple[list[str], Iterator[tuple[Any, ...]]]:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from chorister.clock import uptime
 from chorister.closing import Closing
@@ -29,6 +29,7 @@ from chorister.device.sandbox.wire import (
     waits,
 )
 from chorister.device.sandbox.zygote import COMMAND, END, RUN
+from chorister.device.schema import FieldType
 from chorister.device.store import Snapshot
 from chorister.encoding import Encoding, PrefixTree, Selection
 from chorister.errors import (
@@ -49,6 +50,10 @@ _TRIAL_ENCODING: Final = Encoding(
     (PrefixTree(column="word", prefixes=("",), vocabulary=("works",)),)
 )
 _MAX_COMPILED: Final = 64
+_TYPES: Final[Mapping[str, FieldType]] = {"integer": "integer", "real": "real", "text": "text"}
+
+ResultColumns: TypeAlias = tuple[tuple[str, FieldType | None], ...]
+"""The columns of a query's result: each a name, and a field's type or None if it is computed."""
 
 
 class Sandbox(Closing):
@@ -60,7 +65,7 @@ class Sandbox(Closing):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # Queries that compile: a recipe is listed for days, and many devices may share a sandbox.
-        self._compiled: dict[tuple[str, bytes, tuple[str, ...]], tuple[str, ...]] = {}
+        self._compiled: dict[tuple[str, bytes, tuple[str, ...]], ResultColumns] = {}
         until = uptime() + _START_SECONDS
         self._zygote = _Zygote(until)
         # A sandbox that always fails would turn every charge into an OOV, so try it now.
@@ -124,6 +129,12 @@ class Sandbox(Closing):
 
         Raises `QueryRefused` with SQLite's message, which can't depend on data here.
         """
+        return tuple(name for name, _ in self.columns(query, snapshot, functions=functions))
+
+    def columns(
+        self, query: str, snapshot: Snapshot, *, functions: Collection[str]
+    ) -> ResultColumns:
+        """Return the same with the type of each column, where it is that of a declared field."""
         until = uptime() + _COMPILE_SECONDS
         job = _job(query, snapshot, functions, None, until)
         known = (query, snapshot.image, job.functions)
@@ -139,12 +150,13 @@ class Sandbox(Closing):
         except (OSError, EOFError, DecodeError, ValueError, RecursionError):
             outcome = {"refused": "it takes too much time or memory to compile"}
         match outcome:
-            case {"names": [*names]} if all(isinstance(name, str) for name in names):
+            case {"columns": [*found]}:
+                columns = tuple(_column(each) for each in found)
                 with self._lock:
                     while len(self._compiled) >= _MAX_COMPILED:
                         del self._compiled[next(iter(self._compiled))]
-                    self._compiled[known] = tuple(names)
-                return tuple(names)
+                    self._compiled[known] = columns
+                return columns
             case {"refused": str(why)}:
                 raise QueryRefused(check="query", why=why[:500], field="query")
         raise QueryRefused(check="query", why="it makes the sandbox fail", field="query")
@@ -267,6 +279,15 @@ def _end(peer: socket.socket, process: subprocess.Popen[bytes], owner: int) -> N
         process.wait()
     else:
         process.returncode = 0  # the parent's: there is nothing to warn about when this one exits
+
+
+def _column(found: object) -> tuple[str, FieldType | None]:
+    match found:
+        case [str(name), None]:
+            return name, None
+        case [str(name), str(declared)]:
+            return name, _TYPES.get(declared.lower())
+    raise QueryRefused(check="query", why="it makes the sandbox fail", field="query")
 
 
 def _job(

@@ -106,7 +106,7 @@ def _serve(device: socket.socket) -> None:
     confine(seconds=job.seconds, memory=_MEMORY_BYTES + 4 * size)
     if job.selection is None:
         outcome = explain(job, receive(device, size))
-        tree = {"refused": outcome} if isinstance(outcome, str) else {"names": outcome}
+        tree = {"refused": outcome} if isinstance(outcome, str) else {"columns": outcome}
         send_frame(device, json.dumps(tree).encode())
     else:
         # Before there is any data, so that it takes the same time whatever the data.
