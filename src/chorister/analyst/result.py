@@ -251,10 +251,12 @@ class Result(Tabular):
     marginal = postprocessing.marginal
     filter = postprocessing.filtered
     top = postprocessing.top
+    above_noise = postprocessing.above_noise
     nonnegative = postprocessing.nonnegative
     summing_to_reports = postprocessing.summing_to_reports
     consistent = postprocessing.consistent
     compare = postprocessing.compare
+    shares = property(postprocessing.shares)
 
     # --- Output ---------------------------------------------------------------------------------
 

@@ -73,6 +73,8 @@ _PAGES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("POST", _STUDY + "/ask/cost", pages_ask.price),
     ("GET", _STUDY + "/rounds/{number}", pages_results.show_round),
     ("GET", _STUDY + "/rounds/{number}/chart.svg", pages_results.round_chart),
+    ("GET", _STUDY + "/rounds/{number}/compare", pages_results.compare_results),
+    ("GET", _STUDY + "/rounds/{number}/compare.svg", pages_results.comparison_chart),
     ("GET", _STUDY + "/rounds/{number}/result.csv", pages_results.result_csv),
     ("GET", _STUDY + "/rounds/{number}/recipe.json", pages_results.show_recipe),
     ("POST", _STUDY + "/rounds/{number}/cancel", pages_studies.cancel_round),
