@@ -114,7 +114,7 @@ def test_a_map_has_coordinates_and_one_scale(asked: tuple[World, StudyView]) -> 
         assert ">0<" in svg
     assert re.search(r"age \d+ to \d+, perplexity \d+ to \d+", text_of(page))
     assert "Nothing" not in page
-    assert "age" in (re.search(r'alt="([^"]*)"', page) or [""])[0]
+    assert "age" in (re.search(r'class="chart"[^>]*alt="([^"]*)"', page) or [""])[0]
 
 
 def test_what_is_not_shared_stays_hidden(asked: tuple[World, StudyView], tmp_path: Path) -> None:

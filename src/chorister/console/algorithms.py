@@ -68,6 +68,11 @@ _SHARED: Final = (
         name="cohorts", label="who answers", kind="choice", choices=("", "everyone", "disjoint"),
         hint="if everyone answers every round, the budget is split between the rounds",
     ),
+    Input(
+        name="target", label="end each round at", kind="number",
+        hint="a number of reports, or a share such as 0.9 of those that are expected; if left "
+        "empty, a round ends when its window does",
+    ),
 )  # fmt: skip
 
 
@@ -94,6 +99,7 @@ def _shared(values: Mapping[str, str]) -> dict[str, Any]:
         "epsilon": number(values.get("epsilon", "").strip(), "epsilon"),
         "delta": number(values.get("delta", "").strip(), "delta"),
         "cohorts": values.get("cohorts", "") or None,
+        "target": number(values.get("target", "").strip(), "the target"),
     }
 
 

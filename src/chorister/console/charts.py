@@ -310,7 +310,7 @@ def _cross_table(result: Result, pixels: int) -> dict[str, Any]:
     )  # fmt: skip
     found: dict[str, Any] = cells.to_dict()
     if len(rows) <= 120 and len(set(columns)) * _NUMBER_PIXELS <= pixels:
-        most = max(row["value"] for row in rows)
+        most = max(float(row["value"]) for row in rows)
         numbers = base.mark_text(fontSize=11).encode(
             text="shown:N",
             color=alt.condition(
