@@ -147,14 +147,14 @@ def test_static_and_interactive_spend_the_same(reports: int) -> None:
 # --- Targets ------------------------------------------------------------------------------------
 
 
-def _algorithm_runs(target: object) -> list[Any]:
+def _algorithm_runs(target: str) -> list[Any]:
     """Every algorithm, planned on a fleet of its own with this target."""
     people = {
         "age": [20, 30, 40] * 3, "perplexity": [1.0, 2.0, 3.0] * 3,
         "ngram": ["how are you", "the cat sat", "hello world"] * 3, "count": [4_000] * 9,
     }  # fmt: skip
 
-    functions = {f"analyses/{ANALYSIS}/functions": ["ngrams", "substr", "words"]}
+    functions: dict[str, Any] = {f"analyses/{ANALYSIS}/functions": ["ngrams", "substr", "words"]}
 
     def study() -> ch.Study:
         return ch.rehearse(people, generous(**functions), seed=3).study("target", analysis=ANALYSIS)

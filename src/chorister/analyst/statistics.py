@@ -16,7 +16,9 @@ how often intervals hold.
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -25,6 +27,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
+from chorister.analyst import report
 from chorister.analyst.algorithms.density_bands import distribution_band
 from chorister.analyst.estimate import Floats, column_names, part_columns
 from chorister.analyst.result import Result
@@ -162,11 +165,33 @@ class Statistic(Tabular):
         lines.extend(check.explain() for check in result.weight if check.marked)
         return "\n".join(lines)
 
+    def to_json(self) -> str:
+        """Write the rows, what they are of, and the histogram behind them as JSON."""
+        document = {
+            "statistic": self.kind,
+            "of": self.subject,
+            "confidence": self.confidence,
+            "columns": {name: list(map(_plain, c)) for name, c in self.columns().items()},
+            "result": json.loads(self.result.to_json()),
+        }
+        return json.dumps(document, ensure_ascii=False)
+
+    def to_html(self, path: str | os.PathLike[str] | None = None, *, title: str = "") -> str | None:
+        """Write a report in one HTML file that needs nothing else, or return it as text."""
+        return report.written(
+            path, title=title or _heading(self), words=self.explain(), columns=self.columns(),
+            results=[self.result],
+        )  # fmt: skip
+
     def __repr__(self) -> str:
         return f"<Statistic: {_heading(self)}: {_shown(self)}>"
 
     def _repr_html_(self) -> str:
         return f"<div>{html_table(self.columns())}{paragraphs(self.explain())}</div>"
+
+
+def _plain(value: Any) -> str | float:  # noqa: ANN401 (of a list or an array)
+    return value if isinstance(value, str) else float(value)
 
 
 def _heading(found: Statistic) -> str:

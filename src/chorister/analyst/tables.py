@@ -32,6 +32,7 @@ def needed(name: str) -> Any:  # noqa: ANN401 (a module)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        name = name.partition(".")[0]
         if error.name is None or error.name.partition(".")[0] != name:
             raise
         extra = "pip install pandas" if name == "pandas" else 'pip install "chorister[analyst]"'
@@ -39,7 +40,7 @@ def needed(name: str) -> Any:  # noqa: ANN401 (a module)
 
 
 class Tabular(ABC):
-    """Anything with columns: exports to data frames and CSV."""
+    """Anything with columns: exports to data frames, CSV and Parquet."""
 
     __slots__ = ()
 
@@ -63,6 +64,15 @@ class Tabular(ABC):
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str | None:
         """Write CSV to a file, or return it as text."""
         return to_csv(self.columns(), path)
+
+    def to_parquet(self, path: str | os.PathLike[str] | None = None) -> bytes | None:
+        """Write Parquet to a file, or return it as bytes."""
+        file = io.BytesIO()
+        needed("pyarrow.parquet").write_table(needed("pyarrow").table(self.columns()), file)
+        if path is None:
+            return file.getvalue()
+        Path(path).write_bytes(file.getvalue())
+        return None
 
 
 def to_polars(columns: dict[str, Any]) -> polars.DataFrame:

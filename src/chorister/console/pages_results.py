@@ -6,13 +6,14 @@ Also the page of all recipes, with the public log of every live fleet as an audi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from starlette.responses import Response
 
+from chorister.analyst.algorithms.algorithm_run import AlgorithmResult
 from chorister.analyst.display import place_name
 from chorister.analyst.estimate import part_columns
 from chorister.analyst.postprocessing import Comparison
@@ -174,13 +175,41 @@ def comparison_chart(visit: Visit) -> Response:
     )  # fmt: skip
 
 
-def result_csv(visit: Visit) -> Response:
-    """All rows as CSV."""
-    name = f"{visit.at('study')}-{visit.number()}.csv"
+_EXPORTS: Final[dict[str, tuple[str, Callable[[Any], str | bytes | None]]]] = {
+    "csv": ("text/csv; charset=utf-8", lambda found: found.to_csv()),
+    "parquet": ("application/vnd.apache.parquet", lambda found: found.to_parquet()),
+    "json": ("application/json", lambda found: found.to_json()),
+    "html": ("text/html; charset=utf-8", lambda found: found.to_html()),
+}
+
+
+def export_result(visit: Visit) -> Response:
+    """All rows of a round, as a file."""
+    return _exported(visit, _result(visit), f"round-{visit.number()}")
+
+
+def export_run(visit: Visit) -> Response:
+    """What a run found, as a file; if it did not finish, the last round that it has."""
+    view = find_study(visit)
+    record = visit.workspace.runs.get(view.key, visit.number())
+    found: Result | AlgorithmResult | None = visit.workspace.runs.result(view.key, visit.number())
+    if record is not None and found is None and record.rounds:
+        found = view.round(record.rounds[-1]).result
+    if found is None:
+        raise NotFound
+    return _exported(visit, found, f"run-{visit.number()}")
+
+
+def _exported(visit: Visit, found: Result | AlgorithmResult, name: str) -> Response:
+    kind = visit.at("format")
+    if kind not in _EXPORTS:
+        raise NotFound
+    media_type, write = _EXPORTS[kind]
+    file = f"{visit.at('study')}-{name}.{kind}"
     return Response(
-        _result(visit).to_csv(),
-        media_type="text/csv; charset=utf-8",
-        headers={"content-disposition": f'attachment; filename="{name}"'},
+        write(found),
+        media_type=media_type,
+        headers={"content-disposition": f'attachment; filename="{file}"'},
     )
 
 
