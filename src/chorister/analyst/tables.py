@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow  # type: ignore[import-untyped]
 
 ROWS_SHOWN: Final = 20
+_SMALL: Final = 100.0  # numbers below are shares or in units of their own
 _FORMULA: Final = tuple("=+-@＝＋－＠")
 """How a formula begins, including the full-width characters of East Asian input."""
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
@@ -115,15 +116,21 @@ def html_table(columns: dict[str, Any], *, rows: int = ROWS_SHOWN) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
     body = []
     lists = [_plain(column[:rows]) for column in columns.values()]
+    digits = [",.1f" if _largest(column) >= _SMALL else ",.4g" for column in lists]
     for row in zip(*lists, strict=True):
         cells = "".join(
-            f'<td style="text-align:right">{value:,.1f}</td>'
+            f'<td style="text-align:right">{value:{form}}</td>'
             if isinstance(value, float)
             else f"<td>{html.escape(legible(str(value)))}</td>"
-            for value in row
+            for value, form in zip(row, digits, strict=True)
         )
         body.append(f"<tr>{cells}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def _largest(column: list[Any]) -> float:
+    """The largest number of a column, which decides how many digits it needs."""
+    return max((abs(value) for value in column if isinstance(value, float)), default=0.0)
 
 
 def drawable(label: str) -> str:
