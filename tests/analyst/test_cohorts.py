@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 from typing import Any
 
@@ -141,3 +142,52 @@ def test_static_and_interactive_spend_the_same(reports: int) -> None:
     if reports == 1:  # every device answered at most one round, and almost all answered one
         total = sum(r.result.n_reports for r in interactive.rounds if r.result is not None)
         assert total == 89_100
+
+
+# --- Targets ------------------------------------------------------------------------------------
+
+
+def _algorithm_runs(target: str) -> list[Any]:
+    """Every algorithm, planned on a fleet of its own with this target."""
+    people = {
+        "age": [20, 30, 40] * 3, "perplexity": [1.0, 2.0, 3.0] * 3,
+        "ngram": ["how are you", "the cat sat", "hello world"] * 3, "count": [4_000] * 9,
+    }  # fmt: skip
+
+    functions: dict[str, Any] = {f"analyses/{ANALYSIS}/functions": ["ngrams", "substr", "words"]}
+
+    def study() -> ch.Study:
+        return ch.rehearse(people, generous(**functions), seed=3).study("target", analysis=ANALYSIS)
+
+    return [
+        ch.discover_ngrams(study(), ["how", "are", "you"], max_n=2, field="keyboard.ngram",
+                           target=target),
+        ch.discover_words(study(), field="keyboard.ngram", target=target),
+        ch.heatmap(study(), ("age", "perplexity"), (0, 0, 80, 8), depth=2, target=target,
+                   query="SELECT user.age, keyboard.perplexity FROM user, keyboard"),
+        ch.distribution(study(), "age", 0, 100, target=target),
+        ch.crosstab(study(), ch.intervals("age", [0, 25, 50]),
+                    ch.intervals("perplexity", [0, 2, 4]), target=target,
+                    query="SELECT user.age, keyboard.perplexity FROM user, keyboard"),
+    ]  # fmt: skip
+
+
+def test_rounds_of_every_algorithm_end_at_their_target() -> None:
+    """The cohorts are as large as the target says, not as large as the fleet."""
+    for run in _algorithm_runs("0.6"):
+        for planned in run.plan.rounds:
+            assert planned.target == max(
+                math.floor(0.6 * planned.expected_reports), planned.min_cohort
+            )
+        assert f"ends at {run.plan.rounds[0].target:,} reports" in run.plan.explain()
+        assert next(iter(run)).result.n_reports == run.plan.rounds[0].target
+
+
+def test_a_target_that_no_round_can_reach_is_refused_before_anything_is_asked() -> None:
+    study = fleet().study("target", analysis=ANALYSIS)
+    for wrong in (2, 10**9, "1.5", -1):
+        with pytest.raises(InvalidInput, match="a share from 0 to 1"):
+            study.plan_rounds((1,), reads={"user": ["age"]}, target=wrong)
+    assert not study.rounds
+    plan = study.plan_rounds((1,), reads={"user": ["age"]}, target=50_000)
+    assert plan.rounds[0].target == 50_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import ssl
@@ -20,7 +21,7 @@ from chorister.analyst.live_fleet import LiveFleet, Profile
 from chorister.analyst.rounds import RoundState
 from chorister.canonical import b64url_encode
 from chorister.clock import SettableClock, SystemClock
-from chorister.dap.collector import Collector
+from chorister.dap.collector import Collector, RecipeStatus
 from chorister.dap.task import task_configurations
 from chorister.errors import (
     CohortTooSmall,
@@ -77,7 +78,8 @@ class World:
         )
 
     def upload(self, recipe: Recipe, bins: list[int]) -> None:
-        (task,) = task_configurations(self.pair.operators.policy, recipe)
+        """To the first group or arm."""
+        task = next(iter(task_configurations(self.pair.operators.policy, recipe)))
 
         def ready() -> bool:
             self.clock.advance(1)
@@ -167,6 +169,62 @@ def test_a_registry_that_is_busy_when_the_target_is_reached_is_told_later(
     assert study.ask(question, target=3).n_reports == 3
     assert len(calls) == 3
     assert world.clock.now() < round_.recipe.window.closes
+
+
+def test_an_unfillable_group_does_not_double_the_time(world: World) -> None:
+    """Once the window is over and all reports are verified, nobody waits for what can't come."""
+    study = world.study()
+    question = world.question(study, arms=["first", "second"])
+    round_ = study.post(question)
+    world.upload(round_.recipe, [1, 1, 2, 2])
+    closes = round_.recipe.window.closes
+    world.clock.set(closes)
+    result = study.ask(question)
+    assert [part.group for part in result.parts] == [("first",)]
+    assert result.missing == (("second",),)
+    assert world.clock.now() < closes + 100  # and not the 300 seconds that jobs may take
+
+
+def test_a_group_that_is_still_released_is_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that has not released a full batch yet is not finished, whatever it lacks."""
+    study = world.study()
+    question = world.question(study, arms=["first", "second"])
+    round_ = study.post(question)
+    world.upload(round_.recipe, [1, 1, 2, 2])
+    world.clock.set(round_.recipe.window.closes)
+    calls = []
+    poll = Collector.poll
+
+    def slow(self: Collector, *arguments: Any, **options: Any) -> object:
+        calls.append(1)
+        return None if len(calls) < 12 else poll(self, *arguments, **options)
+
+    monkeypatch.setattr(Collector, "poll", slow)
+    wait_until(lambda: world.connection().progress(round_).filled >= 0.5, "verified reports")
+    assert not world.connection()._finishing(study.rounds[0])[1]
+
+
+def test_the_expected_time_follows_the_reports(world: World) -> None:
+    """Without a target: shortly after the window. With one: when reports go on as they came."""
+    fleet = world.connection()
+    study = fleet.study("live", analysis=ANALYSIS)
+    round_ = study.post(world.question(study))
+    window = round_.recipe.window
+
+    def expected(target: int | None, **status: Any) -> int | None:
+        known = RecipeStatus(tasks=1, state="collecting", **status)
+        return fleet._expected(dataclasses.replace(round_, target=target), known)
+
+    assert expected(None, filled=0.5) == window.closes + 10
+    quarter = (window.closes - window.opens) // 4
+    world.clock.set(window.opens + quarter)
+    assert expected(6, filled=1.0, reports=3) == window.opens + 2 * quarter + 10
+    assert expected(3_000, filled=1.0, reports=3) == window.closes + 10
+    assert expected(6, filled=0.0) == window.closes + 10
+    world.clock.set(window.closes + 50)
+    assert expected(6, filled=1.0, reports=3) == window.closes + 60
 
 
 def test_too_few_reports_and_too_late(world: World) -> None:

@@ -116,7 +116,7 @@ def test_labels_are_escaped() -> None:
 
 def test_the_chart(result: ch.Result) -> None:
     chart = result.plot(top=3)
-    (rows,) = chart.to_dict()["datasets"].values()
+    rows = max(chart.to_dict()["datasets"].values(), key=len)
     assert len(rows) == 3
     assert rows[0]["low"] < rows[0]["estimate"] < rows[0]["high"]
     assert "<svg" in svg(chart)

@@ -67,6 +67,20 @@ def policy(reports: int = 6) -> Policy:
     return policy_at(base)
 
 
+def people_in_two_places() -> dict[str, Any]:
+    """The same devices, a third of them with a locale of its own and younger owners."""
+    rows = people()
+    return {
+        **{name: [*column, *column] for name, column in rows.items() if name != "count"},
+        "locale": ["en_US"] * len(rows["age"]) + ["de_DE"] * len(rows["age"]),
+        "count": [
+            *rows["count"],
+            *(round(n * (1.0 if age < 36 else 0.15))
+              for n, age in zip(rows["count"], rows["age"], strict=True)),
+        ],
+    }  # fmt: skip
+
+
 def people() -> dict[str, Any]:
     """Devices with an age, a phrase and a perplexity."""
     rows: dict[str, list[Any]] = {"age": [], "ngram": [], "perplexity": [], "count": []}
@@ -112,13 +126,18 @@ def settings(folder: Path, *, fleet: FleetConfig | None = None) -> ConsoleConfig
 
 
 def open_workspace(
-    folder: Path, *, fill_seconds: float = 0.0, reports: int = 6, fleet: FleetConfig | None = None
+    folder: Path,
+    *,
+    fill_seconds: float = 0.0,
+    reports: int = 6,
+    fleet: FleetConfig | None = None,
+    population: dict[str, Any] | None = None,
 ) -> tuple[Workspace, PacedRehearsal]:
     """A workspace over a rehearsal of its own."""
     rules = policy(reports)
     rehearsal = PacedRehearsal(
-        Population(people(), rules), rules, folder=folder / "studies", fill_seconds=fill_seconds,
-        seed=5,
+        Population(population or people(), rules), rules, folder=folder / "studies",
+        fill_seconds=fill_seconds, seed=5,
     )  # fmt: skip
     (folder / "studies").mkdir(exist_ok=True)
     (folder / "console").mkdir(exist_ok=True)
@@ -136,11 +155,16 @@ def open_workspace(
 
 @contextlib.contextmanager
 def running(
-    folder: Path, *, fill_seconds: float = 0.0, reports: int = 6, fleet: FleetConfig | None = None
+    folder: Path,
+    *,
+    fill_seconds: float = 0.0,
+    reports: int = 6,
+    fleet: FleetConfig | None = None,
+    population: dict[str, Any] | None = None,
 ) -> Iterator[World]:
     """A console on a port of its own."""
     workspace, rehearsal = open_workspace(
-        folder, fill_seconds=fill_seconds, reports=reports, fleet=fleet
+        folder, fill_seconds=fill_seconds, reports=reports, fleet=fleet, population=population
     )
     clock = SettableClock(SystemClock().now())
     with socket.create_server(("127.0.0.1", 0)) as listener:

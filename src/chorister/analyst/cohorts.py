@@ -65,6 +65,7 @@ class PlannedRound:
     participation: Participation
     expected_reports: int
     std_error: float  # of a bin that nobody holds, in devices
+    target: int | None = None  # reports at which the round ends; None: at the end of its window
 
     @property
     def epsilon(self) -> Decimal:
@@ -123,6 +124,7 @@ class RoundsPlan:
             f"{decimal_text(planned.local_epsilon)}, at least {planned.min_cohort:,} devices of "
             f"{planned.expected_reports:,} expected; an empty bin reads 0 ± "
             f"{planned.std_error:,.1f} devices."
+            + (f" It ends at {planned.target:,} reports." if planned.target is not None else "")
             for number, planned in enumerate(self.rounds, start=1)
         )
         if self.note:
@@ -232,6 +234,7 @@ def plan_rounds(
     crowd: Crowd | None = None,
     cohorts: Cohorts | None = None,
     devices: int | None = None,
+    target: Real | None = None,
 ) -> RoundsPlan:
     """Plan rounds over these fields, and state all costs before the first is asked.
 
@@ -239,7 +242,39 @@ def plan_rounds(
     every round; `cohorts` chooses between the two (default: by the number of reports that a device
     has left). `epsilon` and `delta` are totals for one device (default: what earlier questions have
     left of its budgets; a delta in proportion to epsilon). Raises `BudgetExceeded` if less is left.
+
+    Rounds end at their `target` instead of at the end of their windows: a number of reports for
+    each, or a share from 0 to 1 of those that each expects (but at least the minimum cohort).
     """
+    plan = _planned(
+        study, shares, reads, epsilon, delta, mechanism, crowd, cohorts, devices
+    )  # fmt: skip
+    if target is None:
+        return plan
+    wanted = as_exact(target)
+    return replace(
+        plan, rounds=tuple(replace(each, target=_target(each, wanted)) for each in plan.rounds)
+    )
+
+
+def _target(planned: PlannedRound, wanted: Decimal) -> int:
+    """At how many reports a round ends, so that enough are sure to come."""
+    least, most = planned.min_cohort, planned.expected_reports
+    if 0 < wanted <= 1:
+        return max(math.floor(float(wanted) * most), least)
+    if wanted != wanted.to_integral_value() or not least <= wanted <= most:
+        raise InvalidInput(
+            f"the target of a round is a share from 0 to 1 of the reports that it expects, or a "
+            f"whole number; for these rounds, one from {least:,} to {most:,}, not {wanted}"
+        )
+    return int(wanted)
+
+
+def _planned(
+    study: Study, shares: Sequence[Real], reads: Mapping[str, Iterable[str]], epsilon: Real | None,
+    delta: Real | None, mechanism: Mechanism | str | None, crowd: Crowd | None,
+    cohorts: Cohorts | None, devices: int | None,
+) -> RoundsPlan:  # fmt: skip
     known = devices if devices is not None else study.fleet.devices
     if known is None:
         raise InvalidInput("say about how many devices there are: devices=...")

@@ -5,8 +5,12 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from chorister.analyst.estimate import column_names, part_columns
 from chorister.analyst.tables import ROWS_SHOWN, drawable, html_table, needed
 from chorister.canonical import decimal_text
+from chorister.encoding import OOV, Grid
 from chorister.policy.values import number_text
 
 if TYPE_CHECKING:
@@ -69,12 +73,42 @@ def _intervals(result: Result) -> str:
     )
 
 
+def row_names(result: Result) -> list[str]:
+    """The labels of each row in one text; cells of a map by their coordinates."""
+    features = {
+        name: feature
+        for name, feature in zip(
+            column_names(result.recipe)[part_columns(result.recipe) :], result.features, strict=True
+        )
+        if isinstance(feature, Grid)
+    }
+    named = [
+        [place_name(features[name], label) for label in column] if name in features else column
+        for name, column in result.labels.items()
+    ]
+    return [" · ".join(labels) for labels in zip(*named, strict=True)]
+
+
+def place_name(grid: Grid, label: str) -> str:
+    """Name a cell of a map by its coordinates."""
+    if label == OOV:
+        return label
+    x0, y0, x1, y1 = grid.rectangle(grid.index(label))
+    x, y = grid.columns
+    return f"{x} {x0:,.6g} to {x1:,.6g}, {y} {y0:,.6g} to {y1:,.6g}"
+
+
 def notebook_html(result: Result) -> str:
-    """The largest rows, and how to read them."""
-    shown = result.top(ROWS_SHOWN) if len(result) > ROWS_SHOWN else result
+    """The rows above the noise, and how to read them."""
+    sure = result if result.candidates > 1 else result.simultaneous()
+    found = sure.above_noise()
+    shown = result if len(result) <= ROWS_SHOWN else found.top(ROWS_SHOWN)
     more = ""
-    if len(result) > len(shown):
-        more = f"<p>The {len(shown):,} largest of {len(result):,} rows.</p>"
+    if len(result) > ROWS_SHOWN:
+        more = (
+            f"<p>{len(shown):,} of {len(found):,} rows above the noise; the other "
+            f"{len(result) - len(found):,} of {len(result):,} can't be told from 0.</p>"
+        )
     summary = result.explain().split("\n")[0]
     warning = ""
     if result.marked:
@@ -84,29 +118,54 @@ def notebook_html(result: Result) -> str:
 
 
 def bar_chart(result: Result, *, top: int = 30) -> altair.LayerChart:
-    """One bar per row with its interval: the largest rows if there are more than `top`."""
+    """One bar per row, with intervals that hold for all rows of the question at once.
+
+    Rows that can't be told from 0 are grey. If there are more than `top` rows, these are left out,
+    and the others are sorted. With groups or arms, bars are shares of each group's reports.
+    """
     alt = needed("altair")
-    chosen = result.top(top) if len(result) > top else result
+    sure = result if result.candidates > 1 else result.simultaneous()
+    found = sure.above_noise()
+    few = len(result) <= top
+    chosen = sure if few else (found if len(found) else sure).top(min(top, len(found) or 10))
+    within = part_columns(result.recipe) > 0 and len(result.parts) > 1
+    unit = 100.0 / chosen.rows.reports if within else np.ones(len(chosen))
     columns = chosen.columns()
-    names = list(chosen.labels)
     rows = [
         {
-            "label": drawable(" · ".join(labels)),
-            "estimate": float(columns["estimate"][i]),
-            "low": float(columns["ci_low"][i]),
-            "high": float(columns["ci_high"][i]),
+            "label": drawable(label),
+            "estimate": float(columns["estimate"][i] * unit[i]),
+            "low": float(columns["ci_low"][i] * unit[i]),
+            "high": float(columns["ci_high"][i] * unit[i]),
+            "above": bool(columns["ci_low"][i] > 0.0),
         }
-        for i, labels in enumerate(zip(*chosen.labels.values(), strict=True))
+        for i, label in enumerate(row_names(chosen))
     ]
+    if len(found):
+        text = f"{len(found):,} of {len(result):,} rows are above the noise"
+    else:
+        text = f"Nothing is above the noise in {len(result):,} rows"
     title: dict[str, Any] = {
-        "text": f"{result.n_reports:,} reports, epsilon {result.epsilon}",
-        "subtitle": f"bars: devices; lines: {result.confidence:.0%} intervals of the noise",
+        "text": text,
+        "subtitle": [
+            f"{result.n_reports:,} reports, epsilon {result.epsilon}",
+            f"lines: {result.confidence:.0%} intervals, for all {sure.candidates:,} rows at once",
+            *(["grey: can't be told from 0"] if not all(row["above"] for row in rows) else []),
+        ],
         "anchor": "start",
     }
     base = alt.Chart(alt.InlineData(values=rows), title=alt.TitleParams(**title)).encode(
-        y=alt.Y("label:N", sort=None, title=" · ".join(names))
+        y=alt.Y("label:N", sort=None, title=" · ".join(chosen.labels))
     )
-    marks = base.mark_bar(opacity=0.7).encode(x=alt.X("estimate:Q", title="devices"))
+    axis = alt.X(
+        "estimate:Q", title="% of the group's reports" if within else "devices",
+        scale=alt.Scale(zero=True),
+    )  # fmt: skip
+    marks = base.mark_bar(opacity=0.7).encode(
+        x=axis, color=alt.condition("datum.above", alt.value("#3b6fb6"), alt.value("#c8ccd4"))
+    )
     lines = base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q")
-    chart: altair.LayerChart = alt.layer(marks, lines)
+    zero = alt.Chart(alt.InlineData(values=[{"zero": 0}]))
+    zero = zero.mark_rule(strokeWidth=1, color="#9aa3b2").encode(x="zero:Q")
+    chart: altair.LayerChart = alt.layer(marks, zero, lines)
     return chart

@@ -8,6 +8,7 @@ saved.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import tomllib
@@ -52,6 +53,7 @@ from chorister.transparency.entries import EndReason, Entry, RecipeEnd, RecipeEn
 _T = TypeVar("_T")
 _POLL_SECONDS: Final = 5.0
 _FINISH_SECONDS: Final = 120  # after a window closes: enough for the aggregators' last jobs
+_COLLECT_SECONDS: Final = 10  # from the last report to a result, typically
 _Path = Annotated[
     str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1000, strict=True)
 ]
@@ -245,12 +247,25 @@ class LiveFleet(Fleet):
             reports=status.reports,
             closes=window.closes,
             ends=window.ends,
-            expected=None if round_.target else window.closes + self._finish_seconds,
+            expected=self._expected(round_, status),
             rejected={
                 "leader": dict(status.rejected.leader),
                 "helper": dict(status.rejected.helper),
             },
         )
+
+    def _expected(self, round_: Round, status: RecipeStatus) -> int | None:
+        """When the result is expected: with a target, if reports keep coming as they did so far."""
+        window, now = round_.recipe.window, self.clock.now()
+        end = max(window.closes, now)
+        if round_.target is not None and now < window.closes:
+            least = round_.recipe.privacy.min_cohort
+            came = status.reports if status.reports is not None else (status.filled or 0.0) * least
+            passed = max(now - window.opens, 1)
+            if came <= 0 or round_.target * passed > came * (window.closes - window.opens):
+                return window.closes + _COLLECT_SECONDS
+            end = max(math.ceil(window.opens + passed * round_.target / came), now)
+        return end + _COLLECT_SECONDS
 
     def collect(
         self, round_: Round, on_progress: OnProgress, save: Callable[[Round], None]
@@ -306,6 +321,7 @@ class LiveFleet(Fleet):
         waiting = {task.task_id: task for task in self._tasks(recipe)}
         found: dict[bytes, Part] = {}
         deadline = max(self.clock.now(), recipe.window.closes) + self._finish_seconds
+        last_look = False
         while waiting:
             self._check_window(round_)
             for task_id, task in list(waiting.items()):
@@ -317,9 +333,13 @@ class LiveFleet(Fleet):
                     del waiting[task_id]
                     found[task_id] = _part(task, outcome)
             if waiting:
-                on_progress(self.progress(round_))
-                if self.clock.now() >= deadline:
-                    break  # nothing more can arrive after the window: these stay too small
+                progress, finished = self._finishing(round_)
+                on_progress(progress)
+                # Nothing more can arrive: what is left stays too small. One more look, because the
+                # leader may have released a batch since we asked for it.
+                if self.clock.now() >= deadline or (finished and last_look):
+                    break
+                last_look = finished
                 self._pause(_POLL_SECONDS)
         if not found:
             raise self._too_small(round_)
@@ -328,6 +348,14 @@ class LiveFleet(Fleet):
             parts=tuple(found[task.task_id] for task in order if task.task_id in found),
             missing=tuple(_group(task) for task in order if task.task_id not in found),
         )
+
+    def _finishing(self, round_: Round) -> tuple[Progress, bool]:
+        """The progress, and whether the leader has released all that it ever will."""
+        try:
+            status = self._collector(round_.recipe).status(round_.recipe.digest)
+        except (Unreachable, ProblemError):
+            return self.progress(round_), False
+        return self._as_progress(round_, status), status.finished
 
     def _check_window(self, round_: Round) -> None:
         window = round_.recipe.window

@@ -138,6 +138,27 @@ def top(result: Result, count: int = 10) -> Result:
     return _rows(result, order, f"the {len(order):,} largest of {len(result):,} rows")
 
 
+def above_noise(result: Result) -> Result:
+    """Keep the rows whose interval lies above 0, by intervals that hold for all rows at once.
+
+    With 95 % confidence, all rows that are left are held by somebody. What is not left may be real
+    too: it can't be told from noise.
+    """
+    sure = result if result.candidates > 1 else simultaneous(result)
+    kept = np.flatnonzero(sure.ci_low > 0.0)
+    return _rows(sure, kept, f"the {len(kept):,} of {len(result):,} rows above the noise")
+
+
+def shares(result: Result) -> Floats:
+    """Each row's share of its group's reports: none is negative, and a group's add up to 1.
+
+    These are the shares nearest to the estimates (Norm-Sub), so they are biased near 0.
+    """
+    fitted = result if result.view is not None and result.view.shown is not None else None
+    found: Floats = (fitted or nonnegative(result)).estimate / result.rows.reports
+    return found
+
+
 def _all_bins(result: Result, what: str) -> None:
     if len(result) != result.encoding.size * len(result.parts):
         raise InvalidInput(f"{what} needs all bins of the question: call it before filtering")

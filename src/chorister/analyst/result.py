@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from chorister.analyst import display, json_files, postprocessing
+from chorister.analyst import display, json_files, postprocessing, report
 from chorister.analyst.estimate import (
     Estimates,
     Floats,
@@ -251,10 +251,12 @@ class Result(Tabular):
     marginal = postprocessing.marginal
     filter = postprocessing.filtered
     top = postprocessing.top
+    above_noise = postprocessing.above_noise
     nonnegative = postprocessing.nonnegative
     summing_to_reports = postprocessing.summing_to_reports
     consistent = postprocessing.consistent
     compare = postprocessing.compare
+    shares = property(postprocessing.shares)
 
     # --- Output ---------------------------------------------------------------------------------
 
@@ -287,6 +289,14 @@ class Result(Tabular):
     def to_json(self) -> str:
         """Write everything as JSON."""
         return json.dumps(json_files.result_to_tree(self), ensure_ascii=False)
+
+    def to_html(self, path: str | os.PathLike[str] | None = None, *, title: str = "") -> str | None:
+        """Write a report in one HTML file that needs nothing else, or return it as text."""
+        return report.written(
+            path, title=title or f"{self.recipe.study}, {self.recipe.analysis}",
+            words=self.explain(), columns=self.columns(), results=[self],
+            chart=self.plot().to_dict(),
+        )  # fmt: skip
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Result:

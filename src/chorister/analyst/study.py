@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 
+from chorister.analyst import statistic_questions
 from chorister.analyst.cohorts import choose_cohorts, plan_rounds
 from chorister.analyst.fleet import Fleet
 from chorister.analyst.preflight import preflight
@@ -175,6 +176,10 @@ class Study:
     cohorts = choose_cohorts
     plan_rounds = plan_rounds
     for_accuracy = for_accuracy
+    mean = statistic_questions.mean
+    total = statistic_questions.total
+    rate = statistic_questions.rate
+    quantiles = statistic_questions.quantiles
 
     @property
     def budget(self) -> StudyBudget:

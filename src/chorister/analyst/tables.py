@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow  # type: ignore[import-untyped]
 
 ROWS_SHOWN: Final = 20
+_SMALL: Final = 100.0  # numbers below are shares or in units of their own
 _FORMULA: Final = tuple("=+-@＝＋－＠")
 """How a formula begins, including the full-width characters of East Asian input."""
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
@@ -32,6 +33,7 @@ def needed(name: str) -> Any:  # noqa: ANN401 (a module)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        name = name.partition(".")[0]
         if error.name is None or error.name.partition(".")[0] != name:
             raise
         extra = "pip install pandas" if name == "pandas" else 'pip install "chorister[analyst]"'
@@ -39,7 +41,7 @@ def needed(name: str) -> Any:  # noqa: ANN401 (a module)
 
 
 class Tabular(ABC):
-    """Anything with columns: exports to data frames and CSV."""
+    """Anything with columns: exports to data frames, CSV and Parquet."""
 
     __slots__ = ()
 
@@ -63,6 +65,15 @@ class Tabular(ABC):
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str | None:
         """Write CSV to a file, or return it as text."""
         return to_csv(self.columns(), path)
+
+    def to_parquet(self, path: str | os.PathLike[str] | None = None) -> bytes | None:
+        """Write Parquet to a file, or return it as bytes."""
+        file = io.BytesIO()
+        needed("pyarrow.parquet").write_table(needed("pyarrow").table(self.columns()), file)
+        if path is None:
+            return file.getvalue()
+        Path(path).write_bytes(file.getvalue())
+        return None
 
 
 def to_polars(columns: dict[str, Any]) -> polars.DataFrame:
@@ -105,15 +116,21 @@ def html_table(columns: dict[str, Any], *, rows: int = ROWS_SHOWN) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
     body = []
     lists = [_plain(column[:rows]) for column in columns.values()]
+    digits = [",.1f" if _largest(column) >= _SMALL else ",.4g" for column in lists]
     for row in zip(*lists, strict=True):
         cells = "".join(
-            f'<td style="text-align:right">{value:,.1f}</td>'
+            f'<td style="text-align:right">{value:{form}}</td>'
             if isinstance(value, float)
             else f"<td>{html.escape(legible(str(value)))}</td>"
-            for value in row
+            for value, form in zip(row, digits, strict=True)
         )
         body.append(f"<tr>{cells}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def _largest(column: list[Any]) -> float:
+    """The largest number of a column, which decides how many digits it needs."""
+    return max((abs(value) for value in column if isinstance(value, float)), default=0.0)
 
 
 def drawable(label: str) -> str:

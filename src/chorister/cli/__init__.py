@@ -10,13 +10,14 @@ import contextlib
 import json
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeAlias
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 from typer.core import TyperGroup
 
 from chorister import __version__
@@ -108,6 +109,28 @@ def root(
 def say(text: str) -> None:
     """Print a line as it is: without markup and line breaks, so that it can be copied."""
     console.print(text, markup=False, soft_wrap=True)
+
+
+def print_table(
+    titles: Sequence[str], rows: Iterable[Sequence[object]], *, to: Console | None = None
+) -> None:
+    """Print a table; where it is wider than the terminal, one block per row.
+
+    A name that is folded into pieces can be neither read nor copied.
+    """
+    target = to or console
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
+    if sum(widths) + 3 * len(widths) <= target.width:
+        table = Table(*titles, show_edge=False)
+        for row in cells:
+            table.add_row(*map(escape, row))
+        target.print(table)
+        return
+    for row in cells:
+        target.print(row[0], markup=False, soft_wrap=True)
+        for title, cell in zip(titles[1:], row[1:], strict=True):
+            target.print(f"  {title}: {cell}", markup=False, soft_wrap=True)
 
 
 def print_json(value: object) -> None:

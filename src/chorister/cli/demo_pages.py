@@ -12,17 +12,20 @@ from typing import Any, Final
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from rich.tree import Tree
 
+from chorister.analyst.estimate import quantile
 from chorister.canonical import decimal_text
 from chorister.cli.demo_run import DemoOutcome
 from chorister.cli.demo_scenarios import Estimate
 from chorister.device.audit_pages import as_html, as_text
+from chorister.encoding import OOV
 from chorister.errors import InvalidInput
 
 _MAX_ROWS: Final = 24
 _MAX_ROWS_ON_PAGE: Final = 50
-_BAR_CHARACTERS: Final = 24
+_MAX_STEPS: Final = 12  # labels of an earlier round
+_WIDE: Final = 100  # columns of a terminal with room for bars
+_BAR_CHARACTERS: Final = 20
 _REFUSAL: Final = (
     "A question that devices refuse",
     "An analyst asks about a column that no analysis in the policy may read. The owner of device 0 "
@@ -53,7 +56,7 @@ def as_json_tree(outcome: DemoOutcome, *, devices: int) -> dict[str, Any]:
         "rounds": rounds,
         "estimates": [
             {k: round(v, 2) if isinstance(v, float) else v for k, v in asdict(row).items()}
-            for row in outcome.estimates
+            for row in sorted(outcome.estimates, key=lambda row: (-row.round, -row.estimate))
         ],
         "spent": {
             "epsilon": float(max(Decimal(each.epsilon) for each in outcome.spent)),
@@ -83,13 +86,14 @@ def as_json_tree(outcome: DemoOutcome, *, devices: int) -> dict[str, Any]:
 
 def print_outcome(outcome: DemoOutcome, console: Console, *, devices: int) -> None:
     """Print what was found, what it cost, who saw what, and what was refused."""
+    best, steps = _best(outcome)
     console.print()
-    console.print(f"[bold]{outcome.scenario.question}[/] {devices:,} simulated devices")
-    if outcome.scenario.people == "phrases":
-        console.print(_tree(outcome.estimates))
-    else:
-        console.print(_table(outcome.estimates))
-        console.print(outcome.found.explain(), markup=False)
+    console.print(f"[bold]{outcome.scenario.question}[/] {devices:,} simulated devices\n")
+    console.print(_headline(outcome, best), markup=False, style="bold")
+    console.print(_table(best, bars=console.width >= _WIDE))
+    console.print(_reading(outcome, best), markup=False)
+    for text in _on_the_way(outcome, steps):
+        console.print(text, markup=False)
     for heading, *texts in _sections(outcome):
         console.print(f"\n[bold]{heading}[/]")
         for text in texts:
@@ -98,19 +102,70 @@ def print_outcome(outcome: DemoOutcome, console: Console, *, devices: int) -> No
     console.print(as_text([outcome.refused]), markup=False)
 
 
-def _shown(rows: list[Estimate]) -> list[Estimate]:
-    return sorted(rows, key=lambda row: -row.estimate)[:_MAX_ROWS]
+def _best(outcome: DemoOutcome) -> tuple[list[Estimate], list[Estimate]]:
+    """What was found, the largest first and without what may be noise; and steps on the way to it.
+
+    A word of round 1 is no result where the question is about phrases: it only led to them.
+    """
+    rows = outcome.estimates
+    steps: list[Estimate] = []
+    if outcome.scenario.staged and rows:
+        last = max(row.round for row in rows)
+        rows, steps = [r for r in rows if r.round == last], [r for r in rows if r.round < last]
+    z = quantile(0.95, max(len(rows), 1))
+    sure = [row for row in rows if row.estimate > z * row.std_error and row.label != OOV]
+    return sorted(sure or rows, key=lambda row: -row.estimate), steps
 
 
-def _table(rows: list[Estimate]) -> Table:
-    table = Table(title=_covered(rows), title_justify="left")
+def _headline(outcome: DemoOutcome, best: list[Estimate]) -> str:
+    if outcome.scenario.staged and best:
+        words = len(best[0].label.split())
+        return (
+            f"Found {_number(len(best), 'phrase')} of {_number(words, 'word')} that many people "
+            "type, in a fleet that never showed anybody a text."
+        )
+    return str(outcome.found.explain())
+
+
+def _reading(outcome: DemoOutcome, best: list[Estimate]) -> str:
+    """How to read the figures."""
+    reports = outcome.rounds[best[0].round - 1].result.n_reports if best else 0
+    return (
+        f"{_covered(outcome.estimates)}. Estimates are how many of the {reports:,} devices that "
+        "answered this round hold this; each interval is what the noise allows (95 %). Only a "
+        "simulation knows the truth (a fraction, if a device had several answers to choose from)."
+    )
+
+
+def _on_the_way(outcome: DemoOutcome, steps: list[Estimate]) -> list[str]:
+    """What earlier rounds found, which decided what later ones asked."""
+    found = []
+    for number in sorted({row.round for row in steps}):
+        rows = sorted((r for r in steps if r.round == number), key=lambda row: -row.estimate)
+        shown = ", ".join(row.label for row in rows[:_MAX_STEPS])
+        more = f" and {len(rows) - _MAX_STEPS:,} more" if len(rows) > _MAX_STEPS else ""
+        reports = outcome.rounds[number - 1].result.n_reports
+        found.append(
+            f"On the way, round {number} asked {reports:,} other devices, and decided what the "
+            f"next one asked: {shown}{more}."
+        )
+    return found
+
+
+def _table(rows: list[Estimate], *, bars: bool) -> Table:
+    """Names and numbers are never cut; bars are drawn where there is room."""
+    table = Table()
     for title in ("what", "estimate", "95 % interval", "truth"):
-        table.add_column(title, justify="left" if title == "what" else "right")
-    table.add_column("[cyan]█[/] estimate  [bold]│[/] truth")
-    shown = _shown(rows)
-    widest = max(max(row.estimate, row.truth) for row in shown)
+        table.add_column(
+            title, justify="left" if title == "what" else "right", no_wrap=True, overflow="fold"
+        )
+    shown = rows[:_MAX_ROWS]
+    widest = max((max(row.estimate, row.truth) for row in shown), default=1.0)
+    if bars:
+        table.add_column("[cyan]█[/] estimate  [bold]│[/] truth", no_wrap=True)
     for row in shown:
-        table.add_row(escape(row.label), *_numbers(row), _bar(row, widest))
+        cells = (escape(row.label), *_numbers(row))
+        table.add_row(*cells, _bar(row, widest)) if bars else table.add_row(*cells)
     return table
 
 
@@ -130,29 +185,6 @@ def _bar(row: Estimate, widest: float) -> str:
     cells = ["[cyan]█[/]" if i < filled else " " for i in range(_BAR_CHARACTERS + 1)]
     cells[min(round(row.truth * scale), _BAR_CHARACTERS)] = "[bold]│[/]"
     return "".join(cells)
-
-
-def _tree(rows: list[Estimate]) -> Tree:
-    """The phrases as a tree, each with estimate, interval and truth."""
-    tree = Tree(f"{_covered(rows)}\n[dim]estimate (interval), truth[/]", guide_style="dim")
-    branches: dict[str, Any] = {"": tree}
-    known = {row.label: row for row in rows}
-    for row in sorted(rows, key=lambda row: (len(row.label.split()), -row.estimate)):
-        words = row.label.split()
-        for end in range(1, len(words) + 1):
-            phrase = " ".join(words[:end])
-            if phrase not in branches:
-                parent = branches[" ".join(words[: end - 1])]
-                branches[phrase] = parent.add(_leaf(phrase, known.get(phrase)))
-    return tree
-
-
-def _leaf(phrase: str, row: Estimate | None) -> str:
-    name = f"[bold]{escape(phrase)}[/]"
-    if row is None:
-        return f"[dim]{escape(phrase)} …[/]"
-    estimate, interval, truth = _numbers(row)
-    return f"{name}  {estimate} ({interval}), {truth}"
 
 
 def _covered(rows: list[Estimate]) -> str:
@@ -250,16 +282,16 @@ def _write(path: Path, text: str) -> None:
 
 def _page(outcome: DemoOutcome, devices: int) -> str:
     title = html_escape(outcome.scenario.question)
-    largest = sorted(outcome.estimates, key=lambda row: -row.estimate)[:_MAX_ROWS_ON_PAGE]
-    largest.sort(key=lambda row: (row.round, -row.estimate))
+    best, steps = _best(outcome)
     rows = "".join(
         f"<tr><td>{html_escape(row.label)}</td><td>{row.estimate:z,.1f}</td>"
         f"<td>{row.ci_low:z,.1f} – {row.ci_high:z,.1f}</td>"
         f"<td{'' if row.covered else ' class=missed'}>{row.truth:,.1f}</td></tr>"
-        for row in largest
+        for row in best[:_MAX_ROWS_ON_PAGE]
     )
-    left_out = len(outcome.estimates) - len(largest)
+    left_out = len(best) - min(len(best), _MAX_ROWS_ON_PAGE)
     more = f"<p>And {left_out:,} smaller ones; <code>--json</code> prints all of them.</p>"
+    way = "".join(f"<p>{html_escape(text)}</p>" for text in _on_the_way(outcome, steps))
     sections = "".join(
         f"<h2>{html_escape(heading)}</h2>"
         + "".join(f"<p>{html_escape(text)}</p>" for text in texts)
@@ -271,19 +303,17 @@ def _page(outcome: DemoOutcome, devices: int) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{title}</h1><p>{devices:,} simulated devices, "
+        f"<h1>{title}</h1><p><strong>{html_escape(_headline(outcome, best))}</strong></p>"
+        f"<p>{devices:,} simulated devices, "
         f"{_number(len(outcome.rounds), 'round')}, "
         f"{outcome.seconds:,.0f} seconds. The people are made up; everything else is real: "
         "separate processes for registry, leader and helper, encrypted stores, ledgers, secret "
         "shares and noise.</p>"
         f"<figure>{picture(outcome)}</figure>"
-        f"<p>{html_escape(outcome.found.explain())}</p>"
-        f"<h2>Estimates and truth</h2><p>{_covered(outcome.estimates)}. Only a simulation knows "
-        "the truth: how many of the devices that answered this round hold this value (a fraction, "
-        "if a device had several answers to choose from).</p>"
+        f"<h2>Estimates and truth</h2><p>{html_escape(_reading(outcome, best))}</p>"
         '<div class="scroll"><table><thead><tr><th>what</th><th>estimate</th><th>interval</th>'
         f"<th>truth</th></tr></thead><tbody>{rows}</tbody></table></div>"
-        f"{more if left_out else ''}{sections}"
+        f"{more if left_out else ''}{way}{sections}"
         f"<h2>{_REFUSAL[0]}</h2><p>{_REFUSAL[1]}</p>{body}</body></html>\n"
     )
 

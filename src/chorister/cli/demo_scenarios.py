@@ -122,6 +122,7 @@ class Scenario:
     least_devices: int
     run: Callable[[Study, int], AlgorithmRun[Any]]
     rows: Callable[[Any, Sequence[ScenarioRound]], list[Estimate]]
+    staged: bool = False  # whether earlier rounds only lead to what is asked last
 
 
 def _ngrams(study: Study, devices: int) -> AlgorithmRun[Any]:
@@ -232,6 +233,7 @@ SCENARIOS: Final[Mapping[DemoAlgorithm, Scenario]] = {
         least_devices=500,
         run=_ngrams,
         rows=_ngram_rows,
+        staged=True,
     ),
     DemoAlgorithm.WORDS: Scenario(
         question="Which words do many people type, on no list?",

@@ -14,10 +14,9 @@ from typing import Annotated, Any, Final, Literal
 import typer
 from pydantic import Field, ValidationError
 from rich.markup import escape
-from rich.table import Table
 
 from chorister.canonical import Model, first_error
-from chorister.cli import JSON, ROLES, app, console, print_json, read_file, say
+from chorister.cli import JSON, ROLES, app, console, print_json, print_table, read_file, say
 from chorister.clock import utc_minute
 from chorister.device import (
     Device,
@@ -203,17 +202,20 @@ def _show_status(found: Status) -> None:
     ]
     for line in lines:
         say(line)
-    table = Table("budget", "epsilon left", "delta left", "reports left", "renews")
-    for each in found.budgets:
-        table.add_row(
-            escape(each.limit),
-            f"{each.remaining.epsilon:f} of {each.allowed.epsilon:f}",
-            f"{each.remaining.delta:.3g} of {each.allowed.delta:.3g}",
-            f"{each.remaining_reports} of {each.allowed_reports}",
-            "never" if each.renews is None else _time(each.renews),
-        )
     if found.budgets:
-        console.print(table)
+        print_table(
+            ("budget", "epsilon left", "delta left", "reports left", "renews"),
+            [
+                (
+                    each.limit,
+                    f"{each.remaining.epsilon:f} of {each.allowed.epsilon:f}",
+                    f"{each.remaining.delta:.3g} of {each.allowed.delta:.3g}",
+                    f"{each.remaining_reports} of {each.allowed_reports}",
+                    "never" if each.renews is None else _time(each.renews),
+                )
+                for each in found.budgets
+            ],
+        )
 
 
 def _time(seconds: int | None) -> str:

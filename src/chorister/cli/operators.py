@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from chorister.canonical import b64url_encode, sha256
-from chorister.cli import JSON, OPERATORS, app, console, needs_extra, print_json, say
+from chorister.cli import JSON, OPERATORS, app, needs_extra, print_json, print_table, say
 from chorister.clock import SystemClock, utc_minute, utc_text
 from chorister.errors import InvalidInput
 from chorister.key_files import (
@@ -124,7 +123,7 @@ def list_keys(config: Config, json_: JSON = False) -> None:
         for name in ("created", "published", "retired"):
             row[name] = "" if row[name] is None else utc_minute(row[name])
     titles = ("id", "digest", "state", "created", "published", "retired")
-    _print_table(titles, (list(row.values()) for row in found))
+    print_table(titles, (list(row.values()) for row in found))
 
 
 @keys.command("rotate")
@@ -164,7 +163,7 @@ def list_tasks(
     if json_:
         print_json({"tasks": found})
         return
-    _print_table(
+    print_table(
         ("task", "analysis", "group", "state", "uploaded", "verified", "rejected"),
         (
             (
@@ -292,7 +291,7 @@ def list_jobs(config: Config, json_: JSON = False) -> None:
         row["task"] = row["task"] or ""
         row["since"] = utc_text(row["since"]) if row["since"] else ""
     titles = ("job", "kind", "task", "attempts", "since")
-    _print_table(titles, (list(row.values()) for row in found))
+    print_table(titles, (list(row.values()) for row in found))
 
 
 @jobs.command("revive")
@@ -332,12 +331,3 @@ def _aggregator_database(path: Path) -> Iterator[tuple[LeaderConfig | HelperConf
         yield config, core
     finally:
         core.database.close()
-
-
-def _print_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    table = Table(show_edge=False)
-    for title in titles:
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(*map(str, row))
-    console.print(table)

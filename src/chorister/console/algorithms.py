@@ -86,6 +86,11 @@ _SHARED: Final = (
         name="cohorts", label="who answers", kind="choice", choices=("", "everyone", "disjoint"),
         hint="if everyone answers every round, the budget is split between the rounds",
     ),
+    Input(
+        name="target", label="end each round at", kind="number",
+        hint="a number of reports, or a share such as 0.9 of those that are expected; if left "
+        "empty, a round ends when its window does",
+    ),
 )  # fmt: skip
 
 
@@ -115,6 +120,8 @@ def _shared(values: Mapping[str, str]) -> dict[str, Any]:
             found[name] = number(values.get(name, "").strip(), name)
             if found[name] is not None and found[name] <= 0:
                 raise InvalidInput(f"{name} must be above 0")
+    with at_field("target"):
+        found["target"] = number(values.get("target", "").strip(), "the target")
     return found
 
 

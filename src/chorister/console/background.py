@@ -18,7 +18,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from chorister.analyst.algorithms.algorithm_run import AlgorithmRun
+from chorister.analyst.algorithms.algorithm_run import AlgorithmResult, AlgorithmRun, Step
+from chorister.analyst.algorithms.crosstab import Crosstab
+from chorister.analyst.algorithms.distribution import Distribution
+from chorister.analyst.algorithms.heatmap import HeatMap
+from chorister.analyst.algorithms.ngrams import Ngrams
+from chorister.analyst.algorithms.words import Words
 from chorister.analyst.json_files import require_format, write_atomically
 from chorister.analyst.rounds import Round, RoundState
 from chorister.analyst.study import Study
@@ -36,6 +41,13 @@ StudyKey: TypeAlias = tuple[str, str]
 _log = logging.getLogger("chorister.console")
 _MAX_PLANS: Final = 50
 _FORMAT: Final = "chorister-run-1"
+_RESULTS: Final[dict[str, type[AlgorithmResult]]] = {
+    "ngrams": Ngrams,
+    "words": Words,
+    "heatmap": HeatMap,
+    "distribution": Distribution,
+    "crosstab": Crosstab,
+}
 _FILE_NAME: Final = re.compile(r"run-(\d{4,9})\.json")
 
 
@@ -55,6 +67,10 @@ class RunRecord:
     @property
     def running(self) -> bool:
         return self.state == "running"
+
+    @property
+    def finished(self) -> bool:
+        return self.state == "finished"
 
     @property
     def can_resume(self) -> bool:
@@ -98,6 +114,16 @@ class RunStore:
         with self._lock:
             return self._runs_of(study).get(number)
 
+    def result(self, study: StudyKey, number: int) -> AlgorithmResult | None:
+        """What a finished run found."""
+        record = self.get(study, number)
+        kind = None if record is None else _RESULTS.get(record.algorithm)
+        path = self._path(study, number).with_suffix(".result")
+        if kind is None or not path.exists():
+            return None
+        found: AlgorithmResult = kind.load(path)
+        return found
+
     def picture(self, study: StudyKey, number: int) -> dict[str, Any] | None:
         """The Vega-Lite specification of a run's latest chart."""
         path = self._path(study, number).with_suffix(".picture")
@@ -125,34 +151,48 @@ class RunStore:
                     "an algorithm is already running in this study: let it finish first"
                 )
             chosen = number if number is not None else max(records, default=0) + 1
+            earlier = records[chosen].rounds if chosen in records else ()
             record = RunRecord(
                 number=chosen, algorithm=algorithm, values=values, by=by,
                 planned=len(run.plan.rounds),
             )  # fmt: skip
             self._keep(study, record)
         threading.Thread(
-            target=self._follow, args=(study, record, run), daemon=True,
+            target=self._follow, args=(study, record, run, earlier), daemon=True,
             name=f"{algorithm} in {study[1]}",
         ).start()  # fmt: skip
         return record
 
-    def _follow(self, study: StudyKey, record: RunRecord, run: AlgorithmRun[Any]) -> None:
+    def _follow(
+        self, study: StudyKey, record: RunRecord, run: AlgorithmRun[Any], earlier: tuple[int, ...]
+    ) -> None:
+        """Follow a run to its end. `earlier` are the rounds that it had before it was resumed."""
+        path = self._path(study, record.number)
         try:
             for step in run:
-                picture = step.picture.to_dict()
-                path = self._path(study, record.number).with_suffix(".picture")
-                write_atomically(path, json.dumps(picture).encode())
+                self._draw(path.with_suffix(".picture"), step)
                 record = replace(record, rounds=(*record.rounds, step.result.round or 0))
                 self._keep(study, record)
-            words = str(run.result.explain())
-            record = replace(record, state="finished", words=words)
+            found = run.result
+            write_atomically(path.with_suffix(".result"), found.to_json().encode())
+            record = replace(record, state="finished", words=str(found.explain()))
         except ChoristerError as error:
             record = replace(record, state="failed", words=str(error))
         except Exception:
             _log.exception("an algorithm failed because of a bug in Chorister")
             words = "there is a bug in Chorister; the server's log has the details"
             record = replace(record, state="failed", words=words)
+        if len(record.rounds) < len(earlier):
+            record = replace(record, rounds=earlier)  # what was found before stays in view
         self._keep(study, record)
+
+    @staticmethod
+    def _draw(path: Path, step: Step) -> None:
+        """Keep the chart of a step. Devices have paid for the round, so drawing may not end it."""
+        try:
+            write_atomically(path, json.dumps(step.picture.to_dict()).encode())
+        except Exception:
+            _log.exception("a chart could not be drawn because of a bug in Chorister")
 
     # --- Files ----------------------------------------------------------------------------------
 

@@ -13,6 +13,11 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
+import numpy as np
+
+from chorister.analyst.algorithms.map_pictures import result_map
+from chorister.analyst.display import row_names
+from chorister.analyst.postprocessing import Comparison
 from chorister.analyst.result import Result
 from chorister.analyst.tables import drawable, needed
 from chorister.encoding import Grid
@@ -233,26 +238,29 @@ _NUMBER_PIXELS: Final = 38  # width of a cell with a number
 
 def picture(result: Result, *, look: ChartStyle, top: int = 25) -> dict[str, Any]:
     """Return the Vega-Lite specification of the chart that shows a result best."""
-    if len(result.features) == 1 and isinstance(result.features[0], Grid) and _alone(result):
-        return _map(result, result.features[0])
+    if len(result.features) == 1 and isinstance(result.features[0], Grid):
+        drawn: dict[str, Any] = result_map(result, width=PIXELS[look.width]).to_dict()
+        return drawn
     if len(result.labels) == 2 and _crossed(result):
         return _cross_table(result, PIXELS[look.width])
-    found: dict[str, Any] = result.plot(top=top).to_dict()
-    return found
+    bars: dict[str, Any] = result.plot(top=top).to_dict()
+    return bars
 
 
 def alternative_text(result: Result) -> str:
-    """Describe a chart in words: its largest rows."""
-    best = result.top(5)
-    names = [" · ".join(labels) for labels in zip(*best.labels.values(), strict=True)]
+    """Describe a chart in words: its largest rows that are above the noise."""
+    found = result.above_noise()
+    if not len(found):
+        return f"Nothing is above the noise in {len(result):,} rows"
+    best = found.top(5)
     parts = [
-        f"{name}: {value:,.0f}" for name, value in zip(names, best.estimate.tolist(), strict=True)
+        f"{name}: {value:,.0f}"
+        for name, value in zip(row_names(best), best.estimate.tolist(), strict=True)
     ]
-    return f"Estimated numbers of devices; the largest are {'; '.join(parts)}"
-
-
-def _alone(result: Result) -> bool:
-    return not result.recipe.group_by
+    return (
+        f"Estimated numbers of devices; {len(found):,} of {len(result):,} rows are above the "
+        f"noise, the largest are {'; '.join(parts)}"
+    )
 
 
 def _crossed(result: Result) -> bool:
@@ -260,65 +268,94 @@ def _crossed(result: Result) -> bool:
     return max(sides) <= _MAX_SIDE and min(sides) >= 2
 
 
-def _title(result: Result) -> dict[str, Any]:
-    return {
-        "text": f"{result.n_reports:,} reports, epsilon {result.epsilon}",
-        "subtitle": f"noise of an empty cell: ±{result.noise_sigma:,.1f} devices",
-    }
-
-
-def _map(result: Result, grid: Grid) -> dict[str, Any]:
-    """One rectangle per cell; negative estimates are shown as empty."""
-    alt = needed("altair")
-    rows = []
-    for cell in range(1, grid.size):
-        x0, y0, x1, y1 = grid.rectangle(cell)
-        value = max(float(result.estimate[cell]), 0.0)
-        rows.append({"x": x0, "y": y0, "x2": x1, "y2": y1, "devices": value})
-    x0, y0, x1, y1 = (float(edge) for edge in grid.box)
-    chart = (
-        alt.Chart(alt.InlineData(values=rows), title=alt.TitleParams(**_title(result)))
-        .mark_rect()
-        .encode(
-            x=alt.X(
-                "x:Q", title=grid.columns[0], scale=alt.Scale(domain=[x0, x1], nice=False)
-            ).axis(grid=False),
-            y=alt.Y(
-                "y:Q", title=grid.columns[1], scale=alt.Scale(domain=[y0, y1], nice=False)
-            ).axis(grid=False),
-            x2="x2:Q",
-            y2="y2:Q",
-            color=alt.Color("devices:Q", scale=alt.Scale(scheme="blues"), title="devices"),
-        )
-        .properties(height=320)
-    )
-    found: dict[str, Any] = chart.to_dict()
-    return found
-
-
 def _cross_table(result: Result, pixels: int) -> dict[str, Any]:
-    """One coloured cell per pair of labels, with its number if that fits."""
+    """One coloured cell per pair of labels, with its number if that fits.
+
+    Groups are separate cohorts, so their cells are shares of the group. Cells that can't be told
+    from 0 are empty.
+    """
     alt = needed("altair")
+    sure = result.simultaneous()
+    within = len(result.parts) > 1
+    unit = 100.0 / result.rows.reports if within else np.ones(len(result))
     (across, columns), (down, lines) = reversed(list(result.labels.items()))
     rows = [
-        {"across": column, "down": line, "devices": max(value, 0.0), "shown": f"{value:,.0f}"}
-        for column, line, value in zip(columns, lines, result.estimate.tolist(), strict=True)
-    ]
-    base = alt.Chart(alt.InlineData(values=rows), title=alt.TitleParams(**_title(result))).encode(
+        {
+            "across": column, "down": line, "value": max(value, 0.0) if above else 0.0,
+            "shown": (f"{value:,.1f}" if within else f"{value:,.0f}") if above else "–",
+        }
+        for column, line, value, above in zip(
+            columns, lines, (result.estimate * unit).tolist(), (sure.ci_low > 0.0).tolist(),
+            strict=True,
+        )
+    ]  # fmt: skip
+    above = sum(row["shown"] != "–" for row in rows)
+    title = {
+        "text": f"{above:,} of {len(rows):,} cells are above the noise",
+        "subtitle": [
+            f"{result.n_reports:,} reports, epsilon {result.epsilon}"
+            + (f"; % of each {down}" if within else ""),
+            f"–: can't be told from 0 (which reads 0 ± {result.noise_sigma:,.1f})",
+        ],
+    }
+    base = alt.Chart(alt.InlineData(values=rows), title=alt.TitleParams(**title)).encode(
         x=alt.X("across:N", sort=None, title=across),
         y=alt.Y("down:N", sort=None, title=down),
     )
     cells = base.mark_rect().encode(
-        color=alt.Color("devices:Q", scale=alt.Scale(scheme="blues"), title="devices")
-    )
+        color=alt.Color(
+            "value:Q", scale=alt.Scale(scheme="blues", domainMin=0),
+            title=f"% of {down}" if within else "devices",
+        )
+    )  # fmt: skip
     found: dict[str, Any] = cells.to_dict()
     if len(rows) <= 120 and len(set(columns)) * _NUMBER_PIXELS <= pixels:
-        most = max(row["devices"] for row in rows)
+        most = max(float(row["value"]) for row in rows)
         numbers = base.mark_text(fontSize=11).encode(
             text="shown:N",
             color=alt.condition(
-                f"datum.devices > {most / 2}", alt.value("#f8fafc"), alt.value("#10151d")
+                f"datum.value > {most / 2}", alt.value("#f8fafc"), alt.value("#10151d")
             ),
         )
         found = alt.layer(cells, numbers).to_dict()
     return found
+
+
+def differences(found: Comparison, *, first: str, second: str, top: int = 40) -> dict[str, Any]:
+    """Draw the differences of two results' shares, with their intervals and 0."""
+    alt = needed("altair")
+    order = np.argsort(-np.abs(found.difference), kind="stable")[:top]
+    chosen = np.sort(order) if len(found.difference) <= top else order
+    names = [" · ".join(labels) for labels in zip(*found.labels.values(), strict=True)]
+    rows = [
+        {
+            "label": names[i], "difference": 100.0 * float(found.difference[i]),
+            "low": 100.0 * float(found.ci_low[i]), "high": 100.0 * float(found.ci_high[i]),
+            "differs": bool(found.ci_low[i] > 0.0 or found.ci_high[i] < 0.0),
+        }
+        for i in chosen.tolist()
+    ]  # fmt: skip
+    apart = int(np.sum((found.ci_low > 0.0) | (found.ci_high < 0.0)))
+    title = {
+        "text": f"{apart:,} of {len(names):,} shares differ by more than chance",
+        "subtitle": [
+            f"{second} minus {first},",
+            "in percentage points of each one's reports",
+            f"lines: {found.confidence:.0%} intervals, for all rows at once",
+            "grey: may be equal",
+        ],
+    }
+    base = alt.Chart(alt.InlineData(values=rows), title=alt.TitleParams(**title)).encode(
+        y=alt.Y("label:N", sort=None, title=" · ".join(found.labels))
+    )
+    zero = alt.Chart(alt.InlineData(values=[{"zero": 0}]))
+    zero = zero.mark_rule(strokeWidth=1, color="#9aa3b2").encode(x="zero:Q")
+    lines = base.mark_rule(strokeWidth=2).encode(
+        x=alt.X("low:Q", title="percentage points", scale=alt.Scale(zero=True)), x2="high:Q",
+    )  # fmt: skip
+    points = base.mark_point(filled=True, size=60, opacity=1.0).encode(
+        x="difference:Q",
+        color=alt.condition("datum.differs", alt.value("#3b6fb6"), alt.value("#9aa3b2")),
+    )
+    drawn: dict[str, Any] = alt.layer(zero, lines, points).to_dict()
+    return drawn

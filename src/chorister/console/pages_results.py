@@ -6,22 +6,30 @@ Also the page of all recipes, with the public log of every live fleet as an audi
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import numpy as np
 from starlette.responses import Response
 
+from chorister.analyst.algorithms.algorithm_run import AlgorithmResult
+from chorister.analyst.display import place_name
+from chorister.analyst.estimate import part_columns
+from chorister.analyst.postprocessing import Comparison
 from chorister.analyst.result import Result
 from chorister.analyst.rounds import Round
 from chorister.console.access import NotFound
-from chorister.console.charts import alternative_text, picture
+from chorister.console.charts import alternative_text, differences, picture
 from chorister.console.connections import FleetConnection, LoggedQuestion, LogPage
 from chorister.console.pages_studies import find_study
 from chorister.console.web import Visit
 from chorister.console.workspace import StudyView
+from chorister.encoding import Grid
 from chorister.recipe import Check, Recipe, check
 
 _ROWS: Final = 200
+_NOISE_ROWS: Final = 12  # that can't be told from 0
 
 
 def _result(visit: Visit) -> Result:
@@ -37,22 +45,44 @@ def show_round(visit: Visit) -> Response:
     result = round_.result
     context: dict[str, Any] = {"view": view, "round": round_, "result": result}
     if result is not None:
-        shown = result.top(_ROWS) if len(result) > _ROWS else result
-        columns = shown.columns()
-        context["names"] = list(shown.labels)
-        context["rows"] = [
-            {
-                "labels": labels,
-                "estimate": float(columns["estimate"][i]),
-                "low": float(columns["ci_low"][i]),
-                "high": float(columns["ci_high"][i]),
-                "share": float(columns["estimate"][i]) / result.n_reports,
-            }
-            for i, labels in enumerate(zip(*shown.labels.values(), strict=True))
-        ]
-        context["words"] = result.explain().split("\n")
+        context["names"] = list(result.labels)
+        context["rows"] = _table_rows(result)
+        sure = replace(result, candidates=result.simultaneous().candidates)
+        context["words"] = sure.explain().split("\n")
         context["text"] = alternative_text(result)
+        context["sides"] = list(_sides(view, round_))
     return visit.page("round.html", **context)
+
+
+def _table_rows(result: Result) -> list[dict[str, Any]]:
+    """Rows above the noise first, by intervals that hold for all rows at once."""
+    sure = result.simultaneous()
+    columns, shares = sure.columns(), result.shares
+    above = columns["ci_low"] > 0.0
+    order = np.arange(len(result))
+    if len(result) > _ROWS:
+        order = np.argsort(-columns["estimate"], kind="stable")[:_ROWS]
+    noise = order[~above[order]]
+    order = np.concatenate([order[above[order]], noise[:_NOISE_ROWS]])
+    named = [
+        [place_name(feature, label) for label in column] if isinstance(feature, Grid) else column
+        for column, feature in zip(
+            result.labels.values(),
+            [*[None] * (len(result.labels) - len(result.features)), *result.features],
+            strict=True,
+        )
+    ]
+    return [
+        {
+            "labels": [column[i] for column in named],
+            "estimate": float(columns["estimate"][i]),
+            "low": float(columns["ci_low"][i]),
+            "high": float(columns["ci_high"][i]),
+            "share": float(shares[i]),
+            "above": bool(above[i]),
+        }
+        for i in order.tolist()
+    ]
 
 
 def round_chart(visit: Visit) -> Response:
@@ -63,13 +93,123 @@ def round_chart(visit: Visit) -> Response:
     )
 
 
-def result_csv(visit: Visit) -> Response:
-    """All rows as CSV."""
-    name = f"{visit.at('study')}-{visit.number()}.csv"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparedSide:
+    """One cohort that can be compared: a round, or one group of it."""
+
+    key: str  # in the address
+    title: str
+    result: Result
+
+
+def _sides(view: StudyView, round_: Round) -> Iterator[ComparedSide]:
+    """All cohorts of the study that were asked about the same features, this round's first."""
+    asked = round_.recipe.features
+    rounds = [round_, *(each for each in view.rounds if each.number != round_.number)]
+    for each in rounds:
+        if each.result is None or each.recipe.features != asked:
+            continue
+        if not part_columns(each.recipe):
+            yield ComparedSide(
+                key=str(each.number), title=f"round {each.number}", result=each.result
+            )
+            continue
+        for i, part in enumerate(each.result.parts):
+            title = f"{', '.join(part.group)} (round {each.number})"
+            alone = each.result.group(*part.group)
+            yield ComparedSide(key=f"{each.number}.{i}", title=title, result=alone)
+
+
+def _chosen_sides(visit: Visit) -> tuple[StudyView, Round, list[ComparedSide], list[ComparedSide]]:
+    view = find_study(visit)
+    round_ = view.round(visit.number())
+    if round_.result is None:
+        raise NotFound
+    sides = list(_sides(view, round_))
+    wanted = [visit.request.query_params.get(name) for name in ("first", "second")]
+    chosen = [side for key in wanted for side in sides if side.key == key]
+    if len(chosen) != 2 or chosen[0].key == chosen[1].key:
+        raise NotFound
+    return view, round_, sides, chosen
+
+
+def _compared(first: ComparedSide, second: ComparedSide) -> Comparison:
+    """With intervals for all rows at once, that also cover who happened to answer."""
+    return first.result.simultaneous().compare(second.result.simultaneous(), population=True)
+
+
+def compare_results(visit: Visit) -> Response:
+    """Two groups or rounds side by side: each share of its own reports."""
+    view, round_, sides, (first, second) = _chosen_sides(visit)
+    found = _compared(first, second)
+    order = np.argsort(-np.abs(found.difference), kind="stable")[:_ROWS].tolist()
+    names = [" · ".join(labels) for labels in zip(*found.labels.values(), strict=True)]
+    rows = [
+        {
+            "label": names[i],
+            "first": float(found.first[i]),
+            "second": float(found.second[i]),
+            "low": float(found.ci_low[i]),
+            "high": float(found.ci_high[i]),
+            "difference": float(found.difference[i]),
+            "differs": bool(found.ci_low[i] > 0.0 or found.ci_high[i] < 0.0),
+        }
+        for i in (sorted(order) if len(names) <= _ROWS else order)
+    ]
+    return visit.page(
+        "compare.html", view=view, round=round_, sides=sides, first=first, second=second,
+        found=found, rows=rows, words=found.explain(),
+    )  # fmt: skip
+
+
+def comparison_chart(visit: Visit) -> Response:
+    view, _, _, (first, second) = _chosen_sides(visit)
+    key = (view.key, "compare", first.key, second.key)
+    return visit.svg(
+        visit.web.charts.svg(
+            key, visit.look,
+            lambda: differences(
+                _compared(first, second), first=first.title, second=second.title
+            ),
+        )
+    )  # fmt: skip
+
+
+_EXPORTS: Final[dict[str, tuple[str, Callable[[Any], str | bytes | None]]]] = {
+    "csv": ("text/csv; charset=utf-8", lambda found: found.to_csv()),
+    "parquet": ("application/vnd.apache.parquet", lambda found: found.to_parquet()),
+    "json": ("application/json", lambda found: found.to_json()),
+    "html": ("text/html; charset=utf-8", lambda found: found.to_html()),
+}
+
+
+def export_result(visit: Visit) -> Response:
+    """All rows of a round, as a file."""
+    return _exported(visit, _result(visit), f"round-{visit.number()}")
+
+
+def export_run(visit: Visit) -> Response:
+    """What a run found, as a file; if it did not finish, the last round that it has."""
+    view = find_study(visit)
+    record = visit.workspace.runs.get(view.key, visit.number())
+    found: Result | AlgorithmResult | None = visit.workspace.runs.result(view.key, visit.number())
+    if record is not None and found is None and record.rounds:
+        found = view.round(record.rounds[-1]).result
+    if found is None:
+        raise NotFound
+    return _exported(visit, found, f"run-{visit.number()}")
+
+
+def _exported(visit: Visit, found: Result | AlgorithmResult, name: str) -> Response:
+    kind = visit.at("format")
+    if kind not in _EXPORTS:
+        raise NotFound
+    media_type, write = _EXPORTS[kind]
+    file = f"{visit.at('study')}-{name}.{kind}"
     return Response(
-        _result(visit).to_csv(),
-        media_type="text/csv; charset=utf-8",
-        headers={"content-disposition": f'attachment; filename="{name}"'},
+        write(found),
+        media_type=media_type,
+        headers={"content-disposition": f'attachment; filename="{file}"'},
     )
 
 

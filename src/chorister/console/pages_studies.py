@@ -35,6 +35,7 @@ _MAX_STREAM_SECONDS: Final = 600.0  # then the browser reconnects
 _MAX_STREAMS: Final = 200
 _RETRY_MILLISECONDS: Final = 10_000  # for pages beyond the maximum
 _STREAM: Final = "text/event-stream"
+_MAX_SEARCH: Final = 200  # characters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,8 +96,13 @@ class LiveStudy:
 
     @property
     def shown_runs(self) -> list[RunRecord]:
-        """The newest run, and older ones that did not finish."""
-        return [run for i, run in enumerate(self.runs) if not i or run.state != "finished"]
+        """The newest run, the newest that finished, and older ones that did not."""
+        done = next((run for run in self.runs if run.state == "finished"), None)
+        return [run for i, run in enumerate(self.runs) if not i or run is done or not run.finished]
+
+    def drawn_by_run(self, round_: Round) -> bool:
+        """Whether a run on the page shows this round already: one chart per result."""
+        return any(round_.number in run.rounds for run in self.shown_runs)
 
     def context(self) -> dict[str, Any]:
         budget = self.view.study.budget
@@ -128,10 +134,18 @@ def list_studies(visit: Visit) -> Response:
 
 def _studies(visit: Visit, *, error: str, status: int) -> Response:
     connections = visit.workspace.usable(visit.analyst)
+    every = visit.workspace.visible(visit.analyst)
+    words = visit.request.query_params.get("q", "")[:_MAX_SEARCH]
+    archived = visit.request.query_params.get("archived", "") == "yes"
+    found = [view for view in every if view.matches(words)]
     return visit.page(
         "studies.html",
         status=status,
-        views=visit.workspace.visible(visit.analyst),
+        every=every,
+        views=[view for view in found if view.about.archived == archived],
+        elsewhere=sum(view.about.archived != archived for view in found),
+        words=words,
+        archived=archived,
         connections=connections,
         form=visit.form,
         error=error,
@@ -167,6 +181,16 @@ def share_study(visit: Visit) -> Response:
     view = find_study(visit)
     visit.workspace.share(view, visit.form.get("analyst"), visit.form.get("permission"))
     return visit.go_to(f"{view.path}#sharing")
+
+
+def describe_study(visit: Visit) -> Response:
+    """Change a study's title and note, and whether it is archived."""
+    view = find_study(visit)
+    visit.workspace.describe(
+        view, title=visit.form.get("title"), note=visit.form.get("note"),
+        archived=visit.form.get("archived") == "yes",
+    )  # fmt: skip
+    return visit.go_to(f"{view.path}#about")
 
 
 def cancel_round(visit: Visit) -> Response:

@@ -14,7 +14,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +30,9 @@ from chorister.errors import InvalidInput, ServiceError
 
 _SHORT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,59}")
 _FORMAT: Final = "chorister-shares-1"
+_NOTES_FORMAT: Final = "chorister-notes-1"
+_MAX_TITLE: Final = 80
+_MAX_NOTE: Final = 4_000
 
 
 class Permission(StrEnum):
@@ -82,6 +85,52 @@ def _read(path: Path) -> dict[str, dict[str, Permission]]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StudyAbout:
+    """What its owner says about a study."""
+
+    title: str = ""
+    note: str = ""
+    archived: bool = False
+
+
+class StudyNotes:
+    """Titles, notes, and which studies are archived. Thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._notes: dict[str, StudyAbout] = {}
+        if path.exists():
+            self._notes = _read_notes(path)
+
+    def of(self, connection: str, study: str) -> StudyAbout:
+        with self._lock:
+            return self._notes.get(f"{connection}/{study}", StudyAbout())
+
+    def write(self, connection: str, study: str, about: StudyAbout) -> None:
+        with self._lock:
+            self._notes[f"{connection}/{study}"] = about
+            tree = {name: asdict(each) for name, each in self._notes.items()}
+            document = {"format": _NOTES_FORMAT, "studies": tree}
+            write_atomically(self._path, json.dumps(document, indent=1).encode())
+
+
+def _read_notes(path: Path) -> dict[str, StudyAbout]:
+    try:
+        tree: Any = json.loads(path.read_bytes())
+        require_format(tree, _NOTES_FORMAT)
+        return {
+            str(study): StudyAbout(
+                title=str(about["title"]), note=str(about["note"]),
+                archived=bool(about["archived"]),
+            )
+            for study, about in tree["studies"].items()
+        }  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ServiceError(f"can't read {path} ({error}): restore it") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StudyView:
     """A study as one analyst sees it."""
 
@@ -93,6 +142,19 @@ class StudyView:
     viewer: str
     permission: Permission
     shared: dict[str, Permission]
+    about: StudyAbout = StudyAbout()
+
+    @property
+    def title(self) -> str:
+        """What its owner calls it; its name, if they gave it no other."""
+        return self.about.title or self.short
+
+    def matches(self, words: str) -> bool:
+        """Whether all these words occur in what is known about the study."""
+        texts = (self.short, self.title, self.about.note, self.owner, self.analysis,
+                 self.study.terms.purpose, self.connection.title)  # fmt: skip
+        known = "\n".join(texts).casefold()
+        return all(word in known for word in words.casefold().split())
 
     @property
     def own(self) -> bool:
@@ -136,6 +198,7 @@ class Workspace:
         self.connections = {each.name: each for each in connections}
         self.analysts = tuple(each.name for each in config.analysts)
         self.permissions = StudyPermissions(folder / "shares.json")
+        self.notes = StudyNotes(folder / "notes.json")
         self.waiters = RoundWaiters()
         self.runs = RunStore(folder / "runs")
         self.logs = PublicLogs()
@@ -217,6 +280,7 @@ class Workspace:
             viewer=analyst,
             permission=permission,
             shared=shared,
+            about=self.notes.of(connection.name, name),
         )
 
     # --- Changes --------------------------------------------------------------------------------
@@ -237,6 +301,17 @@ class Workspace:
             raise InvalidInput(f"you already have a study {short!r}: choose another name")
         found.study(name, analysis)
         return self.find(analyst, connection, analyst, short)
+
+    def describe(self, view: StudyView, *, title: str, note: str, archived: bool) -> None:
+        """Change the title and the note of a study, and whether it is archived."""
+        if not view.own:
+            raise InvalidInput("only the owner can change a study's title and note")
+        if len(title) > _MAX_TITLE or len(note) > _MAX_NOTE:
+            raise InvalidInput(
+                f"a title has up to {_MAX_TITLE} characters, a note up to {_MAX_NOTE:,}: shorten it"
+            )
+        about = StudyAbout(title=" ".join(title.split()), note=note.strip(), archived=archived)
+        self.notes.write(view.connection.name, view.study.name, about)
 
     def share(self, view: StudyView, analyst: str, permission: str) -> None:
         """Change what a colleague may do in a study."""

@@ -101,6 +101,8 @@ class RecipeStatus(_Received):
     rejected: Rejections = Rejections()
     closes: int | None = None
     ends: int | None = None
+    finished: bool = False
+    """Whether nothing more will be released: each batch is collected, or too small for ever."""
 
     @classmethod
     def parse(cls, data: bytes) -> Self:

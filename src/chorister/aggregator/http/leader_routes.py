@@ -152,6 +152,7 @@ def recipe_progress(statuses: Sequence[TaskStatus], now: int) -> dict[str, objec
         "state": _state(statuses, now, full=full),
         "filled": 10 * filled // (minimum * len(statuses)) / 10,
         "waiting_for": _waiting(statuses, now, full=full),
+        "finished": _finished(statuses, now),
         "rejected": {
             "leader": _rounded(statuses, ("upload", "leader"), minimum),
             "helper": _rounded(statuses, ("helper",), minimum),
@@ -185,6 +186,20 @@ def _state(statuses: Sequence[TaskStatus], now: int, *, full: bool) -> str:
     return "ready" if full else "collecting"
 
 
+def _finished(statuses: Sequence[TaskStatus], now: int) -> bool:
+    """Whether nothing more will be released: each batch is collected, or too small for ever."""
+    return now >= statuses[0].task.closes and all(map(_settled, statuses))
+
+
+def _settled(status: TaskStatus) -> bool:
+    if status.state >= BatchState.COLLECTED:
+        return True
+    rejected = (status.rejected(who) for who in ("leader", "helper", "disputed"))
+    seen = status.verified + sum(sum(reasons.values()) for reasons in rejected)
+    waiting = status.unfinished_jobs > 0 or status.uploaded > seen
+    return not waiting and status.verified < status.task.min_batch_size
+
+
 def _waiting(statuses: Sequence[TaskStatus], now: int, *, full: bool) -> str | None:
     match _state(statuses, now, full=full):
         case "expired" | "collected":
@@ -194,6 +209,8 @@ def _waiting(statuses: Sequence[TaskStatus], now: int, *, full: bool) -> str | N
                 return "the last reports are being verified"
             return "a collector"
     if now >= statuses[0].task.closes:
+        if not _finished(statuses, now):
+            return "the last reports are being verified"
         return "nothing: the window is closed and too few reports were verified"
     if any(status.failures and status.unfinished_jobs for status in statuses):
         return "the helper, to verify reports"

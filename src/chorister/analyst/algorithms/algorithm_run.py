@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -22,6 +23,7 @@ from typing import (
 
 import numpy as np
 
+from chorister.analyst import report
 from chorister.analyst.allowance import basis_now, planning_by, require_affordable
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.estimate import Estimates
@@ -195,6 +197,22 @@ class AlgorithmResult(Tabular):
             ArithmeticError, InvalidInput, KeyError, RecursionError, TypeError, ValueError,
         ) as error:  # fmt: skip
             raise DecodeError(f"not {cls.NOUN}: {error}") from None
+
+    def to_html(self, path: str | os.PathLike[str] | None = None, *, title: str = "") -> str | None:
+        """Write a report in one HTML file that needs nothing else, or return it as text."""
+        recipe = self.results[0].recipe
+        return report.written(
+            path, title=title or f"{recipe.study}, {recipe.analysis}", words=self.explain(),
+            columns=self.columns(), results=self.results, chart=self.plot().to_dict(),
+        )  # fmt: skip
+
+    @abstractmethod
+    def explain(self) -> str:
+        """In words."""
+
+    @abstractmethod
+    def plot(self) -> Any:  # noqa: ANN401 (an Altair chart)
+        """A chart of what was found."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to a file, atomically."""

@@ -191,6 +191,7 @@ def crosstab(
     crowd: Crowd | None = None,
     cohorts: Cohorts | None = None,
     devices: int | None = None,
+    target: Real | None = None,
 ) -> AlgorithmRun[Crosstab]:
     """Cross two features, given at full resolution: fine intervals, or categories.
 
@@ -215,7 +216,7 @@ def crosstab(
     def planned(shares: Sequence[float], who: Cohorts) -> RoundsPlan:
         return study.plan_rounds(
             shares, reads=fields, epsilon=epsilon, delta=delta, mechanism=mechanism, crowd=crowd,
-            cohorts=who, devices=devices,
+            cohorts=who, devices=devices, target=target,
         )  # fmt: skip
 
     who = study.cohorts(3, reads=fields, wanted=cohorts)
@@ -239,7 +240,7 @@ def crosstab(
                 asked(number, found), query=query, reads=fields, selection=selection,
                 **each.settings,
             )  # fmt: skip
-            found.append(study.ask(question))
+            found.append(study.ask(question, target=each.target))
             last = number == len(plan.rounds)
             yield Step(
                 number=number, question=question, result=found[-1],

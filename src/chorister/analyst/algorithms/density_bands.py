@@ -102,8 +102,14 @@ class Band:
         return np.where(apart, lows.min(axis=0), low), np.where(apart, highs.max(axis=0), high)
 
 
-def distribution_band(results: Sequence[Result], cohorts: Cohorts, confidence: float) -> Band:
-    """The band that these rounds give at a confidence, pointwise: see the module."""
+def distribution_band(
+    results: Sequence[Result], cohorts: Cohorts, confidence: float, *, drawn: bool = False
+) -> Band:
+    """The band that these rounds give at a confidence, pointwise: see the module.
+
+    With `drawn` it also covers which of its rows each device drew: for the distribution over all
+    rows, those of each device together weighing as much as one device.
+    """
     if not 0.0 < confidence < 1.0:
         raise InvalidInput(f"confidence must lie strictly between 0 and 1, not {confidence}")
     devices = devices_of(results, cohorts)
@@ -116,7 +122,7 @@ def distribution_band(results: Sequence[Result], cohorts: Cohorts, confidence: f
             last = number == len(results) - 1
             sampled = 0.0 if last else 1.0 + result.n_reports / results[-1].n_reports
         z = -float(ndtri(part * (1.0 - confidence) / 2.0))
-        rounds.append(_steps(result, z, sampled))
+        rounds.append(_steps(result, z, sampled + drawn))
     return Band(rounds=tuple(rounds))
 
 
@@ -142,11 +148,12 @@ def _most_below(result: Result, z: float, sampled: float) -> Floats:
     `count` bins below an edge then weigh `1 - p - k`, those above it `-p - k` and the one outside
     the range `-k`, with k = `common`: what makes the variance of `S - p I` least.
     """
-    n, bins = result.n_reports, len(result.counts)
+    n, counts = result.n_reports, result.rows.value
+    bins = len(counts)
     base, rise = result.rows.base[0], result.rows.slope[0]
-    skew, skew_rise = _third_cumulants(result)
+    skew, skew_rise = third_cumulants(result)
     count = np.arange(1.0, bins - 1)
-    cells = result.counts[1:] - (result.counts.sum() - n) / bins
+    cells = counts[1:] - (counts.sum() - n) / bins
     inside = cells.sum()
     below = np.stack([np.cumsum(cells), np.cumsum(cells[::-1])])[:, :-1]
     held = min(max(inside, 0.0), float(n))
@@ -175,7 +182,7 @@ def _most_below(result: Result, z: float, sampled: float) -> Floats:
     return np.where(everything, 1.0, most)
 
 
-def _third_cumulants(result: Result) -> tuple[float, float]:
+def third_cumulants(result: Result) -> tuple[float, float]:
     """Of an estimate: of a bin that nobody holds, and what one holder adds."""
     law, bits = result.recipe.randomizer, bits_per_bin(result.n_reports, result.noise_trials)
     other = law.q * (1.0 - law.q) * (1.0 - 2.0 * law.q)

@@ -245,6 +245,7 @@ def distribution(
     crowd: Crowd | None = None,
     cohorts: Cohorts | None = None,
     devices: int | None = None,
+    target: Real | None = None,
     rules: DensityRules | None = None,
 ) -> AlgorithmRun[Distribution]:
     """Learn how `column` is distributed between `low` and `high`, and its quantiles.
@@ -268,7 +269,7 @@ def distribution(
     def plan_for(shares: Sequence[float]) -> RoundsPlan:
         return study.plan_rounds(
             shares, reads=fields, epsilon=epsilon, delta=delta, mechanism=mechanism, crowd=crowd,
-            cohorts=cohorts, devices=devices,
+            cohorts=cohorts, devices=devices, target=target,
         )  # fmt: skip
 
     if rules is not None:
@@ -292,7 +293,7 @@ def distribution(
                 intervals(column, edges), query=query, reads=fields, selection=selection,
                 **planned.settings,
             )  # fmt: skip
-            results.append(study.ask(question))
+            results.append(study.ask(question, target=planned.target))
             known = Distribution(results=tuple(results), cohorts=plan.cohorts, low=first, high=last)
             yield Step(number=number, question=question, result=results[-1], draw=known.plot)
         if known is None:

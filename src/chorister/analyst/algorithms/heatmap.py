@@ -228,6 +228,7 @@ def heatmap(
     crowd: Crowd | None = None,
     cohorts: Cohorts | None = None,
     devices: int | None = None,
+    target: Real | None = None,
     rules: MapRules | None = None,
 ) -> AlgorithmRun[HeatMap]:
     """Map where devices are, in `columns` (x, y) inside `box`, down to cells of level `depth`.
@@ -250,7 +251,7 @@ def heatmap(
     def planned(shares: Sequence[float], who: Cohorts) -> RoundsPlan:
         return study.plan_rounds(
             shares, reads=fields, epsilon=epsilon, delta=delta, mechanism=mechanism, crowd=crowd,
-            cohorts=who, devices=devices,
+            cohorts=who, devices=devices, target=target,
         )  # fmt: skip
 
     if rules is not None:
@@ -277,7 +278,7 @@ def heatmap(
                 grid(columns, box, cells=partition.quadkeys()),
                 query=query, reads=fields, selection=selection, **planned.settings,
             )  # fmt: skip
-            results.append(study.ask(question))
+            results.append(study.ask(question, target=planned.target))
             known = _so_far(results, plan, depth)
             yield Step(number=number, question=question, result=results[-1], draw=known.plot)
         return _so_far(results, plan, depth)

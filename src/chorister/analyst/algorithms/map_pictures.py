@@ -7,18 +7,23 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chorister.analyst.estimate import Floats
 from chorister.analyst.tables import needed
+from chorister.encoding import Grid
 from chorister.errors import DecodeError, InvalidInput
 
 if TYPE_CHECKING:
     import altair
 
     from chorister.analyst.algorithms.heatmap import HeatMap
+    from chorister.analyst.result import Result
+
+_CORNERS: Final = ("x0", "y0", "x1", "y1")
 
 
 def cells(
@@ -30,24 +35,100 @@ def cells(
     """Draw every cell of the last round, coloured by devices per area."""
     alt = needed("altair")
     columns = found.columns()
-    feature = found.feature
-    x0, y0, x1, y1 = (float(edge) for edge in feature.box)
-    area = (columns["x1"] - columns["x0"]) * (columns["y1"] - columns["y0"])
-    density = columns["estimate"] / area * ((x1 - x0) * (y1 - y0)) / found.devices
-    rows = [
-        {
-            "x0": a, "y0": b, "x1": c, "y1": d, "cell": name, "density": max(dense, 0.0),
-            "fitted": round(devices, 1), "measured": round(seen, 1), "low": round(low, 1),
-            "high": round(high, 1),
-        }
-        for a, b, c, d, name, dense, devices, seen, low, high in zip(
-            columns["x0"].tolist(), columns["y0"].tolist(), columns["x1"].tolist(),
-            columns["y1"].tolist(), columns["cell"], density.tolist(),
-            columns["estimate"].tolist(), columns["measured"].tolist(),
-            columns["ci_low"].tolist(), columns["ci_high"].tolist(), strict=True,
+    corners = [columns[name] for name in ("x0", "y0", "x1", "y1")]
+    density = _density(columns["estimate"] / found.devices, corners, found.feature)
+    tips = {
+        "cell": columns["cell"], "fitted": columns["estimate"], "measured": columns["measured"],
+        "low": columns["ci_low"], "high": columns["ci_high"],
+    }  # fmt: skip
+    cohort = "each answering every round" if found.cohorts == "everyone" else "each answering once"
+    title = alt.TitleParams(
+        text=f"{found.devices:,} devices in {len(density):,} cells",
+        subtitle=f"density after {len(found.results)} rounds, {cohort}",
+        anchor="start",
+    )
+    chart = _shaded(
+        found.feature, corners, density, tips, top=max(float(density.max()), 1.0), title=title,
+        outline=outline, width=width,
+    )  # fmt: skip
+    framed: altair.LayerChart = chart.configure_view(stroke=None)
+    return framed
+
+
+def result_map(result: Result, *, width: int) -> altair.LayerChart | altair.VConcatChart:
+    """Draw one round over a grid, like a heat map; several groups on one scale.
+
+    Cells that can't be told from 0, by intervals that hold for all cells at once, are grey.
+    """
+    alt = needed("altair")
+    (feature,) = result.features
+    if not isinstance(feature, Grid):
+        raise InvalidInput("a map is of one grid")
+    sure = result if result.candidates > 1 else result.simultaneous()
+    size, inner = feature.size, np.arange(1, feature.size)
+    corners = list(np.array([feature.rectangle(int(i)) for i in inner]).T)
+    interval = sure.intervals()
+    parts, top = [], 1.0
+    for i, part in enumerate(result.parts):
+        here = i * size + inner
+        density = _density(result.estimate[here] / part.reports, corners, feature)
+        top = max(top, float(density.max()))
+        tips = {
+            "cell": [feature.label(int(cell)) for cell in inner], "devices": result.estimate[here],
+            "low": interval.low[here], "high": interval.high[here],
+        }  # fmt: skip
+        parts.append((part, density, interval.low[here] > 0.0, tips))
+    charts = []
+    for part, density, above, tips in parts:
+        name = f"{', '.join(part.group)}: " if part.group else ""
+        title = alt.TitleParams(
+            text=f"{name}{int(above.sum()):,} of {len(inner):,} cells are above the noise",
+            subtitle=[
+                f"{part.reports:,} reports, epsilon {result.epsilon}",
+                f"grey: can't be told from 0 (which reads 0 ± {result.noise_sigma:,.1f})",
+            ],
+            anchor="start",
         )
-    ]  # fmt: skip
-    top = max(float(density.max()), 1.0)
+        charts.append(
+            _shaded(feature, corners, density, tips, top=top, title=title, width=width, above=above)
+        )
+    if len(charts) == 1:
+        alone: altair.LayerChart = charts[0]
+        return alone
+    stacked: altair.VConcatChart = alt.vconcat(*charts)
+    return stacked
+
+
+def _density(shares: Floats, corners: list[Floats], feature: Grid) -> Floats:
+    """Devices per area, in multiples of the mean over the box."""
+    x0, y0, x1, y1 = (float(edge) for edge in feature.box)
+    left, lower, right, upper = corners
+    found: Floats = shares / ((right - left) * (upper - lower)) * ((x1 - x0) * (y1 - y0))
+    return np.maximum(found, 0.0)
+
+
+def _shaded(
+    feature: Grid,
+    corners: list[Floats],
+    density: Floats,
+    tips: Mapping[str, Any],
+    *,
+    top: float,
+    title: Any,  # noqa: ANN401 (of Altair)
+    width: int,
+    outline: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    above: NDArray[np.bool_] | None = None,
+) -> altair.LayerChart:
+    """Rectangles with coordinates, shaded from 0 to `top` times the mean."""
+    alt = needed("altair")
+    x0, y0, x1, y1 = box = tuple(float(edge) for edge in feature.box)
+    values = {
+        **{name: column.tolist() for name, column in zip(_CORNERS, corners, strict=True)},
+        "density": density.tolist(),
+        "above": [True] * len(density) if above is None else above.tolist(),
+        **{name: _rounded(column) for name, column in tips.items()},
+    }
+    rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
     x = alt.X("x0:Q", scale=alt.Scale(domain=[x0, x1], nice=False), title=feature.columns[0]).axis(
         grid=False
     )
@@ -62,34 +143,36 @@ def cells(
         legend=alt.Legend(values=_ticks(top), format=",~f"),
     )
     stroke = alt.Stroke("density:Q", scale=shades, legend=None)
+    data = alt.InlineData(values=rows)
+    shown = [f"{name}:{'Q' if isinstance(rows[0][name], float) else 'N'}" for name in tips]
+    place = {"x": x, "x2": "x1:Q", "y": y, "y2": "y1:Q", "tooltip": shown}
     chart = (
-        alt.Chart(alt.InlineData(values=rows))
+        alt.Chart(data)
+        .transform_filter("datum.above")
         .mark_rect(clip=True, strokeWidth=0.7)  # hides the seams between neighbours
-        .encode(
-            x=x, x2="x1:Q", y=y, y2="y1:Q", color=color, stroke=stroke,
-            tooltip=["cell:N", "fitted:Q", "measured:Q", "low:Q", "high:Q"],
-        )
-    )  # fmt: skip
+        .encode(color=color, stroke=stroke, **place)
+    )
     layers = [chart]
+    if above is not None:
+        grey = alt.Chart(data).transform_filter("!datum.above")
+        layers.insert(0, grey.mark_rect(clip=True, color="#c8ccd4", stroke=None).encode(**place))
     if outline is not None:
         layers.append(_outline(alt, outline, (x0, y0, x1, y1)))
-    cohort = "each answering every round" if found.cohorts == "everyone" else "each answering once"
-    title = alt.TitleParams(
-        text=f"{found.devices:,} devices in {len(rows):,} cells",
-        subtitle=f"density after {len(found.results)} rounds, {cohort}",
-        anchor="start",
-    )
-    height = round(width * _aspect(x0, y0, x1, y1, geographic=_geographic(feature.columns)))
+    height = round(width * _aspect(*box, geographic=_geographic(feature.columns)))
     layered: altair.LayerChart = alt.layer(*layers).properties(
         width=width, height=min(max(height, 120), 4 * width), title=title
     )
-    framed: altair.LayerChart = layered.configure_view(stroke=None)
-    return framed
+    return layered
+
+
+def _rounded(column: Any) -> list[Any]:  # noqa: ANN401 (a list or an array)
+    return [round(float(v), 1) for v in column] if isinstance(column, np.ndarray) else list(column)
 
 
 def _ticks(top: float) -> list[float]:
-    """0, 1, 10, 100, ... up to the densest cell."""
-    return [0.0, *(10.0**power for power in range(math.floor(math.log10(top)) + 1))]
+    """0, 1, 3, 10, 30, ... up to the densest cell."""
+    powers = range(math.floor(math.log10(top)) + 1)
+    return [0.0, *(f * 10.0**power for power in powers for f in (1.0, 3.0) if f * 10**power <= top)]
 
 
 def _geographic(columns: tuple[str, str]) -> bool:

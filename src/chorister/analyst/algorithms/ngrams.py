@@ -262,6 +262,7 @@ def discover_ngrams(
     crowd: Crowd | None = None,
     cohorts: Cohorts | None = None,
     devices: int | None = None,
+    target: Real | None = None,
 ) -> AlgorithmRun[Ngrams]:
     """Find n-grams of known words that many devices hold, for n = 1 .. `max_n`, one round each.
 
@@ -317,7 +318,7 @@ def discover_ngrams(
     def planned(shares: Sequence[float], who: Cohorts) -> RoundsPlan:
         return study.plan_rounds(
             shares, reads=reads, epsilon=epsilon, delta=delta, mechanism=mechanism, crowd=crowd,
-            cohorts=who, devices=devices,
+            cohorts=who, devices=devices, target=target,
         )  # fmt: skip
 
     grams = len(words.names) ** max_n
@@ -379,7 +380,10 @@ def discover_ngrams(
                 for i, feature in enumerate(features)
             ]
             # All lists are asked at once; a device answers the first one that its coin chooses.
-            posted = [study.post(question) for question in questions]
+            posted = [
+                study.post(question, target=plan.rounds[len(results) + i].target)
+                for i, question in enumerate(questions)
+            ]
             answers = [study.wait(round_) for round_ in posted]
             known = _learned(answers, dealt)
             results += answers

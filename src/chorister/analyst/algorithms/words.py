@@ -206,6 +206,7 @@ def discover_words(
     crowd: Crowd | None = None,
     cohorts: Cohorts | None = None,
     devices: int | None = None,
+    target: Real | None = None,
 ) -> AlgorithmRun[Words]:
     """Find words that many devices hold although they are on no list: slang, error codes, names.
 
@@ -237,7 +238,7 @@ def discover_words(
         who = study.cohorts(number, reads=reads, wanted=cohorts)
         return study.plan_rounds(
             round_shares(number), reads=reads, epsilon=epsilon, delta=delta,
-            mechanism=mechanism, crowd=crowd, cohorts=who, devices=devices,
+            mechanism=mechanism, crowd=crowd, cohorts=who, devices=devices, target=target,
         )  # fmt: skip
 
     most_rounds = _rounds_for(study, reads)
@@ -265,7 +266,7 @@ def discover_words(
             if not asked:
                 break  # nothing is left to ask about
             question = ask(asked, number)
-            result = study.ask(question)
+            result = study.ask(question, target=plan.rounds[number].target)
             results.append(result)
             learned.answer(
                 asked, sums=result.parts[0].sums[1:], counts=result.counts[1:],

@@ -1,0 +1,87 @@
+"""Every result can be taken away: CSV, Parquet, JSON, and one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import chorister as ch
+from tests.analyst.fleets import fleet, generous
+from tests.keyboard import ANALYSIS
+
+EVIL = "</style><script>alert(1)</script><img src=http://x.example/y onerror=alert(2)>"
+
+
+def _result() -> ch.Result:
+    people = {"ngram": [EVIL, "how are you"], "count": [4_000, 6_000]}
+    study = ch.rehearse(people, generous(), seed=1).study("export", analysis=ANALYSIS)
+    return study.histogram(ch.categories("ngram", [EVIL, "how are you"])).run()
+
+
+@pytest.fixture(scope="module")
+def items() -> dict[str, Any]:
+    study = fleet().study("export", analysis=ANALYSIS)
+    other = fleet().study("other", analysis=ANALYSIS)
+    return {
+        "result": _result(),
+        "distribution": ch.distribution(study, "age", 0, 100).result,
+        "statistic": other.mean("age", 0, 100).run(),
+    }
+
+
+class Loads(HTMLParser):
+    """What a page would load or run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            loads = name in ("src", "href", "xlink:href", "srcset", "data", "action")
+            if (loads and not str(value).startswith("#")) or name.startswith("on"):
+                self.found.append(f"{tag} {name}={value}")
+
+
+@pytest.mark.parametrize("name", ["result", "distribution", "statistic"])
+def test_every_format(items: dict[str, Any], name: str, tmp_path: Path) -> None:
+    item = items[name]
+    rows = len(next(iter(item.columns().values())))
+    assert len(item.to_csv().splitlines()) == rows + 1
+    frame = pl.read_parquet(io.BytesIO(item.to_parquet()))
+    assert frame.columns == list(item.columns())
+    assert frame.height == rows
+    item.to_parquet(tmp_path / "x.parquet")
+    assert (tmp_path / "x.parquet").read_bytes() == item.to_parquet()
+    assert json.loads(item.to_json())
+    item.to_html(tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text() == item.to_html()
+
+
+@pytest.mark.parametrize("name", ["result", "distribution", "statistic"])
+def test_a_report_needs_nothing_else_and_runs_nothing(items: dict[str, Any], name: str) -> None:
+    text = items[name].to_html(title=EVIL)
+    page = Loads()
+    page.feed(text)
+    assert page.found == []
+    assert not {"script", "link", "iframe", "img", "object"}.intersection(page.tags)
+    assert "alert(1)</script>" not in text
+    assert not re.search(r"url\((?!#)", text)
+    assert "<table>" in text
+    assert "epsilon" in text
+    assert ("<svg" in text) == (name != "statistic")
+
+
+def test_a_result_comes_back_from_its_json() -> None:
+    result = _result()
+    again = ch.Result.from_json(result.to_json())
+    assert (again.estimate == result.estimate).all()
