@@ -27,7 +27,7 @@ def _held(words: list[str], rng: np.random.Generator, most: int) -> pl.DataFrame
 def codes() -> pl.DataFrame:
     """Error codes of several makers, such as e1234, kb5012345, 0x80070005 and err_gone."""
     rng = np.random.default_rng(31)
-    nouns = "gone lost full busy late dead open shut void hung weak over".split()
+    nouns = ("gone", "lost", "full", "busy", "late", "dead", "open", "shut", "void", "hung")
     makers: tuple[Callable[[], str], ...] = (
         lambda: f"e{rng.integers(1000, 10_000)}",
         lambda: f"kb50{rng.integers(10_000, 100_000)}",
