@@ -46,6 +46,33 @@ def ratio(ours: Floats, theirs: Floats) -> tuple[float, float]:
 
 
 @dataclass
+class Coverage:
+    """How often intervals of cells cover, and how wide they are, by family and setting.
+
+    The width is the median, over the central 95 % of the errors of the estimates themselves.
+    """
+
+    found: dict[str, list[tuple[float, float, float]]] = field(default_factory=dict)
+
+    def add(self, k: str, hits: NDArray[np.bool_], widths: Floats, errors: Floats) -> str:
+        """Add all cells of all seeds, and return a line about them."""
+        part = float(hits.mean())
+        error = math.sqrt(part * (1.0 - part) / len(hits))
+        low, high = np.quantile(errors, [0.025, 0.975])
+        width = float(np.median(widths) / max(high - low, 1e-300))
+        self.found.setdefault(k, []).append((part, error, width))
+        return f"  {k} intervals of cells cover {part:.4f} ± {error:.4f}, {width:.2f} times as wide"
+
+    def keys(self) -> dict[str, float]:
+        """The least coverage with its standard error, and the largest width."""
+        numbers: dict[str, float] = {}
+        for k, rows in self.found.items():
+            numbers[f"coverage_{k}"], numbers[f"coverage_{k}_se"], _ = min(rows)
+            numbers[f"interval_width_{k}"] = max(width for _, _, width in rows)
+        return numbers
+
+
+@dataclass
 class Comparison:
     """Ratios to static with the fit, by family, metric, setting and competitor."""
 

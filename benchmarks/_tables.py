@@ -17,8 +17,8 @@ Ints = NDArray[np.int64]
 Pairs = tuple[Ints, Ints]
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
-CHOSEN_ON = ("adult", "schedule", "normal", "uniform", "timetable", "band")
-HELD_OUT = ("diamonds", "flights", "zipf")
+CHOSEN_ON = ("adult", "schedule", "normal", "uniform", "timetable", "band", "flights")
+HELD_OUT = ("diamonds", "zipf", "ring", "blocks", "heaped")
 FILES = {
     "adult": "adult.csv.gz",
     "diamonds": "diamonds.csv.gz",
@@ -137,6 +137,30 @@ def zipf() -> Pairs:
     return a, b
 
 
+def ring() -> Pairs:
+    """A circle, a few steps wide, 80,000 devices: both margins are smooth and say nothing."""
+    rng = np.random.default_rng(27)
+    angle, width = rng.uniform(0.0, 2.0 * np.pi, 80_000), rng.normal(30.0, 2.0, 80_000)
+    a, b = 40.0 + width * np.cos(angle), 40.0 + width * np.sin(angle)
+    return np.clip(a, 0.0, 79.0).astype(np.int64), np.clip(b, 0.0, 79.0).astype(np.int64)
+
+
+def blocks() -> Pairs:
+    """A board of 5 by 5 squares of very different weights, 120,000 devices."""
+    rng = np.random.default_rng(28)
+    square = rng.choice(25, 120_000, p=rng.dirichlet(np.full(25, 0.5)))
+    inside = rng.integers(0, 15, (2, 120_000))
+    return square // 5 * 15 + inside[0], square % 5 * 15 + inside[1]
+
+
+def heaped() -> Pairs:
+    """Skewed values, half of them rounded to tens, by one that follows the first, 90,000."""
+    rng = np.random.default_rng(29)
+    a = np.minimum(rng.lognormal(2.8, 0.7, 90_000), 98.0).astype(np.int64)
+    a = np.where(rng.random(90_000) < 0.5, a // 10 * 10, a)
+    return a, np.minimum(rng.poisson(5.0 + a / 3.0), 59)
+
+
 GENERATED: dict[str, Callable[[], Pairs]] = {
     "schedule": schedule,
     "normal": normal,
@@ -144,4 +168,7 @@ GENERATED: dict[str, Callable[[], Pairs]] = {
     "timetable": timetable,
     "band": band,
     "zipf": zipf,
+    "ring": ring,
+    "blocks": blocks,
+    "heaped": heaped,
 }

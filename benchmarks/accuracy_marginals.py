@@ -9,7 +9,9 @@ accounting; `k1` one report a device (disjoint cohorts), `k3` three.
 
 The same for families of other data, as ratios to static with the fit (see `_ratios.py`): the keys
 `worst_ratio_to_static_fit_k3` and `_k1` are the worst over families of the root mean squares of L1
-and of the errors of rectangles. With `--data FILE` that file is the only family.
+and of the errors of rectangles; `coverage_k3` and `_k1` the least coverage of the 95 % intervals of
+the last round's cells, `interval_width_k3` and `_k1` the largest median width over the central 95 %
+of the estimates' own errors. With `--data FILE` that file is the only family.
 
     python benchmarks/accuracy_marginals.py [--json] [--data FILE] [--seeds 20] [--quick]
         [--families-only] [--pictures FOLDER]
@@ -30,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from _budgets import Round, one_question, rounds
-from _ratios import Comparison
+from _ratios import Comparison, Coverage
 from _tables import CHOSEN_ON, at_hand, pairs
 from chorister.analyst.algorithms.crosstab_rules import (
     Precision,
@@ -38,10 +40,12 @@ from chorister.analyst.algorithms.crosstab_rules import (
     bucket_starts,
     fit_table,
     full_table_pays,
+    refined_margin,
     round_shares,
     smooth,
     spikiness,
 )
+from chorister.analyst.estimate import Estimates
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
@@ -160,13 +164,44 @@ def precision(round_: Round, devices: int) -> Precision:
     return Precision((round_.sigma / n) ** 2, 1.0 / n + (1.0 / n - 1.0 / devices))
 
 
+@dataclass(frozen=True, eq=False)
+class Intervals95:
+    """Of all cells of a last round: which cover, how wide they are, and how far estimates err."""
+
+    hits: NDArray[np.bool_]
+    widths: Floats
+    errors: Floats
+
+    @classmethod
+    def of(cls, round_: Round, shares: Floats, counts: Ints) -> Intervals95:
+        """The intervals of measured shares, for the devices that answered."""
+        value, truth = shares.ravel() * round_.reports, counts.ravel()
+        law, trials = round_.randomizer, round_.noise_trials
+        base = float(law.variance(round_.reports, 0.0, trials))
+        slope = float(law.variance(round_.reports, 1.0, trials)) - base
+        rows = Estimates(
+            value=value,
+            base=np.full(value.shape, base),
+            slope=np.full(value.shape, slope),
+            reports=np.full(value.shape, round_.reports, dtype=np.int64),
+        )
+        ends = rows.interval()
+        hits = (ends.low <= truth) & (truth <= ends.high)
+        return cls(hits, ends.high - ends.low, value - truth)
+
+
 def interactive(
     people: People, plan: tuple[Round, ...], k: int, once: Round, rng: np.random.Generator
-) -> Floats:
+) -> tuple[Floats, Intervals95]:
     """Both margins, then the product of their buckets; or everything at once where that pays."""
     cells = people.high * people.wide
     if cells <= LIMIT and full_table_pays(cells, once.sigma / people.count):
-        return static(people, once, people.high, people.wide, rng)[1]
+        seen = measured(once, people.everyone, rng)
+        every = np.arange(people.high), np.arange(people.wide)
+        fitted = fit_table(
+            seen, precision(once, people.count), *every, np.ones(people.high), np.ones(people.wide)
+        )
+        return fitted, Intervals95.of(once, seen, people.everyone)
     first, second, third = plan
     if k == 1:
         order = rng.permutation(people.count)
@@ -177,8 +212,9 @@ def interactive(
     row_precision, column_precision, table_precision = (
         precision(each, people.count) for each in plan
     )
-    rows = smooth(measured(first, people.table(a).sum(axis=1), rng), row_precision)
-    columns = smooth(measured(second, people.table(b).sum(axis=0), rng), column_precision)
+    seen_rows = measured(first, people.table(a).sum(axis=1), rng)
+    seen_columns = measured(second, people.table(b).sum(axis=0), rng)
+    rows, columns = smooth(seen_rows, row_precision), smooth(seen_columns, column_precision)
     spikes = min(spikiness(rows), spikiness(columns))
     count = bucket_count(math.sqrt(table_precision.base), most=LIMIT, spikes=spikes)
     while True:
@@ -186,11 +222,23 @@ def interactive(
         if len(row_starts) * len(column_starts) <= LIMIT:
             break
         count -= 1
-    seen = measured(third, coarse(people.table(c), row_starts, column_starts), rng)
-    return fit_table(
+    counts = coarse(people.table(c), row_starts, column_starts)
+    seen = measured(third, counts, rng)
+    rows, columns = (
+        refined_margin(
+            fitted, fine, precision_, seen.sum(axis=axis),
+            table_precision.variance(np.add.reduceat(fitted, starts), seen.shape[axis]), starts,
+        )
+        for axis, fitted, fine, precision_, starts in (
+            (1, rows, seen_rows, row_precision, row_starts),
+            (0, columns, seen_columns, column_precision, column_starts),
+        )
+    )  # fmt: skip
+    fitted = fit_table(
         seen, table_precision, row_starts, column_starts, rows, columns,
         row_precision=row_precision, column_precision=column_precision,
     )  # fmt: skip
+    return fitted, Intervals95.of(third, seen, counts)
 
 
 def run(
@@ -198,6 +246,7 @@ def run(
     seeds: int,
     cases: list[tuple[float, str]],
     grids: tuple[int, ...] = GRIDS,
+    intervals: dict[str, list[Intervals95]] | None = None,
 ) -> dict[str, list[tuple[float, float]]]:
     queries = Rectangles.drawn(people.high, people.wide)
     truth, answers = people.shares, queries.sums(people.shares)
@@ -221,17 +270,26 @@ def run(
             for k in (1, 3):
                 shares = round_shares(people.high * people.wide, once.sigma / people.count)
                 plan = rounds(epsilon, crowd, people.count, shares, k)
-                found = interactive(people, plan, k, once, rng)
-                score(f"interactive k{k} {crowd} {epsilon}", found)
+                found, cells = interactive(people, plan, k, once, rng)
+                name = f"interactive k{k} {crowd} {epsilon}"
+                score(name, found)
+                if intervals is not None:
+                    intervals.setdefault(name, []).append(cells)
     return scores
 
 
-def family(comparison: Comparison, source: str, seeds: int, cases: list[tuple[float, str]]) -> None:
+def family(
+    comparison: Comparison,
+    coverage: Coverage,
+    source: str,
+    seeds: int,
+    cases: list[tuple[float, str]],
+) -> None:
     """Print ours beside static for one family."""
     people = People.read(source)
-    scores = {
-        name: np.array(values) for name, values in run(people, seeds, cases, FEW_GRIDS).items()
-    }
+    intervals: dict[str, list[Intervals95]] = {}
+    found = run(people, seeds, cases, FEW_GRIDS, intervals)
+    scores = {name: np.array(values) for name, values in found.items()}
 
     def squares(values: Floats) -> Floats:
         return np.stack([values[:, 0] ** 2, values[:, 1]], axis=1)
@@ -264,7 +322,14 @@ def family(comparison: Comparison, source: str, seeds: int, cases: list[tuple[fl
         } | {k: np.sqrt(squares(values).mean(axis=0)).tolist() for k, values in ours.items()}
         for name, (l1, rms) in means.items():
             print(f"  {name:12} L1 {l1:.4f}  root range MSE {rms:.2e}")
-        print("\n".join(comparison.lines(source, setting)), flush=True)
+        print("\n".join(comparison.lines(source, setting)))
+        for k in ours:
+            cells = intervals[f"interactive {k}{tail}"]
+            parts = (
+                np.concatenate([getattr(each, name) for each in cells])
+                for name in ("hits", "widths", "errors")
+            )
+            print(coverage.add(k, *parts), flush=True)
 
 
 def keys(scores: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
@@ -333,7 +398,7 @@ def picture(people: People, folder: Path) -> None:
     plan = rounds(0.5, "honest", people.count, shares, 3)
     tables = {
         "true": people.shares,
-        "interactive, epsilon 0.5, k = 3": interactive(people, plan, 3, once, rng),
+        "interactive, epsilon 0.5, k = 3": interactive(people, plan, 3, once, rng)[0],
     }
     rows = [
         {"table": name, "age": i + 17, "hours": j + 1, "devices": float(table[i, j]) * people.count}
@@ -386,10 +451,11 @@ def main() -> None:
     if not (options.quick or options.families_only):
         found = keys(run(people, seeds, [(e, crowd) for e in EPSILONS for crowd in CROWDS]))
         show(found)
-    comparison = Comparison(("l1", "range"))
+    comparison, coverage = Comparison(("l1", "range")), Coverage()
     for source in sources:
-        family(comparison, source, seeds, list(FAMILY_CASES))
+        family(comparison, coverage, source, seeds, list(FAMILY_CASES))
     found |= comparison.summary(CHOSEN_ON, [each for each in sources if each not in CHOSEN_ON])
+    found |= coverage.keys()
     found["seconds"] = time.perf_counter() - begin
     print(f"{seeds} seeds in {found['seconds']:.0f} s")
     if options.pictures:

@@ -21,6 +21,7 @@ from chorister.analyst.algorithms.crosstab_rules import (
     bucket_starts,
     fit_table,
     full_table_pays,
+    refined_margin,
     round_shares,
     smooth,
     spikiness,
@@ -86,6 +87,53 @@ def test_more_precision_means_more_buckets() -> None:
         bucket_count(0.0, most=10)
 
 
+def test_what_many_cells_have_in_common_is_kept_though_each_is_lost_in_noise() -> None:
+    """Two quadrants hold three times as much as the others, about as much a cell as its noise."""
+    rng = np.random.default_rng(12)
+    side, noise = 40, 1.0 / 1600
+    half = np.arange(side) < 20
+    truth = np.where(half[:, None] == half[None, :], 1.5, 0.5) / side**2
+    seen = truth + rng.normal(0.0, noise, truth.shape)
+    every = np.arange(side)
+    found = fit_table(seen, Precision(noise**2), every, every, np.ones(side), np.ones(side))
+    assert found[:20, :20].sum() == pytest.approx(truth[:20, :20].sum(), abs=5 * 20 * noise)
+    independent = np.abs(1.0 / side**2 - truth).sum()
+    assert np.abs(found - truth).sum() < 0.5 * independent < np.abs(seen - truth).sum()
+
+
+def test_a_noisy_flat_margin_is_fitted_with_its_sums_in_the_table() -> None:
+    rng = np.random.default_rng(13)
+    truth, starts, precision = np.full(64, 1.0 / 64), np.arange(0, 64, 8), Precision(0.004**2)
+    before = after = 0.0
+    for _ in range(6):
+        seen = truth + rng.normal(0.0, 0.004, 64)
+        own = np.add.reduceat(truth, starts) + rng.normal(0.0, 0.005, 8)
+        fitted = smooth(seen, precision)
+        args = (own, np.full(8, 0.005**2), starts)
+        found = refined_margin(fitted, seen, precision, *args)
+        assert found.sum() == pytest.approx(1.0)
+        before, after = (
+            total + float(np.abs(np.cumsum(each - truth)).sum())
+            for total, each in ((before, fitted), (after, found))
+        )
+    assert after < 0.7 * before
+    assert refined_margin(fitted, seen, Precision(1e-9), *args) is fitted  # strong signals stay
+    outside = np.concatenate([[0.2], 0.8 * fitted])
+    again = refined_margin(
+        outside, np.append(0.2, 0.8 * seen), precision, np.append(0.2, 0.8 * own),
+        np.full(9, 0.005**2), np.append(0, starts + 1), fixed=1,
+    )  # fmt: skip
+    assert again[0] == 0.2
+    assert again.sum() == pytest.approx(1.0)
+
+
+def test_a_spiky_margin_keeps_its_spikes() -> None:
+    spikes = np.zeros(64)
+    spikes[[5, 20, 50]] = 1.0 / 3.0
+    args = (spikes, Precision(0.004**2), np.ones(8) / 8, np.full(8, 1e-4), np.arange(0, 64, 8))
+    assert refined_margin(spikes, *args) is spikes
+
+
 def test_spikes_on_both_axes_need_more_buckets() -> None:
     smooth_margin = np.exp(-(((np.arange(80) - 40.0) / 20.0) ** 2))
     smooth_margin /= smooth_margin.sum()
@@ -95,8 +143,8 @@ def test_spikes_on_both_axes_need_more_buckets() -> None:
     assert spikiness(spikes) > 0.9
     usual = bucket_count(1e-4, most=1000)
     assert bucket_count(1e-4, most=1000, spikes=0.5) > 2 * usual
-    # All buckets together have a standard error of at most all the devices.
-    assert bucket_count(1e-2, most=1000, spikes=1.0) ** 2 * 1e-2 <= 1.1
+    # All buckets together have a standard error of at most twice the devices.
+    assert bucket_count(1e-2, most=1000, spikes=1.0) ** 2 * 1e-2 <= 2.2
 
 
 def test_one_question_about_everything_where_noise_is_small() -> None:

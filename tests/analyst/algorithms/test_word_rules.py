@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from chorister.analyst.algorithms.character_model import END, CharacterModel
 from chorister.analyst.algorithms.word_rules import (
@@ -119,6 +120,17 @@ def test_at_most_one_false_word_is_expected_in_all_rounds() -> None:
         false += int(above.sum())
     assert false / runs < 1.0 + 3.0 / np.sqrt(runs)
     assert false > 0
+
+
+@pytest.mark.parametrize("rounds", range(1, MAX_ROUNDS + 1))
+@pytest.mark.parametrize("words", [300, 9_999])
+def test_the_expected_number_of_false_words_is_at_most_one(rounds: int, words: int) -> None:
+    """Exactly, from the law of an empty cell: no sum that is reported may be likelier."""
+    names = [f"w{i}{END}" for i in range(words)]
+    for trials, q in ((500, 0.004), (50_000, 0.0005), (600_000, 0.001)):
+        sums = int(trials * q) + np.arange(words) % 300
+        above = reported(names, sums, trials=trials, q=q, rounds=rounds)
+        assert rounds * words * binom.sf(sums[above].min() - 1, trials, q) <= 1.0
 
 
 def test_intervals_of_found_words_cover_at_once() -> None:

@@ -208,7 +208,7 @@ def test_functions_that_the_policy_does_not_permit() -> None:
     assert "the" in begin(new_study(rules=rules), rounds=1).result.found()
 
 
-@pytest.mark.parametrize("options", [{"rounds": 0}, {"rounds": 7}, {"most_candidates": 1}])
+@pytest.mark.parametrize("options", [{"rounds": 0}, {"rounds": 9}, {"most_candidates": 1}])
 def test_bad_wishes_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         begin(new_study(), **options)

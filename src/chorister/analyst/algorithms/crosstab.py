@@ -23,6 +23,7 @@ from chorister.analyst.algorithms.crosstab_rules import (
     bucket_starts,
     fit_table,
     full_table_pays,
+    refined_margin,
     round_shares,
     smooth,
     spikiness,
@@ -109,9 +110,15 @@ class Crosstab(AlgorithmResult):
                 np.ones(len(wide)),
             )  # fmt: skip
         rows, columns, _ = self.results
-        row_fit, column_fit = (_margin_fit(each, self.devices) for each in (rows, columns))
+        precision = _precision(both, self.devices)
+        row_fit, column_fit = (
+            _refined_fit(
+                result, self.devices, table.sum(axis=axis), table.shape[axis], precision, at
+            )
+            for result, axis, at in ((rows, 1, starts[0]), (columns, 0, starts[1]))
+        )
         return fit_table(
-            table, _precision(both, self.devices), starts[0], starts[1], row_fit, column_fit,
+            table, precision, starts[0], starts[1], row_fit, column_fit,
             row_precision=_precision(rows, self.devices),
             column_precision=_precision(columns, self.devices),
         )  # fmt: skip
@@ -358,3 +365,16 @@ def _margin_fit(result: Result, devices: int) -> Floats:
     fine = smooth(shares[1:] / inside, Precision(precision.base / inside**2, precision.slope))
     outside = min(max(float(shares[0]), 0.0), 1.0)
     return np.concatenate([[outside], fine * (1.0 - outside)])
+
+
+def _refined_fit(
+    result: Result, devices: int, own: Floats, cells: int, precision: Precision, starts: Ints
+) -> Floats:
+    """Fit the fine shares of a round together with their sums over `cells` cells in the table."""
+    fitted = _margin_fit(result, devices)
+    if isinstance(result.features[0], Categories):
+        return fitted
+    return refined_margin(
+        fitted, result.counts / result.n_reports, _precision(result, devices), own,
+        precision.variance(np.add.reduceat(fitted, starts), cells), starts, fixed=1,
+    )  # fmt: skip

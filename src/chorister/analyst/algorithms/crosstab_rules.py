@@ -9,12 +9,13 @@ cohort (`Precision`).
   by scale (empirical Bayes; real spikes stay).
 - **bucket_starts** makes about `g` buckets of equal mass; a cell heavier than 1/g is alone.
 - **bucket_count** chooses g as HDG does for 2-D grids (Yang et al. 2020): g = sqrt(4 a / sigma)
-  with a = 0.04 (theirs: 0.03). More cells mean less bias within each and more noise overall.
+  with a = 0.08 (theirs: 0.03). More cells mean less bias within each and more noise overall.
   There are more where both margins have spikes.
 - **full_table_pays** says where one question about all fine cells replaces the rounds.
+- **refined_margin** smooths a noisy margin further, together with its sums in the table.
 - **fit_table** combines cells and both margins by precision, pulls cells towards independence as
-  far as noise explains the difference, makes everything non-negative, keeps the margins, and gives
-  the inside of each bucket the margins' shape.
+  far as noise explains the difference (coarse blocks first), makes everything non-negative, keeps
+  the margins, and gives the inside of each bucket the margins' shape.
 """
 
 from __future__ import annotations
@@ -26,21 +27,24 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from chorister.analyst.algorithms.density import Cells, fit_density
 from chorister.analyst.consistency import norm_sub, shrink
 from chorister.errors import InvalidInput
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
-_NON_UNIFORMITY: Final = 0.04  # alpha_2, for which HDG has 0.03
+_NON_UNIFORMITY: Final = 0.08  # alpha_2, for which HDG has 0.03
 _MORE_BUCKETS: Final = 7.0
-_MOST_NOISE: Final = 1.0  # of all buckets together
+_MOST_NOISE: Final = 2.0  # of all buckets together
 _FULL_TABLE_NOISE: Final = 0.1  # of all cells together
 _LEAST_NOISE: Final = 0.05  # of a smoothed margin, as a part of the noise before
 _STRONG: Final = 0.5  # of all cells together
 _BLUR: Final = (1.0 / 16.0, 4.0 / 16.0, 6.0 / 16.0, 4.0 / 16.0, 1.0 / 16.0)
 _DETAIL_NOISE: Final = (0.7235, 0.2854, 0.1779, 0.1222, 0.0858, 0.0606, 0.0428)  # of white noise
 _RAKES: Final = 50
+_NOISY_MARGIN: Final = 0.08  # of all fine cells together
+_SPIKY_MARGIN: Final = 0.15
 _TINY: Final = 1e-12
 
 
@@ -184,14 +188,81 @@ def fit_table(
     columns = _margin(table, 0, precision, column_starts, column_shares, column_precision)
     cells = _with_margins(table, rows, columns)
     expected = np.outer(rows, columns)
-    # Cells with small expectations deviate little from them: use strata by expectation.
-    strata = np.floor(0.5 * np.log2(np.maximum(expected, _TINY))).astype(np.int64)
-    scale = np.sqrt(np.maximum(expected, _TINY))
-    noise = precision.variance(expected)
-    pulled = shrink(cells, noise, expected, strata=strata, scales=scale)
+    pulled = _pulled(cells, expected, precision)
     kept = norm_sub(pulled.ravel(), 1.0).reshape(table.shape)
     raked = _rake(kept + _TINY * expected, rows, columns)
     return _spread(raked, row_starts, column_starts, row_shares, column_shares)
+
+
+def refined_margin(
+    fitted: Floats,
+    seen: Floats,
+    precision: Precision,
+    own: Floats,
+    own_variance: Floats,
+    starts: Ints,
+    *,
+    fixed: int = 0,
+) -> Floats:
+    """Fit a noisy margin without spikes again, together with its sums in the table (`own`).
+
+    `fitted` and `seen` are its fine shares with and without the first fit; the first `fixed` cells
+    (OOV) stay as they are. Weak signals need a prior that knows how smooth margins are: a Gaussian
+    process, as for distributions.
+    """
+    inside = fitted[fixed:]
+    if (
+        len(inside) < 8
+        or len(inside) * math.sqrt(precision.base) < _NOISY_MARGIN
+        or spikiness(inside) > _SPIKY_MARGIN
+        or (mass := float(inside.sum())) < 0.1
+    ):
+        return fitted
+    edges = np.append(starts[fixed:] - fixed, len(inside))
+    parts = [
+        Cells.between(
+            np.arange(len(inside) + 1), seen[fixed:] / mass, precision.variance(inside) / mass**2
+        ),
+        Cells.between(edges, own[fixed:] / mass, own_variance[fixed:] / mass**2),
+    ]
+    return np.concatenate([fitted[:fixed], mass * fit_density(parts, len(inside)).density])
+
+
+def _pulled(cells: Floats, expected: Floats, precision: Precision) -> Floats:
+    """Pull cells towards independence, from the coarsest blocks to the finest.
+
+    Many cells may deviate together, each by less than its noise. Their sums show it, so blocks of
+    cells are pulled first, and what is inside them only towards what the block around it says.
+    """
+    ratio = np.ones((1, 1))
+    steps = 2 ** np.arange(max(max(cells.shape) - 1, 0).bit_length() + 1)
+    for step in steps[::-1].tolist():
+        seen, usual = _blocks(cells, step), _blocks(expected, step)
+        count = _blocks(np.ones(cells.shape), step)
+        if usual.size == 1:
+            continue
+        prior = np.maximum(_halved(ratio, seen.shape) * usual, 0.0)
+        # Cells with small expectations deviate little from them: use strata by expectation.
+        strata = np.floor(0.5 * np.log2(np.maximum(prior, _TINY))).astype(np.int64)
+        scale = np.sqrt(np.maximum(prior, _TINY))
+        noise = precision.variance(prior, count)
+        found = shrink(seen, noise, prior, strata=strata, scales=scale)
+        ratio = found / np.maximum(usual, _TINY)
+    return ratio * expected if ratio.shape == cells.shape else expected
+
+
+def _blocks(cells: Floats, step: int) -> Floats:
+    """Sum blocks of `step` by `step` cells."""
+    rows, columns = (np.arange(0, size, step) for size in cells.shape)
+    found: Floats = np.add.reduceat(np.add.reduceat(cells, rows, axis=0), columns, axis=1)
+    return found
+
+
+def _halved(blocks: Floats, shape: tuple[int, ...]) -> Floats:
+    """Give each of the smaller blocks the value of the one around it."""
+    for axis, size in enumerate(shape):
+        blocks = np.repeat(blocks, 2, axis=axis).take(range(size), axis=axis)
+    return blocks
 
 
 def _margin(

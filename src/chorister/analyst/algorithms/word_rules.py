@@ -30,10 +30,13 @@ LEAST_UNFAMILIAR: Final = 0.25
 _FLOOR: Final = 0.02  # what is expected less than this, in parts of 1 / most, is not considered
 _LENGTHS: Final = {
     1: (), 2: (4,), 3: (3, 5), 4: (3, 4, 6), 5: (3, 4, 5, 7), 6: (2, 3, 4, 5, 7),
+    7: (2, 3, 4, 5, 6, 8), 8: (2, 3, 4, 5, 6, 7, 9),
 }  # fmt: skip
 _SHARES: Final = {
     1: (1.0,), 2: (0.25, 0.75), 3: (0.2, 0.3, 0.5), 4: (0.12, 0.16, 0.22, 0.5),
     5: (0.1, 0.13, 0.15, 0.17, 0.45), 6: (0.05, 0.08, 0.11, 0.14, 0.17, 0.45),
+    7: (0.04, 0.06, 0.09, 0.11, 0.13, 0.16, 0.41),
+    8: (0.03, 0.05, 0.07, 0.09, 0.11, 0.13, 0.15, 0.37),
 }  # fmt: skip
 MAX_ROUNDS: Final = max(_LENGTHS)
 _TELLING_SHARE: Final = 0.02  # of the reports: what the commonest beginnings of a language have

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _COLUMN: Final = "beginning"
 _WORD: Final = "word"
-_ROUNDS: Final = 5
+_ROUNDS: Final = 6  # the first is about two characters, which no model has to predict
 _FEWER_ROUNDS: Final = (3, 2)  # for small fleets, whose rounds would be too small otherwise
 _NUMBERS: Final = ("estimate", "std_error", "ci_low", "ci_high", "share")
 
@@ -218,8 +218,9 @@ def discover_words(
     `deny`, for example those you know already, are skipped by devices and never reported.
 
     If you do not say how many `rounds`, there are as many as pay for this policy and fleet; where
-    none do, everyone is asked once about the model's most likely words, and `run.plan` says so. Six
-    `rounds` begin with two characters instead of three, which suits codes and other scripts.
+    none do, everyone is asked once about the model's most likely words, and `run.plan` says so. Up
+    to eight `rounds` find more of what is spelled like no word of the model, such as codes, and
+    fewer rare words that are.
     """
     ref = text_field(study, field)
     stream, _, name = ref.partition(".")
@@ -302,7 +303,7 @@ def word_query(stream: str, field: str, *, values: bool, functions: Iterable[str
 
 
 def _rounds_for(study: Study, reads: Mapping[str, tuple[str, ...]]) -> int:
-    """As many rounds as everyone may answer, if these are 3 or more; otherwise five."""
+    """As many rounds as everyone may answer, if these are 3 or more; otherwise six."""
     allowed = reports_allowed(study, reads)
     return allowed if 3 <= allowed < _ROUNDS else _ROUNDS
 
