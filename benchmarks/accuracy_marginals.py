@@ -185,7 +185,7 @@ class Intervals95:
             slope=np.full(value.shape, slope),
             reports=np.full(value.shape, round_.reports, dtype=np.int64),
         )
-        ends = rows.interval()
+        ends = rows.interval(step=law.step)
         hits = (ends.low <= truth) & (truth <= ends.high)
         return cls(hits, ends.high - ends.low, value - truth)
 

@@ -2,7 +2,7 @@
 
     import chorister as ch
 
-Names are loaded when they are first used: a device needs none of them, and data frames and charts
+Names are loaded when they are first used: a device needs none of them but `Policy`, and the others
 need the extra `analyst`. (Their types are in `__init__.pyi`.)
 """
 
@@ -56,7 +56,13 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 (whatever the name stands for
     if name == "errors":
         return import_module(f"{__name__}.errors")
     if name in _MODULES:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        try:
+            return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f"chorister.{name} needs more packages ({error.name}): "
+                "pip install 'chorister[analyst]'"
+            ) from error
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

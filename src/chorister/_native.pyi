@@ -6,6 +6,7 @@ are `bytes`; columns of numbers come back as `bytes` of native 64-bit unsigned i
 Errors are those of `chorister.errors`.
 """
 
+from array import array
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import TypeAlias, final
@@ -13,7 +14,7 @@ from typing import TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-Numbers: TypeAlias = bytes | NDArray[np.uint8] | NDArray[np.uint64]
+Numbers: TypeAlias = bytes | array[int] | NDArray[np.uint8] | NDArray[np.uint64]
 
 class ReportError(IntEnum):
     """DAP, section "Report Errors Registry": what became of one report. Rust has the numbers."""
@@ -209,6 +210,9 @@ def randomize_one_hot(
     all from the operating system's generator; the whole vector is drawn again while its weight
     exceeds `max_weight`.
     """
+
+def random_order(first: int, count: int) -> bytes:
+    """The numbers `first` to `first + count - 1` as int64, in an order drawn by the system."""
 
 def sample_binomials(count: int, trials: int, *, threshold: int, threads: int = 0) -> bytes:
     """`count` exact draws of Bin(`trials`, `threshold` / 2^64) as uint64.

@@ -325,7 +325,11 @@ FROZEN: Final = AfterValidator(FrozenDict)
 class Model(BaseModel):
     """A frozen value that refuses unknown fields and has one canonical encoding."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    # Validators are built when they are first used: an app that imports a device does not wait for
+    # those of recipes.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True
+    )
 
     def canonical(self) -> bytes:
         """Return the canonical JSON, without fields that are None."""

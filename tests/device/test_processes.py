@@ -21,6 +21,8 @@ import pytest
 from chorister.device.sandbox import Sandbox, confinement
 from chorister.device.sandbox import sandbox as device_side
 from chorister.device.sandbox.wire import encode_job
+from chorister.device.store import Snapshot
+from chorister.encoding import Encoding, PrefixTree
 from chorister.errors import SandboxFailed, SandboxUnavailable
 from tests.device.asking import ENDLESS, choose
 
@@ -285,6 +287,35 @@ def test_a_sandbox_that_answers_nothing_is_noticed_at_once(
     monkeypatch.setattr(device_side, "_TRIAL", "SELECT what does not compile")
     with pytest.raises(SandboxUnavailable, match="test query"):
         Sandbox()
+
+
+def test_the_test_query_has_the_encoding_that_it_says() -> None:
+    encoding = Encoding((PrefixTree(column="word", prefixes=("",), vocabulary=("works",)),))
+    assert encoding.canonical == device_side.TRIAL_ENCODING
+    assert (encoding.size, encoding.index(["works"])) == (
+        device_side.TRIAL_BINS,
+        device_side.TRIAL_BIN,
+    )
+
+
+def test_a_sandbox_that_nobody_waited_for_is_tried_before_its_first_query(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And tried again by the next one: a device keeps it."""
+    empty = Snapshot.empty({"t": {"x": "integer"}})
+    with Sandbox(wait=False) as sandbox:
+        with monkeypatch.context() as broken:
+            broken.setattr(device_side, "_TRIAL", "SELECT what does not compile")
+            for _ in range(2):
+                with pytest.raises(SandboxUnavailable, match="test query"):
+                    sandbox.compile("SELECT x FROM t", empty, functions=())
+        assert sandbox.compile("SELECT x FROM t", empty, functions=()) == ("x",)
+        with Sandbox() as other:
+            assert sandbox.weaknesses() == other.weaknesses()
+    with monkeypatch.context() as broken:
+        broken.setattr(sys, "executable", "/bin/false")
+        with Sandbox(wait=False) as sandbox, pytest.raises(SandboxUnavailable):
+            sandbox.weaknesses()
 
 
 def test_threads_share_a_sandbox(sandbox: Sandbox) -> None:

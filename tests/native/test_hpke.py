@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from hypothesis import given
@@ -39,6 +41,40 @@ def test_we_open_what_pyhpke_seals(info: bytes, aad: bytes, plaintext: bytes) ->
     enc, context = PYHPKE.create_sender_context(public, info=info)
     ciphertext = b"\x11" + opaque16(enc) + opaque32(context.seal(plaintext, aad=aad))
     assert KEYS.open(ciphertext, info, aad) == plaintext
+
+
+def test_vector_of_the_rfc_opens() -> None:
+    """RFC 9180, appendix A.1.1: the first message."""
+    keys = HPKEKeypair.from_bytes(
+        1,
+        bytes.fromhex("3948cfe0ad1ddb695d780e59077195da6c56506b027329794ab02bca80815c4d"),
+        bytes.fromhex("4612c550263fc8ad58375df3f557aac531d26850903e55a9f23f21d8534e8ac8"),
+    )
+    enc = bytes.fromhex("37fda3567bdbd628e88668c3c8d7e97d1d1253b6d4ea6d44c150f741f1bf4431")
+    payload = bytes.fromhex(
+        "f938558b5d72f1a23810b4be2ab4f84331acc02fc97babc53a52ae8218a355a96d8770ac83d07bea87e13c512a"
+    )
+    opened = keys.open(
+        b"\x01" + opaque16(enc) + opaque32(payload), b"Ode on a Grecian Urn", b"Count-0"
+    )
+    assert opened == b"Beauty is truth, truth beauty"
+
+
+def test_processes_that_fork_never_share_an_ephemeral_key() -> None:
+    """The library's generator lives in this process's memory: a copy of it must not repeat it."""
+    before = hpke_seal(KEYS.config, b"", b"", b"")
+    read, write = os.pipe()
+    for _ in range(8):
+        child = os.fork()
+        if child == 0:
+            os.write(write, parts(hpke_seal(KEYS.config, b"", b"", b""))[1])
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    os.close(write)
+    sealed = [os.read(read, 32) for _ in range(8)]
+    os.close(read)
+    sealed += [parts(before)[1], parts(hpke_seal(KEYS.config, b"", b"", b""))[1]]
+    assert len(set(sealed)) == 10
 
 
 @given(st.data())

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from chorister import _native
 from chorister.privacy import Mechanism
-from chorister.privacy.weights import binomial
+from chorister.privacy.total_weight import binomial
 
 Floats: TypeAlias = NDArray[np.float64]
 

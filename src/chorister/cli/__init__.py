@@ -14,11 +14,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeAlias
 
-import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from typer.core import TyperGroup
+try:
+    import numpy  # noqa: F401 (planning needs it)
+    import typer
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+    from typer.core import TyperGroup
+except ModuleNotFoundError as error:
+    sys.exit(
+        f"error: the command line needs more packages ({error.name}): pip install 'chorister[cli]'"
+    )
 
 from chorister import __version__
 from chorister.errors import ChoristerError, InternalError, InvalidInput, ServiceError

@@ -13,7 +13,6 @@ from enum import StrEnum
 from typing import Annotated, Final, TypeAlias
 
 import apsw
-import numpy as np
 from pydantic import (
     Field,
     PlainValidator,
@@ -195,13 +194,16 @@ class Record(Model):
 
 
 _ADAPTER: Final = TypeAdapter(Record)
+_DIGITS: Final = b"01".ljust(256)
 
 
 def pack_bits(bits: bytes) -> str:
     """Encode a vector of bytes 0 and 1 as `Sent.bits`."""
     if not bits or max(bits) > 1:
         raise InvalidInput("pack_bits() takes one byte per bit, each 0 or 1, and at least one")
-    return b64url_encode(np.packbits(np.frombuffer(bits, dtype=np.uint8)).tobytes())
+    # As one number in base 2, the last byte filled up with zeros.
+    number = int(bits.translate(_DIGITS), 2) << (-len(bits) % 8)
+    return b64url_encode(number.to_bytes((len(bits) + 7) // 8, "big"))
 
 
 class AuditLog:

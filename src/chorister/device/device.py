@@ -298,7 +298,7 @@ class Device(Closing):
             if self._sandbox is not None:
                 return self._sandbox
             if self._own_sandbox is None:
-                self._own_sandbox = Sandbox()
+                self._own_sandbox = Sandbox(wait=False)
             return self._own_sandbox
 
     def _set_paused(self, event: Event, why: str) -> None:

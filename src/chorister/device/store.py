@@ -17,9 +17,8 @@ from enum import StrEnum
 from typing import Final
 
 import apsw
-import numpy as np
-from numpy.typing import NDArray
 
+from chorister import _native
 from chorister.clock import Clock, uptime
 from chorister.closing import Closing
 from chorister.device.database import (
@@ -276,14 +275,16 @@ class EventStore(Closing):
         if found is None:
             return room
         # Counted in ids, of which there are at least as many as rows: all of them are drawn.
-        room -= found[1] - found[0] + 1
+        count = found[1] - found[0] + 1
+        room -= count
         if room < 0:
             raise StoreError(f"a query reads at most {MAX_SNAPSHOT_ROWS} events")
+        drawn = memoryview(_native.random_order(found[0], count)).cast("q")
         # Rows are fetched in the drawn order; the id of an expired row fetches nothing.
         self._reader.execute(
             f"INSERT INTO {target} SELECT {names} FROM carray(?) AS drawn"
             f" CROSS JOIN main.{source} AS event ON event.id = drawn.value AND donated > ?",
-            (apsw.carray(_random_order(*found)), self._clock.now() - table.retention),
+            (apsw.carray(drawn), self._clock.now() - table.retention),
         )
         return room
 
@@ -419,16 +420,6 @@ class EventStore(Closing):
             if str(column).startswith("field_"):
                 columns[str(column)] = str(kind)
         return tables
-
-
-def _random_order(first: int, last: int) -> NDArray[np.int64]:
-    """Return the integers first..last in an order drawn by the operating system.
-
-    Each gets 64 random bits to sort by. Among a million, two are equal with probability 3e-8, and
-    then stay in order.
-    """
-    keys = np.frombuffer(os.urandom(8 * (last - first + 1)), dtype=np.uint64)
-    return np.argsort(keys).astype(np.int64) + first
 
 
 def _insert_if_opted_in(table: TableSchema) -> str:

@@ -4,7 +4,8 @@ Four questions, one for each quantity that can be unknown: :func:`epsilon`, :fun
 :func:`min_cohort`, :func:`local_epsilon`. Every answer is a certified upper bound on the privacy
 loss (or a cohort and a local epsilon for which that bound holds). Answers are cached in this
 process only and never read from a disk, so a device may enforce them. Planning tools that may trust
-their own disk go through :mod:`chorister.privacy.cache`.
+their own disk go through :mod:`chorister.privacy.cache`. The bounds of the literature need numpy,
+which a device does not have: they are imported where they are used.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from enum import StrEnum
 from fractions import Fraction
 
 from chorister.errors import InvalidInput
-from chorister.privacy import published_bounds as published
 from chorister.privacy.certified import (
     MAX_COHORT,
     Crowd,
@@ -63,6 +63,8 @@ def epsilon(
             members, setting.mechanism, setting.parameter, wanted, noised=setting.noised
         )
         return Bound(upper=found.upper, lower=found.lower, method=chosen)
+    from chorister.privacy import published_bounds as published
+
     if chosen is Method.CLONES:
         bound = published.CloneBound.ONE_HOT_SUM
         upper = published.clones_epsilon(members, setting.replacement, wanted, bound)
@@ -87,6 +89,8 @@ def delta(
             members, setting.mechanism, setting.parameter, wanted, noised=setting.noised
         )
         return Bound(upper=found.upper, lower=found.lower, method=chosen)
+    from chorister.privacy import published_bounds as published
+
     if chosen is Method.CLONES:
         upper = published.clones_certified_delta(members, setting.replacement, wanted)
     elif chosen is Method.CLOSED_FORM:
@@ -119,6 +123,8 @@ def min_cohort(
         )
         members = None if first is None else _next_certified(holds, first, most)
     else:
+        from chorister.privacy import published_bounds as published
+
         valid = published.smallest_valid_cohort(setting.replacement, wanted)
         least = valid if chosen is Method.CLOSED_FORM else 1
         members = _first_member(holds, least, most, _guess(setting, target))
@@ -145,6 +151,8 @@ def _holds(setting: Setting, method: Method, members: int, target: float, wanted
             members, setting.mechanism, setting.parameter, wanted, noised=setting.noised
         )
         return found.upper <= target
+    from chorister.privacy import published_bounds as published
+
     if method is Method.CLONES:
         return published.clones_hold(members, setting.replacement, target, wanted)
     if method is Method.CLOSED_FORM:
@@ -241,6 +249,8 @@ def local_epsilon(
         )
         members = setting.members(cohort)
         if chosen is Method.CLOSED_FORM:
+            from chorister.privacy import published_bounds as published
+
             needed = published.smallest_valid_cohort(setting.replacement, wanted)
             if members < needed and target < setting.replacement:
                 return False

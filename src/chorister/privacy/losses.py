@@ -26,7 +26,7 @@ import scipy  # which loads its parts when they are first used
 from chorister import _native
 from chorister.errors import InternalError, InvalidInput
 from chorister.privacy.randomizers import Mechanism
-from chorister.privacy.weights import Floats
+from chorister.privacy.total_weight import Floats
 
 _DIRECT_PRODUCTS = 4_000_000
 _FFT_ERROR = 1e-13  # added to the infinite loss for every transform

@@ -35,7 +35,7 @@ import numpy as np
 
 from chorister.errors import InvalidInput
 from chorister.privacy.losses import certified_slack, least_epsilon
-from chorister.privacy.weights import Floats, binomial, upper_tail
+from chorister.privacy.total_weight import Floats, binomial, upper_tail
 
 _MOST_COUNTS = 4096  # beyond this many values of C neighbours share the smallest one's divergence
 

@@ -21,16 +21,13 @@ threshold, so the chances are multiples of 2^-64. `q` is rounded up and `h` towa
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from functools import lru_cache
-from typing import Final, NamedTuple
-
-import numpy as np
-import scipy  # which loads its parts when they are first used
-from numpy.typing import ArrayLike, NDArray
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from chorister import _native
 from chorister.errors import InvalidInput
@@ -43,7 +40,13 @@ from chorister.privacy.decimals import (
     as_decimal,
     float_above,
 )
-from chorister.privacy.weights import Floats, TotalWeight, least_weight_bound
+from chorister.privacy.weights import least_weight_bound
+
+if TYPE_CHECKING:  # arrays are the analyst's: a device has no numpy
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+
+    from chorister.privacy.total_weight import Floats, TotalWeight
 
 MIN_LOCAL_EPSILON = Decimal("0.001")
 MAX_LOCAL_EPSILON = Decimal(20)
@@ -254,7 +257,7 @@ class OneHotRandomizer:
         """
         self._check_index(index)
         return _native.randomize_one_hot(
-            np.array([index], dtype=np.uint64),
+            array("Q", [index]),
             self.length,
             q_threshold=self.q_threshold,
             h_threshold=self.h_threshold,
@@ -265,6 +268,8 @@ class OneHotRandomizer:
         self, indices: Sequence[int] | NDArray[np.int64], *, bounded: bool = True, threads: int = 0
     ) -> NDArray[np.uint8]:
         """Draw one report for each of many devices: an array of shape (devices, length)."""
+        import numpy as np
+
         held = np.asarray(indices, dtype=np.int64)
         if held.ndim != 1:
             raise InvalidInput("indices must be one-dimensional")
@@ -293,6 +298,8 @@ class OneHotRandomizer:
         asymmetric (the paper's appendix A prints n/(E-1), which is biased) and
         `(E+1)/(E-1) S - n/(E-1)` for symmetric (appendix C).
         """
+        import numpy as np
+
         _check_cohort(n, noise_trials)
         sums = np.asarray(counts, dtype=np.float64)
         return (sums - bits_per_bin(n, noise_trials) * self.q) / (self.h - self.q)
@@ -303,12 +310,16 @@ class OneHotRandomizer:
         Without noise `4nE/(E-1)^2 + f` for asymmetric and `nE/(E-1)^2` for symmetric (paper,
         appendices A and C); the aggregators' noise adds 2M q(1-q) before the scaling.
         """
+        import numpy as np
+
         _check_cohort(n, noise_trials)
         held = np.clip(np.asarray(frequency, dtype=np.float64), 0.0, float(n))
         return self._base_variance(n, noise_trials) + self.variance_slope * held
 
     def std_error(self, n: int, frequency: ArrayLike = 0.0, noise_trials: int = 0) -> Floats:
         """Standard error of an estimate of a bin whose true count is `frequency`."""
+        import numpy as np
+
         return np.sqrt(self.variance(n, frequency, noise_trials))
 
     def interval(
@@ -320,6 +331,9 @@ class OneHotRandomizer:
         half a step because sums are whole numbers. The variance is linear in f, so the ends solve a
         quadratic. Nothing is cut at 0 or n: averages of such intervals stay honest.
         """
+        import numpy as np
+        import scipy
+
         if not 0.0 < confidence < 1.0:
             raise InvalidInput(f"confidence must lie strictly between 0 and 1, not {confidence}")
         _check_cohort(n, noise_trials)
@@ -338,6 +352,8 @@ class OneHotRandomizer:
 
     def total_weight(self, n: int, noise_trials: int = 0, *, bounded: bool = True) -> TotalWeight:
         """The law of the sum's total weight, which does not depend on anybody's data."""
+        from chorister.privacy.total_weight import TotalWeight
+
         _check_cohort(n, noise_trials)
         return TotalWeight(
             reports=n,

@@ -1,13 +1,12 @@
 //! HPKE base mode with the one suite that Chorister speaks: X25519, HKDF-SHA256, AES-128-GCM.
 
-use hpke_dispatch::{Aead, Config, Kdf, Kem};
+use rustls::crypto::aws_lc_rs::hpke::DH_KEM_X25519_HKDF_SHA256_AES_128 as SUITE;
+use rustls::crypto::hpke::{EncapsulatedSecret, Hpke, HpkePrivateKey, HpkePublicKey};
 use zeroize::Zeroizing;
 
 use crate::error::Error;
 use crate::wire::{Ciphertext, Reader, put_opaque_u16};
 
-const SUITE: Config =
-    Config { aead: Aead::AesGcm128, kdf: Kdf::Sha256, kem: Kem::X25519HkdfSha256 };
 const KEM_ID: u16 = 0x0020;
 const KDF_ID: u16 = 0x0001;
 const AEAD_ID: u16 = 0x0001;
@@ -55,11 +54,11 @@ impl HpkeConfig {
         plaintext: &[u8],
         out: &mut Vec<u8>,
     ) -> Result<(), Error> {
-        let sealed = SUITE
-            .base_mode_seal(&self.public_key, info, plaintext, aad)
+        let public_key = HpkePublicKey(self.public_key.to_vec());
+        let (enc, payload) = SUITE
+            .seal(info, aad, plaintext, &public_key)
             .map_err(|error| Error::Hpke(format!("cannot seal to this public key: {error}")))?;
-        Ciphertext { config_id: self.id, enc: &sealed.encapped_key, payload: &sealed.ciphertext }
-            .encode(out);
+        Ciphertext { config_id: self.id, enc: &enc.0, payload: &payload }.encode(out);
         Ok(())
     }
 }
@@ -67,20 +66,22 @@ impl HpkeConfig {
 /// A recipient's key pair. Its private key never prints and is wiped when dropped.
 pub struct HpkeKeypair {
     pub config: HpkeConfig,
-    private_key: Zeroizing<[u8; KEY_SIZE]>,
+    private_key: HpkePrivateKey,
 }
 
 impl HpkeKeypair {
     pub fn generate(id: u8) -> Result<Self, Error> {
-        let (private_key, public_key) = hpke_dispatch::gen_keypair(SUITE.kem).into_parts();
-        Self::from_parts(id, &public_key, &Zeroizing::new(private_key))
+        let (public_key, private_key) = SUITE
+            .generate_key_pair()
+            .map_err(|error| Error::Hpke(format!("cannot generate a key pair: {error}")))?;
+        Self::from_parts(id, &public_key.0, private_key.secret_bytes())
     }
 
     /// Refuses a private key that does not belong to the public key.
     pub fn from_parts(id: u8, public_key: &[u8], private_key: &[u8]) -> Result<Self, Error> {
         let pair = Self {
             config: HpkeConfig { id, public_key: key(public_key, "public key")? },
-            private_key: Zeroizing::new(key(private_key, "private key")?),
+            private_key: Zeroizing::new(key(private_key, "private key")?).to_vec().into(),
         };
         let mut sealed = Vec::new();
         pair.config.seal(b"", b"", b"", &mut sealed)?;
@@ -95,7 +96,7 @@ impl HpkeKeypair {
     }
 
     pub fn private_key(&self) -> &[u8] {
-        self.private_key.as_slice()
+        self.private_key.secret_bytes()
     }
 
     pub fn open(
@@ -104,8 +105,9 @@ impl HpkeKeypair {
         info: &[u8],
         aad: &[u8],
     ) -> Result<Vec<u8>, Error> {
+        let enc = EncapsulatedSecret(ciphertext.enc.to_vec());
         SUITE
-            .base_mode_open(self.private_key(), ciphertext.enc, info, ciphertext.payload, aad)
+            .open(&enc, info, aad, ciphertext.payload, &self.private_key)
             .map_err(|_| Error::Hpke("cannot open: another key, or altered bytes".into()))
     }
 }

@@ -453,7 +453,7 @@ mod _native {
     #[pymodule_export]
     use super::columns::{Headers, scan_reports, scan_verify_inits};
     #[pymodule_export]
-    use super::sampling::{randomize_one_hot, sample_binomials};
+    use super::sampling::{random_order, randomize_one_hot, sample_binomials};
     #[pymodule_export]
     use super::{Aggregated, LeaderJob, Prio3, PyKeypair, TaskBinding, hpke_seal};
 }

@@ -106,6 +106,20 @@ fn bernoulli_word(threshold: u64, words: &mut impl Words) -> Result<u64, Error> 
     Ok(below)
 }
 
+/// The numbers first..first + count in an order drawn by the operating system.
+///
+/// Each gets 64 random bits to sort by. Among a million, two are equal with probability 3e-8, and then stay
+/// in order.
+pub fn random_order(first: i64, count: usize) -> Result<Vec<i64>, Error> {
+    let mut words = SystemWords::new();
+    let mut drawn = (first..)
+        .take(count)
+        .map(|number| words.word().map(|key| (key, number)))
+        .collect::<Result<Vec<_>, _>>()?;
+    drawn.sort_unstable();
+    Ok(drawn.into_iter().map(|(_, number)| number).collect())
+}
+
 /// The law of one report: its own bit is one with probability h, the others with probability q.
 #[derive(Clone, Copy, Debug)]
 pub struct OneHotLaw {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from chorister.canonical import MAX_INT, WIRE, Hex32, Int, Model, first_error, loads, sha256
 from chorister.device.ledger.budget import Charge
@@ -74,7 +74,9 @@ class Charged(_Entry):
 
 Entry: TypeAlias = Created | Restarted | Resumed | PolicyTaken | Charged
 
-_ADAPTER: Final[TypeAdapter[Entry]] = TypeAdapter(Annotated[Entry, Field(discriminator="kind")])
+_ADAPTER: Final[TypeAdapter[Entry]] = TypeAdapter(
+    Annotated[Entry, Field(discriminator="kind")], config=ConfigDict(defer_build=True)
+)
 
 
 _M = TypeVar("_M", bound=Model)

@@ -8,12 +8,12 @@ compiled program shows what the authorizer is not asked about.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from itertools import islice
 from operator import itemgetter
 from typing import Any, Final
 
 import apsw
-import apsw.ext
 
 from chorister.device.sandbox.functions import TABLE_FUNCTIONS, block_table_functions, register
 from chorister.device.sandbox.wire import Job, decode_job, encode_job
@@ -50,16 +50,37 @@ def explain(job: Job, image: bytes | bytearray) -> str | tuple[tuple[str, str | 
     if "\0" in job.query:
         return "a NUL character, after which SQLite would stop reading"
     try:
-        details = apsw.ext.query_info(connection, job.query)
-        if not details.has_vdbe or details.is_explain or not details.is_readonly:
+        columns, first = _compile(connection, job.query)
+        if not columns:
             return "not a SELECT"
-        if details.query_remaining is not None:
+        if len(first) < len(job.query):
             return "more than one statement"
         if _reads_others(connection, job.query, pages):
             return "access to SQLite's own tables is prohibited"
     except (apsw.Error, ValueError) as error:
         return str(error)
-    return tuple(details.description) or "not a SELECT"
+    return columns
+
+
+def _compile(
+    connection: apsw.Connection, query: str
+) -> tuple[tuple[tuple[str, str | None], ...], str]:
+    """Return the columns of the first statement if it is a SELECT, and its text; run nothing."""
+    columns: tuple[tuple[str, str | None], ...] = ()
+    first = ""
+
+    def before(cursor: apsw.Cursor, statement: str, _bindings: object) -> bool:
+        nonlocal columns, first
+        first = statement
+        if cursor.has_vdbe and cursor.is_readonly and not cursor.is_explain:
+            columns = tuple((each[0], each[1]) for each in cursor.get_description())
+        return False
+
+    cursor = connection.cursor()
+    cursor.exec_trace = before
+    with suppress(apsw.ExecTraceAbort):
+        cursor.execute(query, can_cache=False)
+    return columns, first
 
 
 def rows(job: Job, image: bytes | bytearray) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
@@ -103,12 +124,11 @@ def _reads_others(connection: apsw.Connection, query: str, pages: Collection[int
 
     Virtual tables need no check: there are none except the listed functions.
     """
-    program = apsw.ext.query_info(connection, query, explain=True).explain or []
+    program = connection.execute(query, can_cache=False, explain=1)
     return any(
-        step.p3 != 0 or step.p2 not in pages or (step.p5 or 0) & _P2_IS_REGISTER
-        for step in program
-        if step.opcode == "ReopenIdx"
-        or (step.opcode.startswith("Open") and step.opcode not in _OPEN_ITS_OWN)
+        p3 != 0 or p2 not in pages or (p5 or 0) & _P2_IS_REGISTER
+        for _, opcode, _, p2, p3, _, p5, _ in program
+        if opcode == "ReopenIdx" or (opcode.startswith("Open") and opcode not in _OPEN_ITS_OWN)
     )
 
 

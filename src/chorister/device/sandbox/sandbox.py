@@ -19,8 +19,11 @@ from chorister.clock import uptime
 from chorister.closing import Closing
 from chorister.device.sandbox.functions import known_functions
 from chorister.device.sandbox.wire import (
+    COMMAND,
+    END,
     MAX_BODY_BYTES,
     MAX_ENCODING_BYTES,
+    RUN,
     Job,
     encode_job,
     receive_answer,
@@ -28,10 +31,9 @@ from chorister.device.sandbox.wire import (
     send_frame,
     waits,
 )
-from chorister.device.sandbox.zygote import COMMAND, END, RUN
 from chorister.device.schema import FieldType
 from chorister.device.store import Snapshot
-from chorister.encoding import Encoding, PrefixTree, Selection
+from chorister.encoding import Encoding, Selection
 from chorister.errors import (
     DecodeError,
     InvalidInput,
@@ -44,11 +46,14 @@ _BOOT: Final = Path(__file__).with_name("boot.py")
 _START_SECONDS: Final = 60.0
 _COMPILE_SECONDS: Final = 10.0
 _MAX_SECONDS: Final = 3600.0
-_EMPTY: Final = Snapshot.empty({"t": {"a": "text"}})
 _TRIAL: Final = "SELECT word FROM words('Works!') LEFT JOIN t"
-_TRIAL_ENCODING: Final = Encoding(
-    (PrefixTree(column="word", prefixes=("",), vocabulary=("works",)),)
+# A prefix tree whose only word is "works", in canonical form: an app need not wait for its model.
+TRIAL_ENCODING: Final = (
+    b'{"deny":[],"features":[{"column":"word","kind":"prefix_tree","prefixes":[""],'
+    b'"tokenisation":1,"vocabulary":["works"]}]}'
 )
+TRIAL_BINS: Final = 4
+TRIAL_BIN: Final = 3
 _MAX_COMPILED: Final = 64
 _TYPES: Final[Mapping[str, FieldType]] = {"integer": "integer", "real": "real", "text": "text"}
 
@@ -59,30 +64,37 @@ ResultColumns: TypeAlias = tuple[tuple[str, FieldType | None], ...]
 class Sandbox(Closing):
     """Runs queries, each in its own process. Threads may share one sandbox.
 
-    Start it early: that takes a fraction of a second, and a query then about two milliseconds.
+    Start it early: that takes a fraction of a second, and a query then about two milliseconds. With
+    `wait=False` the constructor returns meanwhile, and the first query waits.
     """
 
-    def __init__(self) -> None:
+    _untried = False
+
+    def __init__(self, *, wait: bool = True) -> None:
         self._lock = threading.Lock()
+        self._untried = True
         # Queries that compile: a recipe is listed for days, and many devices may share a sandbox.
         self._compiled: dict[tuple[str, bytes, tuple[str, ...]], ResultColumns] = {}
+        self._zygote = _Zygote(until=None)
+        if wait:
+            self._try()
+
+    def _try(self) -> None:
+        """Run a test query: a sandbox that always fails would turn every charge into an OOV."""
         until = uptime() + _START_SECONDS
-        self._zygote = _Zygote(until)
-        # A sandbox that always fails would turn every charge into an OOV, so try it now.
         try:
-            found = self.choose(
-                _TRIAL,
-                _EMPTY,
-                functions=["words"],
-                encoding=_TRIAL_ENCODING,
-                selection="first",
-                until=until,
-            )
+            with self._lock:
+                self._restart_if_lost(until)
+            self._zygote.greet(until)
+            snapshot = Snapshot.empty({"t": {"a": "text"}})
+            job = _job(_TRIAL, snapshot, ["words"], "first", until)
+            found = self._choose(job, snapshot, TRIAL_ENCODING, TRIAL_BINS, until)
         except SandboxFailed:
             found = 0
-        if found != _TRIAL_ENCODING.index(["works"]):
+        if found != TRIAL_BIN:
             self.close()
             raise SandboxUnavailable("it does not answer a test query")
+        self._untried = False
 
     def close(self) -> None:
         """End the zygote and all running queries."""
@@ -91,7 +103,7 @@ class Sandbox(Closing):
 
     def weaknesses(self) -> tuple[str, ...]:
         """Return, in words, the protections that this system does not support; empty is best."""
-        return self._zygote.weaknesses
+        return self._zygote.greet(uptime() + _START_SECONDS)
 
     def choose(
         self,
@@ -110,13 +122,18 @@ class Sandbox(Closing):
         error, whatever went wrong.
         """
         job = _job(query, snapshot, functions, selection, until)
+        return self._choose(job, snapshot, encoding.canonical, encoding.size, until)
+
+    def _choose(
+        self, job: Job, snapshot: Snapshot, encoding: bytes, bins: int, until: float
+    ) -> int:
         found = None
         with (
             suppress(OSError, EOFError, DecodeError, MemoryError, SandboxUnavailable),
             self._process(until) as peer,
         ):
-            _send_job(peer, job, encoding.canonical, snapshot.image, until)
-            found = receive_answer(peer, bins=encoding.size, until=until)
+            _send_job(peer, job, encoding, snapshot.image, until)
+            found = receive_answer(peer, bins=bins, until=until)
         if found is None:
             # Raised here, it has neither cause nor context: both may depend on the data.
             raise SandboxFailed
@@ -135,6 +152,8 @@ class Sandbox(Closing):
         self, query: str, snapshot: Snapshot, *, functions: Collection[str]
     ) -> ResultColumns:
         """Return the same with the type of each column, where it is that of a declared field."""
+        if self._untried:
+            self._try()
         until = uptime() + _COMPILE_SECONDS
         job = _job(query, snapshot, functions, None, until)
         known = (query, snapshot.image, job.functions)
@@ -195,9 +214,9 @@ class Sandbox(Closing):
 
 
 class _Zygote:
-    """The zygote's process and the socket to it."""
+    """The zygote's process and the socket to it. Waits for its greeting, unless `until` is None."""
 
-    def __init__(self, until: float) -> None:
+    def __init__(self, until: float | None) -> None:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -223,15 +242,25 @@ class _Zygote:
         self._owner = os.getpid()
         self._socket = ours
         self._sending = threading.Lock()
+        self._greeting = threading.Lock()
+        self._weaknesses: tuple[str, ...] | None = None
         self._process = process
         self._finalizer = weakref.finalize(self, _end, ours, process, self._owner)
-        try:
-            head, _ = receive_frame(ours, until=until)
-            tree: Mapping[str, Any] = json.loads(head)
-            self.weaknesses = tuple(map(str, tree["weaknesses"]))
-        except (OSError, EOFError, DecodeError, ValueError, KeyError):
-            self._finalizer()
-            raise SandboxUnavailable("its process did not start") from None
+        if until is not None:
+            self.greet(until)
+
+    def greet(self, until: float) -> tuple[str, ...]:
+        """Wait until it has started; return which protections its sandboxes lack."""
+        with self._greeting:
+            if self._weaknesses is None:
+                try:
+                    head, _ = receive_frame(self._socket, until=until)
+                    tree: Mapping[str, Any] = json.loads(head)
+                    self._weaknesses = tuple(map(str, tree["weaknesses"]))
+                except (OSError, EOFError, DecodeError, ValueError, KeyError):
+                    self.close()
+                    raise SandboxUnavailable("its process did not start") from None
+            return self._weaknesses
 
     def is_lost(self) -> bool:
         """Return whether it ended, or belongs to the process that this one was forked from."""
@@ -239,6 +268,7 @@ class _Zygote:
 
     def fork(self, until: float) -> tuple[int, socket.socket]:
         """Fork a sandbox; return its process id and the socket to it."""
+        self.greet(until)
         try:
             self._tell(RUN, 0)
             for timeout in waits(until):

@@ -20,6 +20,10 @@ from chorister.clock import uptime
 from chorister.encoding.encoder import Selection
 from chorister.errors import DecodeError
 
+COMMAND: Final = struct.Struct("!ci")
+"""What the device sends to the zygote: one of these letters, and the id of a process."""
+RUN: Final = b"r"
+END: Final = b"e"
 MAX_HEAD_BYTES: Final = 1_000_000
 MAX_ENCODING_BYTES: Final = 8_000_000
 """As much as a recipe, which an encoding is part of."""

@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import socket
-import struct
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,8 +25,11 @@ from chorister.device.sandbox.confinement import (
 from chorister.device.sandbox.query import choose, explain, rehearse
 from chorister.device.sandbox.wire import (
     ANSWER,
+    COMMAND,
+    END,
     MAX_BODY_BYTES,
     MAX_ENCODING_BYTES,
+    RUN,
     decode_job,
     receive,
     receive_frame,
@@ -35,9 +37,6 @@ from chorister.device.sandbox.wire import (
 )
 from chorister.encoding.encoder import Encoder
 
-COMMAND: Final = struct.Struct("!ci")
-RUN: Final = b"r"
-END: Final = b"e"
 _MEMORY_BYTES: Final = 256 * 2**20
 _MAX_DESCRIPTORS: Final = 4096
 

@@ -6,7 +6,7 @@ use pyo3::types::PyBytes;
 use super::{native_bytes, unlocked, values};
 use crate::error::Error;
 use crate::parallel;
-use crate::sampling::{OneHotLaw, SystemWords, binomials};
+use crate::sampling::{self, OneHotLaw, SystemWords, binomials};
 
 /// Bits that one call draws at most, a byte each: an allocation that fails would end the process.
 const MAX_BITS: usize = 1 << 30;
@@ -41,6 +41,27 @@ pub(super) fn randomize_one_hot<'py>(
         Ok(reports.into_iter().collect::<Result<Vec<_>, _>>()?.concat())
     })?;
     Ok(PyBytes::new(py, &bits))
+}
+
+/// Numbers that one call orders at most.
+const MAX_ORDERED: usize = 1 << 26;
+
+#[pyfunction]
+pub(super) fn random_order<'py>(
+    py: Python<'py>,
+    first: i64,
+    count: usize,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let order = unlocked(py, || {
+        let end = i64::try_from(count).ok().and_then(|count| first.checked_add(count));
+        if count > MAX_ORDERED || end.is_none() {
+            return Err(Error::InvalidInput(format!(
+                "at most {MAX_ORDERED} numbers below 2^63, got {count} from {first}"
+            )));
+        }
+        sampling::random_order(first, count)
+    })?;
+    Ok(native_bytes(py, order.into_iter().map(i64::cast_unsigned)))
 }
 
 #[pyfunction]
