@@ -207,3 +207,24 @@ def test_bodies_that_never_end_keep_no_author_out() -> None:
     found, cut = asyncio.run(meet())
     assert found == len(b"honest")
     assert [each.status_code for each in cut if isinstance(each, Response)] == [503]
+
+
+def test_one_address_keeps_only_its_share_of_the_places(world: World) -> None:
+    def connect(source: str, port: int) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", port), timeout=5, source_address=(source, 0))
+
+    with (
+        contextlib.ExitStack() as stack,
+        serving(world, deadlines=Deadlines(header=60, per_address=16)) as port,
+    ):
+        neighbour = stack.enter_context(connect("127.0.0.1", port))
+        try:
+            crowd = [stack.enter_context(connect("127.0.0.2", port)) for _ in range(100)]
+        except OSError as error:  # not Linux: only 127.0.0.1 is local
+            pytest.skip(f"this system has no second local address: {error}")
+        for oldest in crowd[:-16]:
+            with contextlib.suppress(ConnectionError):
+                assert oldest.recv(1) == b""
+        for each in (neighbour, *crowd[-16:]):
+            each.sendall(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert each.recv(15) == b"HTTP/1.1 200 OK"
