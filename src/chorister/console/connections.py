@@ -22,8 +22,8 @@ from chorister.errors import ChoristerError, CohortTooSmall, ServiceError
 from chorister.policy import Policy
 from chorister.recipe import SignedRecipe
 from chorister.transparency.auditor import audit
-from chorister.transparency.client import Source
-from chorister.transparency.entries import RecipeEnd
+from chorister.transparency.entries import RecipeEnd, RecipeEntry
+from chorister.transparency.tiles import Source
 from chorister.transparency.trust import Authority
 
 _TENTHS: Final = 10
@@ -222,17 +222,17 @@ def read_log(source: Source, policy: Policy) -> LogPage:
     questions = [
         LoggedQuestion(
             index=logged.index,
-            signed=logged.recipe,
-            open=logged.address in current,
-            ended=logged.recipe.digest in ended,
+            signed=found.recipes[logged.index],
+            open=logged.entry.body_digest in current,
+            ended=logged.entry.recipe_digest in ended,
         )
         for logged in found.entries
         # The log may serve other policies, too.
-        if logged.recipe is not None and logged.recipe.recipe.analysis in policy.analyses
+        if isinstance(logged.entry, RecipeEntry) and logged.entry.analysis in policy.analyses
     ]
     return LogPage(
         origin=origin,
-        time=found.checkpoint.time,
+        time=found.time,
         size=found.checkpoint.size,
         cosignatures=len(found.cosignatures),
         questions=tuple(reversed(questions)),
@@ -268,7 +268,7 @@ class PublicLogs:
 
 
 class _CachedSource:
-    """Fetches each entry only once: entries are named by their digests and never change."""
+    """Fetches bodies, full tiles and full bundles only once: they never change."""
 
     def __init__(self, source: Source, kept: dict[str, bytes]) -> None:
         self._source = source
@@ -279,6 +279,7 @@ class _CachedSource:
         if path in self._kept:
             return self._kept[path]
         data = self._source.read(path, limit=limit)
-        if path.startswith("entry/") and len(self._kept) < _MAX_CACHED_ENTRIES:
+        whole = path.startswith(("body/", "tile/")) and ".p/" not in path
+        if whole and len(self._kept) < _MAX_CACHED_ENTRIES:
             self._kept[path] = data
         return data

@@ -23,8 +23,8 @@ from chorister.registry.app import Limits, build_app
 from chorister.registry.folder import LogFolder
 from chorister.registry.registry import Registry
 from chorister.settings_file import read_settings
-from chorister.transparency.checkpoint import check_key_name
 from chorister.transparency.client import ABOUT, policy_path
+from chorister.transparency.note import check_key_name
 from chorister.transparency.trust import Authority
 
 _CONNECTIONS: Final = 512
