@@ -121,6 +121,9 @@ class Registry:
         self._state = folder.load()
         self._published = folder.read_checkpoint(CHECKPOINT)
         self._candidate = folder.read_checkpoint(CANDIDATE)
+        last = self._state.last_list
+        if self._candidate and last and self._candidate.checkpoint.size != last.index + 1:
+            self._candidate = None  # a crash came between a list and its checkpoint
         # When the candidate was issued; a restarted registry issues a new one at once.
         self._issued = 0
         for signed in (self._published, self._candidate):
@@ -174,9 +177,18 @@ class Registry:
                 )
             current = self._state.current(now)
             if not self._state.closed or last is None or current.digest != last.entry.digest:
-                if last is not None and self._candidate is not None and now == last.entry.time:
-                    return self._candidate
+                if last is not None and now == last.entry.time:
+                    if self._candidate is not None:
+                        return self._candidate
+                    raise CheckpointTime(
+                        "the log has a list of this second already: try again in the next",
+                        time=last.entry.time,
+                        now=now,
+                    )
                 self._close_batch(current, now)
+            elif self._candidate is not None and now == self._issued:
+                return self._candidate
+            self._folder.publish_tiles()
             checkpoint = Checkpoint(
                 origin=self._origin, size=self._state.size, root=self._state.frontier.root
             )
@@ -186,13 +198,12 @@ class Registry:
             return self._candidate
 
     def _close_batch(self, current: CurrentList, now: int) -> None:
-        """Add the list that is current now as the last entry, and publish what it closes."""
+        """Add the list that is current now as the last entry."""
         entry = ListEntry(time=now, digest=current.digest).encode()
         logged = self._state.check(entry)
         self._folder.publish(list_path(current.digest), current.encode())
         self._folder.append(entry)
         self._state.apply(logged)
-        self._folder.publish_tiles()
 
     def _with_witnesses(self, fresh: SignedCheckpoint) -> SignedCheckpoint:
         """Keep witnesses' lines if the tree is the same: only the aggregators sign again."""
