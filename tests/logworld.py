@@ -6,12 +6,12 @@ import base64
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from chorister.canonical import b64url_encode
+from chorister.canonical import b64url_encode, sha256
 from chorister.clock import SettableClock
 from chorister.errors import ChoristerError
 from chorister.policy import Policy
@@ -112,7 +112,10 @@ BODIES: dict[bytes, bytes] = {}
 
 
 def entry_of(asked: Recipe, author: str = "author") -> RecipeEntry:
-    jws = sign(asked, key(author))
+    return entry_with(sign(asked, key(author)), author)
+
+
+def entry_with(jws: bytes, author: str = "author") -> RecipeEntry:
     entry = RecipeEntry.of(jws, key(author))
     BODIES[entry.body_digest] = jws
     return entry
@@ -122,6 +125,12 @@ def recipe_entry(
     name: str, *, author: str = "author", analysis: str = ANALYSIS, closes: int = NOW + 7 * DAY
 ) -> RecipeEntry:
     return entry_of(recipe(name, analysis=analysis, closes=closes), author)
+
+
+def with_body(entry: RecipeEntry, body: bytes) -> RecipeEntry:
+    """The same entry with another body, whatever that is."""
+    BODIES[sha256(body)] = body
+    return replace(entry, body_digest=sha256(body), body_size=len(body)).signed(key("author"))
 
 
 def submission(entry: Entry) -> Submission:

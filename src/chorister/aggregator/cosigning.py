@@ -174,9 +174,15 @@ class Cosigning:
         self._keys.destroy_due()
         # A key that did not reach the log while its entry was valid is replaced by a new one.
         entries = {config: self._entry(config, now) for config in self._keys.unpublished()}
-        waiting = [config for config, entry in entries.items() if now < entry.not_after]
+        waiting = [
+            config
+            for config, entry in entries.items()
+            if entry is not None and now < entry.not_after
+        ]
         since = self._keys.current_since()
-        if not waiting and (since is None or now >= since + self._lifetime):
+        # A log that was started again has none of our keys.
+        due = since is None or now >= since + self._lifetime or not self._entries()
+        if not waiting and due:
             waiting = [self._keys.generate()]
             self._log.info("generated an HPKE key", config_id=waiting[0][0])
         logged = {each.config for each in self._entries()}
@@ -188,7 +194,9 @@ class Cosigning:
             ):
                 self._submit(config, now)
 
-    def _entry(self, config: bytes, now: int) -> HPKEConfigEntry:
+    def _entry(self, config: bytes, now: int) -> HPKEConfigEntry | None:
+        """Return a key's entry; None if an earlier version signed it, in another format."""
+
         def sign() -> bytes:
             entry = HPKEConfigEntry(
                 aggregator=self._identity.name,
@@ -199,13 +207,19 @@ class Cosigning:
             )
             return entry.signed(self._identity.key).encode()
 
-        entry = parse_entry(self._keys.entry(config, sign))
+        try:
+            entry = parse_entry(self._keys.entry(config, sign))
+        except DecodeError:
+            return None
         if not isinstance(entry, HPKEConfigEntry):
             raise StorageDamaged("the stored log entry of an HPKE key is an entry of another kind")
         return entry
 
     def _submit(self, config: bytes, now: int) -> None:
-        index = self._registry.submit(self._entry(config, now))
+        entry = self._entry(config, now)
+        if entry is None:
+            raise StorageDamaged("the stored log entry of an HPKE key can't be read")
+        index = self._registry.submit(entry)
         self._submitted[config] = now
         self._log.info("submitted an HPKE key", config_id=config[0], entry=index)
 
