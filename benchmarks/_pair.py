@@ -24,6 +24,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from tests.aggregator.operators import TOKENS, Addresses, Operators, free_port  # noqa: E402
 from tests.aggregator.server_processes import COMMAND, environment, process, stop  # noqa: E402
+from tests.logworld import body_of  # noqa: E402
 
 from chorister._native import HPKEKeypair  # noqa: E402
 from chorister.aggregator.config import AggregatorConfig  # noqa: E402
@@ -106,7 +107,7 @@ class Pair:
         self.keys: dict[str, HPKEKeypair] = {}
         for role in ("leader", "helper"):
             core = self.core(role)
-            logged = [self.operators.entry(each).jws for each in recipes]
+            logged = [body_of(self.operators.entry(each)).jws for each in recipes]
             core.tasks.accept([SignedRecipe.parse(each) for each in logged])
             assert core.tasks.find(self.task.task_id) is not None
             core.keys.publish(core.keys.generate())

@@ -11,16 +11,17 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from chorister._native import HPKEKeypair
-from chorister.canonical import b64url_encode
+from chorister.canonical import b64url_encode, sha256
 from chorister.device.transport import Answer
 from chorister.errors import Unreachable
 from chorister.policy import Policy
 from chorister.recipe import Recipe, Window, sign
-from chorister.transparency.checkpoint import Checkpoint
-from chorister.transparency.client import entry_path, list_path
-from chorister.transparency.entries import Entry, HPKEConfigEntry, RecipeEntry
+from chorister.transparency.checkpoint import Checkpoint, ListProof
+from chorister.transparency.client import PROOF, body_path, list_path
+from chorister.transparency.entries import HPKEConfigEntry, ListEntry, RecipeEntry
+from chorister.transparency.note import key_name
 from chorister.transparency.state import CurrentList, ListedRecipe
-from chorister.transparency.tree import root_hash
+from chorister.transparency.tree import Frontier, leaf_hash
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "keyboard"
 REGISTRY = "https://registry.example/log/"
@@ -77,34 +78,30 @@ class Question:
         }
         configs = [
             HPKEConfigEntry(
-                aggregator=urls[side], not_before=0, not_after=NOW * 2, config=keys.config
+                aggregator=key_name(urls[side]), not_before=0, not_after=NOW * 2, config=keys.config
             ).signed(self.keys[side])
             for side, keys in (("leader", self.leader), ("helper", self.helper))
         ]
         author = self.keys["author"]
-        asked = [
-            RecipeEntry(author_key=author.public_key().public_bytes_raw(), jws=sign(recipe, author))
-            for recipe in recipes
-        ]
+        bodies = [sign(recipe, author) for recipe in recipes]
+        asked = [RecipeEntry.of(body, author) for body in bodies]
         listing = CurrentList.of(
             hpke_configs=[(entry.aggregator, entry.address) for entry in configs],
-            recipes=[ListedRecipe.of(r.analysis, e) for r, e in zip(recipes, asked, strict=True)],
+            recipes=[ListedRecipe.of(entry) for entry in asked],
         )
-        entries: list[Entry] = [*configs, *asked]
-        checkpoint = Checkpoint(
-            origin=self.policy.log.origin,
-            size=len(entries),
-            root=root_hash([entry.address for entry in entries]),
-            time=time,
-            list_digest=listing.digest,
-        )
+        last = ListEntry(time=time, digest=listing.digest)
+        before = Frontier().extend(leaf_hash(entry.encode()) for entry in (*configs, *asked))
+        root = before.extend([leaf_hash(last.encode())]).root
+        checkpoint = Checkpoint(origin=self.policy.log.origin, size=before.size + 1, root=root)
         signed = checkpoint.sign(self.keys["log"])
         for side, url in urls.items():
             signed = signed.with_cosigner(
-                checkpoint.cosign(name=url, key=self.keys[side], time=time)
+                checkpoint.cosign(name=key_name(url), key=self.keys[side], time=time)
             )
-        self.files = {"checkpoint": signed.encode(), list_path(listing.digest): listing.encode()}
-        self.files |= {entry_path(entry.address): entry.encode() for entry in entries}
+        proof = ListProof(entry=last, index=before.size, path=before.next_path, signed=signed)
+        self.files = {PROOF: proof.encode(), list_path(listing.digest): listing.encode()}
+        self.files |= {body_path(entry.address): entry.encode() for entry in configs}
+        self.files |= {body_path(sha256(body)): body for body in bodies}
 
     def get(self, url: str, *, limit: int) -> Answer:
         data = self.files[url.removeprefix(REGISTRY)]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from chorister.canonical import b64url_encode
+from chorister.canonical import b64url_encode, sha256
 from chorister.clock import SettableClock
+from chorister.errors import ChoristerError
 from chorister.policy import Policy
 from chorister.recipe import Recipe, SignedRecipe, Window, sign
 from chorister.registry.folder import LogFolder
 from chorister.registry.registry import Receipt, Registry
-from chorister.transparency.checkpoint import Checkpoint, SignedCheckpoint
-from chorister.transparency.client import FolderSource, Source, entry_path, list_path, tile_path
+from chorister.transparency.checkpoint import Checkpoint, ListProof, SignedCheckpoint
+from chorister.transparency.client import PROOF, FolderSource, body_path, list_path
 from chorister.transparency.cosigner import Cosigner, CosignerIdentity, Head, create_head
 from chorister.transparency.disk import Disk
 from chorister.transparency.entries import (
@@ -25,16 +27,24 @@ from chorister.transparency.entries import (
     Entry,
     HPKEConfigEntry,
     KeyRevocation,
+    ListEntry,
+    RecipeBody,
     RecipeEnd,
     RecipeEntry,
+    SignedEntry,
+    Submission,
+    parse_entry,
 )
+from chorister.transparency.note import COSIGNATURE, key_name, note_key_id
 from chorister.transparency.state import LogState
-from chorister.transparency.tree import leaf_hash, root_hash
+from chorister.transparency.tiles import Source, TileTree, bundle_path, encode_bundle
+from chorister.transparency.tree import inclusion_proof, leaf_hash, root_hash
 from chorister.transparency.trust import Authority, Trust
 
 ORIGIN = "registry.example/log"
 LEADER = "https://leader.example.org/dap/"
 HELPER = "https://helper.example.net/dap/"
+LEADER_NAME, HELPER_NAME = key_name(LEADER), key_name(HELPER)
 ANALYSIS = "keyboard.next-word"
 OTHER_ANALYSIS = "keyboard.perplexity"
 EXAMPLES = Path(__file__).parent.parent / "examples" / "keyboard"
@@ -49,6 +59,13 @@ def key(name: str) -> Ed25519PrivateKey:
 
 def public(name: str) -> bytes:
     return key(name).public_key().public_bytes_raw()
+
+
+def vkey(name: str, of: str) -> str:
+    """A cosigner's verifier key as c2sp.org/signed-note writes it."""
+    data = bytes([COSIGNATURE]) + public(of)
+    key_id = note_key_id(name, COSIGNATURE, public(of)).hex()
+    return f"{name}+{key_id}+{base64.b64encode(data).decode()}"
 
 
 def policy_text(origin: str = ORIGIN) -> str:
@@ -90,18 +107,62 @@ def recipe(name: str, *, analysis: str = ANALYSIS, closes: int = NOW + 7 * DAY) 
     return draft.model_copy(update={"id": name, "analysis": analysis, "window": window})
 
 
+# The body of every recipe entry that a test made, by its digest.
+BODIES: dict[bytes, bytes] = {}
+
+
+def entry_of(asked: Recipe, author: str = "author") -> RecipeEntry:
+    return entry_with(sign(asked, key(author)), author)
+
+
+def entry_with(jws: bytes, author: str = "author") -> RecipeEntry:
+    entry = RecipeEntry.of(jws, key(author))
+    BODIES[entry.body_digest] = jws
+    return entry
+
+
 def recipe_entry(
     name: str, *, author: str = "author", analysis: str = ANALYSIS, closes: int = NOW + 7 * DAY
 ) -> RecipeEntry:
-    jws = sign(recipe(name, analysis=analysis, closes=closes), key(author))
-    return RecipeEntry(author_key=public(author), jws=jws)
+    return entry_of(recipe(name, analysis=analysis, closes=closes), author)
+
+
+def with_body(entry: RecipeEntry, body: bytes) -> RecipeEntry:
+    """The same entry with another body, whatever that is."""
+    BODIES[sha256(body)] = body
+    return replace(entry, body_digest=sha256(body), body_size=len(body)).signed(key("author"))
+
+
+def submission(entry: Entry) -> Submission:
+    """An entry with its body."""
+    body = BODIES[entry.body_digest] if isinstance(entry, RecipeEntry) else b""
+    return Submission(entry.encode(), body)
+
+
+def body_of(entry: RecipeEntry) -> RecipeBody:
+    """What a device gets of a recipe."""
+    return RecipeBody(author_key=entry.author_key, jws=BODIES[entry.body_digest])
+
+
+def body_files(entries: Sequence[bytes]) -> dict[str, bytes]:
+    """The bodies of those among these entries that have one, by path."""
+    files = {}
+    for data in entries:
+        try:
+            entry = parse_entry(data)
+        except ChoristerError:
+            continue
+        if isinstance(entry, RecipeEntry):
+            files[body_path(entry.body_digest)] = BODIES[entry.body_digest]
+        elif isinstance(entry, HPKEConfigEntry):
+            files[body_path(entry.address)] = data
+    return files
 
 
 def end_entry(
     of: RecipeEntry, *, author: str = "author", reason: EndReason = EndReason.WITHDRAWN
 ) -> RecipeEnd:
-    digest = SignedRecipe.parse(of.jws).digest
-    return RecipeEnd(recipe_digest=digest, reason=reason).signed(key(author))
+    return RecipeEnd(recipe_digest=of.recipe_digest, reason=reason).signed(key(author))
 
 
 def revocation(of: str, *, by: str | None = None) -> KeyRevocation:
@@ -118,13 +179,13 @@ def hpke_entry(
 ) -> HPKEConfigEntry:
     signer = by or ("leader" if aggregator == LEADER else "helper")
     return HPKEConfigEntry(
-        aggregator=aggregator, not_before=not_before, not_after=not_after, config=config
+        aggregator=key_name(aggregator), not_before=not_before, not_after=not_after, config=config
     ).signed(key(signer))
 
 
 def identity(side: str, origin: str = ORIGIN) -> CosignerIdentity:
     return CosignerIdentity(
-        name=LEADER if side == "leader" else HELPER,
+        name=LEADER_NAME if side == "leader" else HELPER_NAME,
         key=key(side),
         origin=origin,
         log_keys=(public("log"),),
@@ -195,10 +256,10 @@ class World:
         self._log = LogFolder.open(self.folder, disk=self.disk)
         self.registry = self._registry()
 
-    def submit(self, *entries: Entry) -> list[Receipt]:
-        return [self.registry.submit(entry.encode()) for entry in entries]
+    def submit(self, *entries: SignedEntry) -> list[Receipt]:
+        return [self.registry.submit(submission(entry).encode()) for entry in entries]
 
-    def publish(self, *entries: Entry, wait: int = 1) -> SignedCheckpoint:
+    def publish(self, *entries: SignedEntry, wait: int = 1) -> SignedCheckpoint:
         """Submit, let both cosign, publish."""
         self.submit(*entries)
         self.clock.advance(wait)
@@ -209,6 +270,9 @@ class World:
 
     def checkpoint(self) -> SignedCheckpoint:
         return SignedCheckpoint.parse((self.public / "checkpoint").read_bytes())
+
+    def proof(self) -> ListProof:
+        return ListProof.parse((self.public / PROOF).read_bytes())
 
 
 def a_world(folder: Path) -> World:
@@ -226,36 +290,52 @@ def forge(
     time: int,
     served_list: bytes | None = None,
     list_digest: bytes | None = None,
+    closed: bool = True,
     cosigned: bool = False,
+    cosigned_at: int | None = None,
+    index: int | None = None,
     name: str = "candidate",
 ) -> Source:
     """Write what a dishonest registry serves, signed with the log's own key.
 
-    `entries` need obey no rule. The list is the honest one unless told otherwise.
+    `entries` need obey no rule. They are followed by a list of `time`, the honest one unless told
+    otherwise, or by none if not `closed`. `index`: of the entry that devices get as the list.
     """
-    leaves = [leaf_hash(entry) for entry in entries]
     state = LogState()
     try:
         for entry in entries:
             state.append(entry)
     except Exception as error:  # the forger does not care, unless a list is then missing
-        if list_digest is None:
+        if list_digest is None and closed:
             raise AssertionError("give a list_digest with entries that break the rules") from error
-    honest = state.current(time)
-    digest = list_digest or honest.digest
-    checkpoint = Checkpoint(
-        origin=ORIGIN, size=len(leaves), root=root_hash(leaves), time=time, list_digest=digest
-    )
-    files = {entry_path(leaf): entry for leaf, entry in zip(leaves, entries, strict=True)}
-    files[list_path(digest)] = honest.encode() if served_list is None else served_list
-    for number in range(-(-len(leaves) // 256)):
-        tile = leaves[number * 256 : (number + 1) * 256]
-        files[tile_path(number, len(tile))] = b"".join(tile)
+    files = body_files(entries)
+    every = list(entries)
+    if closed:
+        earliest = state.last_list.entry.time if state.last_list else 0
+        honest = state.current(max(time, earliest))
+        digest = list_digest or honest.digest
+        every.append(ListEntry(time=time, digest=digest).encode())
+        files[list_path(digest)] = honest.encode() if served_list is None else served_list
+    leaves = [leaf_hash(entry) for entry in every]
+    checkpoint = Checkpoint(origin=ORIGIN, size=len(leaves), root=root_hash(leaves))
+    tree = TileTree()
+    tree.extend(leaves)
+    files |= dict(tree.files())
+    for at in range(0, len(every), 256):
+        bundle = every[at : at + 256]
+        files[bundle_path(at // 256, len(bundle))] = encode_bundle(bundle)
     signed = checkpoint.sign(key("log"))
     if cosigned:
+        at = time if cosigned_at is None else cosigned_at
         for side in ("leader", "helper"):
-            signed = signed.with_cosigner(identity(side).sign(checkpoint, time))
+            signed = signed.with_cosigner(identity(side).sign(checkpoint, at))
     files[name] = signed.encode()
+    shown = len(leaves) - 1 if index is None else index
+    last = parse_entry(every[shown]) if every else None
+    if isinstance(last, ListEntry):
+        files[PROOF] = ListProof(
+            entry=last, index=shown, path=inclusion_proof(shown, leaves), signed=signed
+        ).encode()
     for path, data in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(data)

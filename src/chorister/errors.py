@@ -42,7 +42,8 @@ Each message says what is wrong and what to do; attributes carry the values for 
     │   ├── QuotaExceeded       too many recipes are open at once, by one author or in all
     │   ├── NotAuthorized       signed by a key that no policy lists for it
     │   ├── HeadLost            a cosigner does not know what it signed last
-    │   └── StorageDamaged      files of a registry or cosigner were changed
+    │   ├── StorageDamaged      files of a registry or cosigner were changed
+    │   └── LogOutdated         written by an earlier version, in another format
     ├── SubmissionRefused   a registry refuses an entry or a cosignature
     ├── ServiceError        a server can't start, continue or be reached
     ├── DeviceBusy          another process is running this device
@@ -343,6 +344,10 @@ class HeadLost(LogError):
 
 class StorageDamaged(LogError):
     """Files of a registry or a cosigner were changed or lost: restore them."""
+
+
+class LogOutdated(LogError):
+    """A log, or a cosigner's head, that an earlier version of Chorister wrote in another format."""
 
 
 class SubmissionRefused(ChoristerError):

@@ -22,7 +22,8 @@ dropped: uvicorn would treat them as header fields, which a proxy in front has n
 When all places are taken (uvicorn's `limit_concurrency`), the connection that has waited longest
 for its client makes room for a new one. A connection waits for its client unless it is answering a
 complete request, and again while the client does not read the answer. So silent connections,
-however many, keep nobody out.
+however many, keep nobody out. Nor does one address take all places: if it has `per_address`
+connections, those of its own that wait make room, and if none waits, the new one is closed.
 
 While one request waits behind another, nothing more is read: whatever a client sends, a connection
 keeps no more than one read of its socket in memory.
@@ -48,6 +49,7 @@ from uvicorn.protocols.http.flow_control import FlowControl, service_unavailable
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from chorister.errors import ServiceError
+from chorister.http_server_addresses import AddressLimit
 
 _CHECK_SECONDS: Final = 1.0
 _MAX_HEADER_FIELDS: Final = 100
@@ -72,6 +74,8 @@ class Deadlines:
     unread: float = 30.0
     # Of a header, or of anything else that is not body.
     head_bytes: int = 65_536
+    # Connections of one IPv4 address or one IPv6 network of 64 bits; None: no limit.
+    per_address: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,7 @@ class GuardedConnection(HttpToolsProtocol):
     # The server's connections that wait for their client, the longest first. Each has a
     # `transport`; those that are still in a TLS handshake are `http_server_tls.Handshake`s.
     waiting: ClassVar[dict[Any, None]]
+    addresses: ClassVar[AddressLimit]
 
     _state: ConnectionState = ConnectionState.OPENED
     _state_ends: float = 0.0  # by the event loop's clock, like all times here
@@ -191,8 +196,11 @@ class GuardedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = _Flow(transport, self.pipeline)
+        admitted = self.addresses.admit(self)
+        if not admitted:
+            transport.abort()
         limit = self.config.limit_concurrency
-        if limit is not None:
+        if limit is not None and admitted:
             if not self.make_room():
                 self.app = service_unavailable
             # Uvicorn counts tasks as well, and those of closed connections may not have ended yet.
@@ -203,6 +211,7 @@ class GuardedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.waiting.pop(self, None)
+        self.addresses.release(self)
         if self._next_check is not None:
             self._next_check.cancel()
             self._next_check = None
@@ -433,6 +442,7 @@ class GuardedConnection(HttpToolsProtocol):
 def guarded_protocol(deadlines: Deadlines, direct: Direct | None = None) -> type[Any]:
     """Return the protocol class of one server, for uvicorn's `http` option."""
     own: dict[str, Any] = {"deadlines": deadlines, "direct": direct, "waiting": {}}
+    own["addresses"] = AddressLimit(deadlines.per_address, own["waiting"])
     return type("Guarded", (GuardedConnection,), own)
 
 

@@ -32,6 +32,9 @@ class Handshake(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
+        if not self._connection.addresses.admit(self):
+            self.transport.abort()
+            return
         self._connection.connections.add(cast("Any", self))
         self._connection.make_room()
         self._connection.waiting[self] = None
@@ -61,6 +64,7 @@ class Handshake(asyncio.Protocol):
     def _leave(self) -> None:
         self._connection.connections.discard(cast("Any", self))
         self._connection.waiting.pop(self, None)
+        self._connection.addresses.release(self)
 
     async def _hand_over(
         self, encrypting: Coroutine[Any, Any, asyncio.Transport | None], waiter: object

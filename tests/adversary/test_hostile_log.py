@@ -5,16 +5,21 @@ In each case nothing is charged, queried or sent, and the audit log tells why.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from chorister._native import HPKEKeypair
 from chorister.device.audit import Event
-from chorister.transparency.client import list_path
-from chorister.transparency.entries import Entry
+from chorister.transparency.checkpoint import Checkpoint, ListProof
+from chorister.transparency.client import PROOF, list_path
+from chorister.transparency.entries import Entry, ListEntry, parse_entry
+from chorister.transparency.note import key_name
 from chorister.transparency.state import CurrentList, ListedRecipe, LogState
+from chorister.transparency.tree import inclusion_proof, leaf_hash, root_hash
 from tests.device.home import Home, at_home
 from tests.device.world import (
     DAY,
@@ -27,7 +32,7 @@ from tests.device.world import (
     bits_of,
     hpke_entry,
 )
-from tests.logworld import HELPER, LEADER, key, revocation
+from tests.logworld import HELPER, LEADER, ORIGIN, body_files, key, revocation
 
 RECIPE = a_recipe("one")
 
@@ -65,7 +70,7 @@ def test_one_cosignature_is_missing(missing: str, home: Home) -> None:
     del cosigners[missing]
     home.network.log.publish([RECIPE], cosigners=cosigners)
     assert silent(home) == "LogSignatureInvalid"
-    assert missing in home.last(Event.SILENT).why
+    assert key_name(missing) in home.last(Event.SILENT).why
 
 
 def test_one_aggregator_cosigns_for_both(home: Home) -> None:
@@ -79,8 +84,8 @@ def test_a_stranger_signs_the_log(home: Home) -> None:
 
 
 def test_a_cosignature_from_another_time(home: Home) -> None:
-    home.network.log.publish([RECIPE], cosigned_at=NOW - DAY)
-    assert silent(home) == "LogSignatureInvalid"
+    home.network.log.publish([RECIPE], cosigned_at=NOW - 3 * DAY)
+    assert silent(home) == "LogRewound"
 
 
 # --- Time ---
@@ -120,6 +125,86 @@ def test_another_log_of_the_same_registry(home: Home) -> None:
     assert silent(home) is not None
 
 
+@pytest.mark.parametrize("liar", [LEADER, HELPER])
+def test_one_aggregator_s_time_is_forged_forward(liar: str, home: Home) -> None:
+    """By more than the policy allows it is refused; by less, the other's time counts."""
+    home.network.log.publish([RECIPE], cosigned_at={liar: NOW + 3 * DAY})
+    assert silent(home) == "CheckpointTime"
+    home.network.log.publish([], cosigned_at={liar: NOW + DAY // 2})
+    assert not home.run().problems
+    assert home.device.status().checkpoint_time == NOW
+
+
+@pytest.mark.parametrize("liar", [LEADER, HELPER])
+def test_one_aggregator_vouches_for_what_the_other_no_longer_does(liar: str, home: Home) -> None:
+    """An old checkpoint stays old if only one of the two signs it again."""
+    home.clock.set(NOW + 3 * DAY)
+    home.network.log.publish([RECIPE], time=NOW, cosigned_at={liar: NOW + 3 * DAY})
+    assert silent(home) == "CheckpointTime"
+
+
+def test_two_logs_of_the_same_size(home: Home) -> None:
+    home.network.log.publish_raw({}, time=NOW, size=9)
+    assert not home.run().problems
+    home.network.log.publish_raw({RECIPE.analysis: [an_entry(RECIPE)]}, time=NOW + 60, size=9)
+    home.clock.set(NOW + 60)
+    assert silent(home) == "LogForked"
+
+
+# --- The list is the last entry ---
+
+
+def relabelled(home: Home, **changes: object) -> None:
+    """Serve a proof whose parts do not belong together."""
+    files = home.network.log.files
+    files[PROOF] = replace(ListProof.parse(files[PROOF]), **changes).encode()  # type: ignore[arg-type]
+
+
+def test_an_old_list_entry_under_a_fresh_checkpoint(home: Home) -> None:
+    """It is in the tree, with a valid proof and fresh signatures, and still not the newest."""
+    old = ListEntry(time=NOW - 60, digest=bytes(32)).encode()
+    new = ListEntry(time=NOW, digest=bytes(32)).encode()
+    leaves = [leaf_hash(old), leaf_hash(new)]
+    checkpoint = Checkpoint(origin=ORIGIN, size=2, root=root_hash(leaves))
+    signed = checkpoint.sign(key("log"))
+    for url, side in ((LEADER, "leader"), (HELPER, "helper")):
+        line = checkpoint.cosign(name=key_name(url), key=key(side), time=NOW)
+        signed = signed.with_cosigner(line)
+    entry = parse_entry(old)
+    assert isinstance(entry, ListEntry)
+    proof = ListProof(entry=entry, index=0, path=inclusion_proof(0, leaves), signed=signed)
+    home.network.log.files = {PROOF: proof.encode()}
+    assert silent(home) == "WrongList"
+    assert home.network.gets[-1].endswith(PROOF)
+    relabelled(home, index=1)
+    assert silent(home) == "ProofInvalid"
+
+
+def test_a_list_that_is_not_in_the_tree(home: Home) -> None:
+    home.network.log.publish([RECIPE])
+    relabelled(home, entry=ListEntry(time=NOW, digest=bytes(32)))
+    assert silent(home) == "ProofInvalid"
+
+
+def test_a_last_leaf_that_is_no_list(home: Home) -> None:
+    home.network.log.publish([RECIPE])
+    served = home.network.log.files[PROOF].split(b"\n")
+    served[1] = b"extra " + base64.b64encode(home.network.log.hpke[0].encode())
+    home.network.log.files[PROOF] = b"\n".join(served)
+    assert silent(home) == "DecodeError"
+
+
+def test_a_key_that_expired_since_the_list_was_made(home: Home) -> None:
+    """The same size and root, signed again by both although the list is out of date."""
+    log = home.network.log
+    log.hpke[0] = replace(log.hpke[0], not_after=NOW + 60).signed(key("leader"))
+    log.publish([], time=NOW)
+    assert not home.run().problems
+    log.publish_raw({}, time=NOW, size=log.size, cosigned_at=NOW + 61)
+    home.clock.set(NOW + 61)
+    assert silent(home) == "WrongList"
+
+
 # --- The list and its bodies ---
 
 
@@ -127,7 +212,7 @@ def test_a_recipe_that_is_not_in_the_current_list(home: Home) -> None:
     """Its body lies there to be fetched; nobody asks for it."""
     home.network.log.publish([])
     entry = an_entry(RECIPE)
-    home.network.log.files[f"entry/{entry.address.hex()}"] = entry.encode()
+    home.network.log.files |= body_files([entry.encode()])
     home.run()
     assert home.charges() == 0
 
@@ -139,18 +224,18 @@ def test_a_list_that_is_not_the_checkpoint_s(home: Home) -> None:
     entry = an_entry(RECIPE)
     forged = CurrentList.of(
         hpke_configs=[(each.aggregator, each.address) for each in log.hpke],
-        recipes=[ListedRecipe.of(RECIPE.analysis, entry)],
+        recipes=[ListedRecipe.of(entry)],
     )
     log.files[path] = forged.encode()
     log.files[list_path(forged.digest)] = forged.encode()
-    log.files[f"entry/{entry.address.hex()}"] = entry.encode()
+    log.files |= body_files([entry.encode()])
     assert silent(home) == "WrongList"
 
 
 def test_a_withdrawn_recipe_served_with_yesterday_s_list(home: Home) -> None:
     """Withdrawn, or by a revoked author: the cosigners' list no longer has it."""
     home.network.log.publish([RECIPE])
-    old = {path: data for path, data in home.network.log.files.items() if path != "checkpoint"}
+    old = {path: data for path, data in home.network.log.files.items() if path != PROOF}
     home.network.log.publish([], time=NOW + 60)
     home.network.log.files = old | home.network.log.files
     home.clock.set(NOW + 60)
@@ -169,7 +254,7 @@ def test_a_recipe_by_a_revoked_author(home: Home) -> None:
     revoked = state.append(revocation("author", by="second author").encode())
     assert revoked.index == 4
     current = {recipe.address for recipe in state.current(NOW).recipes}
-    left = [entry for entry in asked if entry.address in current]
+    left = [entry for entry in asked if entry.body_digest in current]
     assert left == asked[1:]
     log.publish(left, time=NOW)
     home.run()
@@ -195,20 +280,21 @@ def test_an_author_who_was_revoked_asks_again(home: Home) -> None:
 
 def test_another_body_under_a_recipe_s_address(home: Home) -> None:
     home.network.log.publish([RECIPE])
-    address = an_entry(RECIPE).address.hex()
-    other = an_entry(a_recipe("other"))
-    home.network.log.files[f"entry/{address}"] = other.encode()
+    (path,) = body_files([an_entry(RECIPE).encode()])
+    (other,) = body_files([an_entry(a_recipe("other")).encode()]).values()
+    home.network.log.files[path] = other
     assert silent(home) == "LogWithheld"
 
 
 def test_a_body_that_is_withheld(home: Home) -> None:
     home.network.log.publish([RECIPE, a_recipe("two")])
-    del home.network.log.files[f"entry/{an_entry(RECIPE).address.hex()}"]
+    (path,) = body_files([an_entry(RECIPE).encode()])
+    del home.network.log.files[path]
     assert silent(home) == "LogWithheld"
 
 
 def test_garbage_instead_of_a_checkpoint(home: Home) -> None:
-    home.network.log.files["checkpoint"] = b"\xff" * 100
+    home.network.log.files[PROOF] = b"\xff" * 100
     assert silent(home) == "DecodeError"
 
 

@@ -29,7 +29,7 @@ from tests.device.world import (
     an_entry,
 )
 from tests.keyboard import changed
-from tests.logworld import OTHER_ANALYSIS, key, public
+from tests.logworld import OTHER_ANALYSIS, body_of, key, public, with_body
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def assert_not_fetched(home: Home, entry: RecipeEntry) -> None:
     run = home.ask(entry)
     assert (home.charges(), run.problems, run.refused) == (0, (), ())
     assert {url.removeprefix(REGISTRY).split("/")[0] for url in home.network.gets} == {
-        "checkpoint",
+        "list.tlog-proof",
         "list",
     }
 
@@ -186,10 +186,10 @@ def test_an_author_whose_recipe_is_listed_under_another_analysis(home: Home) -> 
 
 def test_a_recipe_with_a_changed_field_under_the_old_signature(home: Home) -> None:
     honest = an_entry(a_recipe("hostile"))
-    header, payload, signature = honest.jws.split(b".")
+    header, payload, signature = body_of(honest).jws.split(b".")
     other = b64url_encode(a_recipe("hostile", {"privacy/min_cohort": 2000}).canonical()).encode()
     assert payload != other
-    forged = RecipeEntry(author_key=honest.author_key, jws=b".".join([header, other, signature]))
+    forged = with_body(honest, b".".join([header, other, signature]))
     assert refused(home, forged) == "recipe"
     assert home.last(Event.REFUSED).question is None
 
@@ -207,7 +207,7 @@ def signed_tree(tree: dict[str, Any]) -> RecipeEntry:
     signed = jws.serialize_compact(
         header, dumps(tree), OKPKey.import_key(jwk), algorithms=["Ed25519"]
     )
-    return RecipeEntry(author_key=public("author"), jws=signed.encode())
+    return with_body(an_entry(a_recipe("hostile")), signed.encode())
 
 
 MALFORMED: dict[str, dict[str, Any]] = {

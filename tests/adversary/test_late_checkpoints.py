@@ -28,7 +28,8 @@ from chorister.device.ledger.counting import period_end
 from chorister.errors import BudgetExceeded, LedgerYoung, LogError
 from chorister.policy import Policy
 from chorister.transparency.checkpoint import MAX_SKEW, Checkpoint
-from chorister.transparency.reader import _check_recent, check_cosigned
+from chorister.transparency.note import key_name
+from chorister.transparency.reader import LastAccepted, _check_recent
 from chorister.transparency.trust import CosignerKeys, Trust
 from tests.device.ledgers import DAY, START, analysis, charge, policy
 from tests.logworld import HELPER, LEADER, ORIGIN, key, public
@@ -72,9 +73,10 @@ class Schedule:
         self.trust = Trust(
             origin=ORIGIN,
             log_keys=(public("log"),),
-            leader=CosignerKeys(name=LEADER, keys=(public("leader"),)),
-            helper=CosignerKeys(name=HELPER, keys=(public("helper"),)),
+            leader=CosignerKeys(name=key_name(LEADER), keys=(public("leader"),)),
+            helper=CosignerKeys(name=key_name(HELPER), keys=(public("helper"),)),
             max_age=self.policy.checkpoint_max_age,
+            witnesses=None,
             authors={},
         )
 
@@ -82,21 +84,20 @@ class Schedule:
         """At a real time, with the device's clock at `clock`; says whether it was accepted."""
         assert checkpoint <= real + MAX_SKEW, "no honest cosigner signs that"
         self.system.set(real if clock is None else clock)
-        signed = Checkpoint(
-            origin=ORIGIN, size=1, root=bytes(32), time=checkpoint, list_digest=bytes(32)
-        ).sign(key("log"))
-        for name, signer in ((LEADER, "leader"), (HELPER, "helper")):
+        signed = Checkpoint(origin=ORIGIN, size=1, root=bytes(32)).sign(key("log"))
+        for url, signer in ((LEADER, "leader"), (HELPER, "helper")):
+            name = key_name(url)
             line = signed.checkpoint.cosign(name=name, key=key(signer), time=checkpoint)
             signed = signed.with_cosigner(line)
         try:
-            check_cosigned(signed, self.trust)
-            accepted = signed.checkpoint
-            _check_recent(accepted, self.trust.max_age, self.clock, self.shown, 0)
+            leader, helper = self.trust.check_signatures(signed)
+            times, last = (leader.time, helper.time), LastAccepted(time=self.shown)
+            _check_recent(signed.checkpoint, times, self.trust.max_age, self.clock, last)
         except LogError:
             return False
         with transaction(self.connection):
-            self.clock.accept_checkpoint(accepted.time)
-        self.shown = accepted.time
+            self.clock.accept_checkpoint(min(times))
+        self.shown = min(times)
         self.ledger.settle(self.shown)
         self._ask(real)
         return True

@@ -36,7 +36,9 @@ def devices(tmp_path: Path) -> Iterator[tuple[Home, Home]]:
         yield one, two
 
 
-def shown(home: Home, *recipes: Recipe | RecipeEntry, time: int = NOW, size: int = 10) -> list[str]:
+def shown(
+    home: Home, *recipes: Recipe | RecipeEntry, time: int = NOW, size: int | None = None
+) -> list[str]:
     """What a device requests when it is shown this list."""
     entries = [each if isinstance(each, RecipeEntry) else an_entry(each) for each in recipes]
     home.network.log.publish_raw({A.analysis: entries}, time=time, size=size)
@@ -47,7 +49,7 @@ def shown(home: Home, *recipes: Recipe | RecipeEntry, time: int = NOW, size: int
 
 def withhold(home: Home, recipe: Recipe) -> None:
     """Let one body fail whenever it is asked for."""
-    missing = f"{REGISTRY}entry/{an_entry(recipe).address.hex()}"
+    missing = f"{REGISTRY}body/{an_entry(recipe).body_digest.hex()}"
     get = home.network.get
 
     def failing(url: str, *, limit: int) -> Answer:
@@ -58,7 +60,7 @@ def withhold(home: Home, recipe: Recipe) -> None:
 
 
 def bodies(requests: list[str]) -> list[str]:
-    return [path for path in requests if path.startswith("entry/")]
+    return [path for path in requests if path.startswith("body/")]
 
 
 def test_lists_shown_before_do_not_choose_which_bodies_are_fetched(
@@ -97,12 +99,12 @@ def test_a_smaller_checkpoint_does_not_tell_what_was_accepted_before(
 ) -> None:
     one, two = devices
     shown(one, A, time=NOW, size=10)
-    shown(two, A, time=NOW, size=12)
-    for recipes in ([A], [B], [B], [A, B], []):
-        requests = [shown(home, *recipes, time=NOW + 30, size=11) for home in devices]
+    shown(two, A, time=NOW, size=20)
+    for size, recipes in enumerate([[A], [B], [B], [A, B], []], start=11):
+        requests = [shown(home, *recipes, time=NOW + 30, size=size) for home in devices]
         assert requests[0] == requests[1]
     assert not one.run().problems
-    assert "12 entries was accepted" in two.run().problems[0]
+    assert "20 entries was accepted" in two.run().problems[0]
 
 
 def test_an_old_checkpoint_does_not_tell_what_time_a_device_has(
@@ -178,8 +180,12 @@ def test_what_is_left_is_whether_the_files_changed_since_the_last_complete_poll(
     """All or nothing, in the list's order; the checkpoint and the list are fetched every time."""
     one, two = devices
     everything = shown(one, A, B, time=NOW)
-    assert [path.partition("/")[0] for path in everything] == ["checkpoint", "list", *["entry"] * 4]
-    recipes = sorted(f"entry/{an_entry(each).address.hex()}" for each in (A, B))
+    assert [path.partition("/")[0] for path in everything] == [
+        "list.tlog-proof",
+        "list",
+        *["body"] * 4,
+    ]
+    recipes = sorted(f"body/{an_entry(each).body_digest.hex()}" for each in (A, B))
     assert bodies(everything)[2:] == recipes
     assert shown(one, A, B, time=NOW + DAY // 2) == everything[:2]
     shown(two, A, time=NOW)

@@ -22,6 +22,7 @@ from chorister.recipe import Recipe
 from chorister.registry.app import build_app
 from chorister.registry.server import RegistryConfig, open_registry
 from tests.aggregator.operators import TOKENS, Operators
+from tests.logworld import submission
 
 T = TypeVar("T")
 
@@ -83,7 +84,7 @@ class InProcessPair:
 
     def publish(self, recipe: Recipe) -> Task:
         """Log a recipe, and wait until both aggregators know it and have published their keys."""
-        self.registry.submit(self.operators.entry(recipe).encode())
+        self.registry.submit(submission(self.operators.entry(recipe)).encode())
         task = self.operators.task(recipe)
 
         def ready() -> bool:

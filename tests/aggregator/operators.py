@@ -18,11 +18,11 @@ from chorister.aggregator.config import HelperConfig, LeaderConfig, load_config
 from chorister.canonical import WIRE, b64url_encode, sha256
 from chorister.dap.task import Task, task_configurations
 from chorister.policy import Policy
-from chorister.recipe import Recipe, sign
+from chorister.recipe import Recipe
 from chorister.transparency.entries import RecipeEntry
 from tests.cli.toml import dumps
 from tests.keyboard import changed, recipe_tree
-from tests.logworld import ANALYSIS, HELPER, LEADER, key, policy_text, public
+from tests.logworld import ANALYSIS, HELPER, LEADER, entry_of, key, policy_text
 
 REGISTRY = "https://registry.example/"
 TOKENS = {name: f"{name}-token-{'0' * 20}" for name in ("leader", "collector", "stranger")}
@@ -189,7 +189,7 @@ class Operators:
         return Recipe.model_validate(tree, context=WIRE)
 
     def entry(self, recipe: Recipe) -> RecipeEntry:
-        return RecipeEntry(author_key=public("author"), jws=sign(recipe, key("author")))
+        return entry_of(recipe)
 
     def task(self, recipe: Recipe) -> Task:
         """The only task of an ungrouped recipe."""

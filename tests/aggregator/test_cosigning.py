@@ -13,9 +13,10 @@ from chorister.aggregator.service import Service
 from chorister.clock import SettableClock
 from chorister.errors import HeadLost, ServiceError
 from chorister.registry.registry import CANDIDATE_LIFETIME
-from chorister.transparency.entries import HPKEConfigEntry
+from chorister.transparency.entries import HPKEConfigEntry, Submission
+from chorister.transparency.note import key_name
 from tests.aggregator.inprocess_pair import InProcessPair, a_pair, wait_until
-from tests.logworld import DAY, NOW, key
+from tests.logworld import DAY, NOW, key, submission
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def turn(pair: InProcessPair, seconds: int = 1) -> None:
 
 def logged(pair: InProcessPair, service: Service) -> list[bytes]:
     assert service.cosigning is not None
-    entries = service.cosigning._head.state.hpke_entries(service.config.url)
+    entries = service.cosigning._head.state.hpke_entries(key_name(service.config.url))
     return [entry.config for entry in entries]
 
 
@@ -95,12 +96,12 @@ def test_a_key_in_our_name_that_is_not_ours_is_not_cosigned(pair: InProcessPair)
     before = pair.leader.cosigning._cosigner.last
     assert before is not None
     stolen = HPKEConfigEntry(
-        aggregator=pair.operators.at.leader,
+        aggregator=key_name(pair.operators.at.leader),
         not_before=NOW,
         not_after=NOW + DAY,
         config=HPKEKeypair.generate(77).config,
     ).signed(key("leader"))
-    pair.registry.submit(stolen.encode())
+    pair.registry.submit(Submission.of(stolen).encode())
     turn(pair, CANDIDATE_LIFETIME)  # a candidate from before may still wait, and is replaced
     after = pair.leader.cosigning._cosigner.last
     assert after is not None
@@ -160,11 +161,12 @@ def test_a_key_that_waits_is_submitted_again_with_the_same_bytes(pair: InProcess
     cosigning = pair.leader.cosigning
     assert cosigning is not None
     config = pair.leader.core.keys.generate()
-    first = cosigning._entry(config, NOW).encode()
+    first = cosigning._entry(config, NOW)
     pair.stop(pair.leader)
     pair.leader = pair.start("leader")
     assert pair.leader.cosigning is not None
-    assert pair.leader.cosigning._entry(config, NOW + 600).encode() == first
+    assert first is not None
+    assert pair.leader.cosigning._entry(config, NOW + 600) == first
 
 
 def test_an_old_key_is_not_brought_back(pair: InProcessPair) -> None:
@@ -175,9 +177,12 @@ def test_an_old_key_is_not_brought_back(pair: InProcessPair) -> None:
     before = pair.leader.cosigning._cosigner.last
     (config,) = pair.leader.core.keys.published()
     again = HPKEConfigEntry(
-        aggregator=pair.operators.at.leader, not_before=NOW, not_after=NOW + DAY, config=config
+        aggregator=key_name(pair.operators.at.leader),
+        not_before=NOW,
+        not_after=NOW + DAY,
+        config=config,
     ).signed(key("leader"))
-    pair.registry.submit(again.encode())
+    pair.registry.submit(Submission.of(again).encode())
     turn(pair, CANDIDATE_LIFETIME)  # a candidate from before may still wait, and is replaced
     after = pair.leader.cosigning._cosigner.last
     assert after is not None
@@ -190,7 +195,7 @@ def test_an_old_key_is_not_brought_back(pair: InProcessPair) -> None:
 def test_open_recipes_are_enumerated_again_at_a_start(pair: InProcessPair) -> None:
     """The database is new, or a policy was added, after the checkpoint was cosigned."""
     recipe = pair.operators.recipe("again", NOW)
-    pair.registry.submit(pair.operators.entry(recipe).encode())
+    pair.registry.submit(submission(pair.operators.entry(recipe)).encode())
     for _ in range(3):
         turn(pair)
     before = [task.task_id for task in pair.leader.core.tasks.all()]

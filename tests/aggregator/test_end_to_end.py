@@ -32,6 +32,7 @@ from tests.aggregator.server_processes import (
     server_processes,
     stop,
 )
+from tests.logworld import body_of
 
 DEVICES = 24
 AGE = 33
@@ -108,7 +109,8 @@ def test_from_an_event_to_an_estimate(servers: ServerProcesses) -> None:
         for device in [*devices[1:], stranger]:
             device.run_once()
         with servers.registry() as registry:
-            registry.submit(operators.entry(recipe))
+            entry = operators.entry(recipe)
+            registry.submit(entry, body_of(entry).jws)
         for device in [*devices, stranger]:
             wait_until(lambda: device.run_once().answered, "an answer")  # noqa: B023
         for device in [stranger, *devices]:

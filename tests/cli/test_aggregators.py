@@ -26,6 +26,7 @@ from chorister.recipe import SignedRecipe
 from tests.aggregator.operators import Addresses, Operators, free_port
 from tests.aggregator.server_processes import process, stop
 from tests.certificates import a_certificate
+from tests.logworld import body_of
 
 ALONE = {"cosign": False}  # without a registry
 
@@ -81,7 +82,7 @@ def test_logs_have_nobody_in_them(tmp_path: Path) -> None:
     operators = Operators(tmp_path, Addresses.local(), settings=settings)
     recipe = operators.recipe("ages", SystemClock().now())
     core = open_core(operators.leader(), SystemClock(), migrate=True)
-    core.tasks.accept([SignedRecipe.parse(operators.entry(recipe).jws)])
+    core.tasks.accept([SignedRecipe.parse(body_of(operators.entry(recipe)).jws)])
     core.database.close()
     log = tmp_path / "log"
     secret = "c0ffee" * 8
@@ -119,7 +120,7 @@ def test_a_request_under_way_is_answered_before_the_end(tmp_path: Path) -> None:
     operators = Operators(tmp_path, Addresses.local(), settings={"leader": ALONE})
     recipe = operators.recipe("ages", SystemClock().now())
     core = open_core(operators.leader(), SystemClock(), migrate=True)
-    core.tasks.accept([SignedRecipe.parse(operators.entry(recipe).jws)])
+    core.tasks.accept([SignedRecipe.parse(body_of(operators.entry(recipe)).jws)])
     core.database.close()
     path = f"/dap/{reports_path(operators.task(recipe).task_id)}"
     with process("leader", operators.settings("leader"), tmp_path / "log") as (url, server):
@@ -143,7 +144,7 @@ def test_tasks(tmp_path: Path) -> None:
     operators = Operators(tmp_path, settings={"leader": {"collectors": []}})
     recipe = operators.recipe("ages", SystemClock().now(), {"group_by": ["user.locale"]})
     core = open_core(operators.leader(), SystemClock(), migrate=True)
-    core.tasks.accept([SignedRecipe.parse(operators.entry(recipe).jws)])
+    core.tasks.accept([SignedRecipe.parse(body_of(operators.entry(recipe)).jws)])
     ids = [b64url_encode(task.task_id) for task in core.tasks.all()]
     core.database.close()
     config = ["--config", str(operators.settings("leader"))]
@@ -183,7 +184,7 @@ def test_tasks_have_reasons_from_both_sides(tmp_path: Path) -> None:
     shown = {}
     for role, settings in (("leader", operators.leader()), ("helper", operators.helper())):
         core = open_core(settings, SystemClock(), migrate=True)
-        core.tasks.accept([SignedRecipe.parse(operators.entry(recipe).jws)])
+        core.tasks.accept([SignedRecipe.parse(body_of(operators.entry(recipe)).jws)])
         (task,) = core.tasks.all()
         key = {"task_id": task.task_id}
         reasons = [("upload:outdated_config", 2), ("helper:vdaf_verify_error", 1)]

@@ -18,6 +18,7 @@ from tests.certificates import a_certificate
 from tests.cli.toml import dumps
 from tests.device.loopback import Loopback, Reply, Seen, serve
 from tests.device.world import DAY, Log, a_policy, a_recipe, an_entry
+from tests.logworld import body_of
 
 
 class Command:
@@ -141,10 +142,10 @@ def test_explain_says_yes_or_no_and_why(device: Command, log: Log, tmp_path: Pat
     for age in (60, -2):
         log.publish([], time=int(time.time()) - age)
         device("run", "--once")
-    (tmp_path / "good").write_bytes(an_entry(recipe_now("good")).jws)
+    (tmp_path / "good").write_bytes(body_of(an_entry(recipe_now("good"))).jws)
     assert device.json("explain", str(tmp_path / "good"))["allowed"]
     bad = an_entry(recipe_now("bad", **{"privacy/min_cohort": 10}), "stranger")
-    (tmp_path / "bad").write_bytes(bad.jws)
+    (tmp_path / "bad").write_bytes(body_of(bad).jws)
     said = device("explain", str(tmp_path / "bad"), code=1)
     assert "no author" in said
     assert "no cohort" in said

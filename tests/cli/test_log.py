@@ -20,8 +20,9 @@ from tests.device.loopback import Reply, Seen, serve
 from tests.logworld import (
     ANALYSIS,
     DAY,
-    HELPER,
+    HELPER_NAME,
     LEADER,
+    LEADER_NAME,
     NOW,
     ORIGIN,
     OTHER_ANALYSIS,
@@ -67,19 +68,20 @@ def test_verify_a_folder_that_a_registry_wrote(world: World, policy_file: Path) 
     for folder in (world.folder, world.public):
         text = run("verify", folder)
         assert "everything verified" in text
-        assert "6 entries at 2026-11-16" in text
+        assert "9 entries at 2026-11-16" in text
         assert "pass --policy" in text
     assert "pass --policy" not in run("verify", world.public, "--policy", policy_file)
     found = run_json("verify", world.public, "--policy", policy_file)
     assert found == {
         "ok": True,
         "origin": ORIGIN,
-        "size": 6,
+        "size": 9,
         "root": world.checkpoint().checkpoint.root.hex(),
-        "time": world.checkpoint().checkpoint.time,
-        "list": world.checkpoint().checkpoint.list_digest.hex(),
+        "time": NOW + 3,
+        "list": world.proof().entry.digest.hex(),
+        "list_time": NOW + 3,
         "keys_from": "policy",
-        "cosigned_by": [HELPER, LEADER],
+        "cosigned_by": [HELPER_NAME, LEADER_NAME],
         "recipes": 2,
         "open_recipes": 0,
         "ended": 1,
@@ -94,17 +96,17 @@ def test_verify_shows_who_is_waited_for(world: World) -> None:
     world.submit(hpke_entry(LEADER, b"next"))
     world.clock.advance(1)
     world.registry.issue()
-    assert f"7 entries, waiting for {HELPER}, {LEADER}" in run("verify", world.public)
+    assert f"11 entries, waiting for {HELPER_NAME}, {LEADER_NAME}" in run("verify", world.public)
 
 
 def test_verify_names_the_first_wrong_thing(world: World, policy_file: Path) -> None:
     entry = recipe_entry("second")
-    path = world.public / "entry" / entry.address.hex()
+    path = world.public / "body" / entry.body_digest.hex()
     path.write_bytes(path.read_bytes()[:-1])
     assert "wrong (LogWithheld)" in run("verify", world.public, code=1)
     wrong = run_json("verify", world.public, "--policy", policy_file, code=1)
     assert (wrong["ok"], wrong["wrong"]) == (False, "LogWithheld")
-    assert entry.address.hex() in wrong["why"]
+    assert entry.body_digest.hex() in wrong["why"]
 
 
 def test_verify_since_a_kept_checkpoint(world: World, tmp_path: Path) -> None:
@@ -170,11 +172,14 @@ def test_show_lists_entries_in_words(world: World) -> None:
         "hpke config",
         "hpke config",
         "recipe",
+        "list",
         "recipe",
+        "list",
         "end",
         "revocation",
+        "list",
     ]
-    assert [row["current"] for row in rows] == [True, True, False, False, False, False]
+    assert [row["current"] for row in rows] == [True, True, *[False] * 7]
 
 
 def test_show_one_entry_with_its_proof(world: World) -> None:
@@ -187,11 +192,11 @@ def test_show_one_entry_with_its_proof(world: World) -> None:
         root=world.checkpoint().checkpoint.root,
     )
     assert "proof" in run("show", world.public, "--entry", 0)
-    assert "choose one of 0 to 5" in run("show", world.public, "--entry", 6, code=2)
+    assert "choose one of 0 to 8" in run("show", world.public, "--entry", 9, code=2)
 
 
 def test_show_what_cannot_be_read(world: World) -> None:
-    (world.public / "tile/0/000.p/6").unlink()
+    (world.public / "tile/entries/000.p/9").unlink()
     assert "LogWithheld" in run("show", world.public, code=1)
 
 

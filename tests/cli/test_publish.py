@@ -15,12 +15,14 @@ from chorister.canonical import b64url_encode
 from chorister.cli import app
 from chorister.registry.server import publish_about
 from chorister.transparency.auditor import audit
-from chorister.transparency.entries import EndReason, RecipeEnd
+from chorister.transparency.entries import EndReason, RecipeEnd, RecipeEntry
+from chorister.transparency.tree import leaf_hash
 from tests.logworld import (
     ORIGIN,
     OTHER_ANALYSIS,
     World,
     authority,
+    body_of,
     key,
     policy_text,
     public,
@@ -59,8 +61,14 @@ def url(world: World) -> Iterator[str]:
 @pytest.fixture
 def jws(tmp_path: Path) -> Path:
     path = tmp_path / "recipe.jws"
-    path.write_bytes(recipe_entry("one").jws + b"\n")
+    write(path, recipe_entry("one"))
     return path
+
+
+def write(path: Path, entry: RecipeEntry) -> None:
+    """As `recipe sign` does: the recipe, and its entry for the log."""
+    path.write_bytes(body_of(entry).jws + b"\n")
+    path.with_name(f"{path.name}.entry").write_bytes(entry.encode())
 
 
 def pem(folder: Path, name: str) -> Path:
@@ -70,22 +78,22 @@ def pem(folder: Path, name: str) -> Path:
 
 
 def test_publish_end_and_revoke(world: World, url: str, jws: Path, tmp_path: Path) -> None:
-    address = recipe_entry("one").address.hex()
-    expected = {"ok": True, "index": 0, "address": address}
+    address = leaf_hash(recipe_entry("one").encode()).hex()
+    expected = {"ok": True, "index": 1, "address": address}
     assert run_json("publish", jws, "--registry", url) == expected
     # Again, in words: it stays where it is.
-    assert "entry 0 of the log" in run("publish", jws, "--registry", url)
+    assert "entry 1 of the log" in run("publish", jws, "--registry", url)
     author, second = pem(tmp_path, "author"), pem(tmp_path, "second author")
     reason = ("--reason", "target-reached")
-    assert run_json("end", jws, "--key", author, "--registry", url, *reason)["index"] == 1
+    assert run_json("end", jws, "--key", author, "--registry", url, *reason)["index"] == 2
     revoked = run_json("revoke", "--author", AUTHOR, "--key", second, "--registry", url)
     entry = revocation("author", by="second author")
-    assert revoked == {"ok": True, "index": 2, "address": entry.address.hex()}
+    assert revoked == {"ok": True, "index": 3, "address": leaf_hash(entry.encode()).hex()}
     world.clock.advance(1000)
     world.publish()
     found = audit(world.source, authority=authority())
-    assert [logged.index for logged in found.entries] == [0, 1, 2]
-    end = found.entries[1].entry
+    assert [logged.index for logged in found.entries] == [0, 1, 2, 3, 4]
+    end = found.entries[2].entry
     assert isinstance(end, RecipeEnd)
     assert end.reason is EndReason.TARGET_REACHED
 
@@ -98,11 +106,25 @@ def test_what_the_registry_refuses(world: World, url: str, jws: Path, tmp_path: 
     refused = run_json("revoke", *strangers, code=1)
     assert (refused["ok"], "can revoke a key" in refused["why"]) == (False, True)
     # A key that is listed, for another analysis.
-    jws.write_bytes(recipe_entry("two", author="other author").jws)
+    write(jws, recipe_entry("two", author="other author"))
     assert "lists key" in run_json("publish", jws, "--registry", url, code=1)["why"]
-    jws.write_bytes(recipe_entry("two", author="other author", analysis=OTHER_ANALYSIS).jws)
+    write(jws, recipe_entry("two", author="other author", analysis=OTHER_ANALYSIS))
     assert run_json("publish", jws, "--registry", url)["ok"]
+    assert world.registry.status().size == 2
+
+
+def test_publish_without_the_entry_file_needs_the_key(
+    world: World, url: str, jws: Path, tmp_path: Path
+) -> None:
+    file = jws.with_name(f"{jws.name}.entry")
+    file.write_bytes(recipe_entry("two").encode())
+    assert "not the body" in run("publish", jws, "--registry", url, code=2)
+    file.unlink()
+    assert "pass --key" in run("publish", jws, "--registry", url, code=2)
     assert world.registry.status().size == 1
+    author = pem(tmp_path, "author")
+    assert run_json("publish", jws, "--registry", url, "--key", author)["ok"]
+    assert world.registry.status().size == 2
 
 
 def test_wrong_input(jws: Path, tmp_path: Path) -> None:
@@ -119,9 +141,9 @@ def test_wrong_input(jws: Path, tmp_path: Path) -> None:
 
 
 def test_a_signature_that_does_not_verify_is_not_sent(world: World, url: str, jws: Path) -> None:
-    head, payload, signature = recipe_entry("one").jws.split(b".")
-    other = recipe_entry("two").jws.split(b".")[2]
+    head, payload, signature = body_of(recipe_entry("one")).jws.split(b".")
+    other = body_of(recipe_entry("two")).jws.split(b".")[2]
     assert other != signature
     jws.write_bytes(b".".join((head, payload, other)))
     run("publish", jws, "--registry", url, code=2)
-    assert world.registry.status().size == 0
+    assert world.registry.status().size == 1

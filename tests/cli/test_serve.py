@@ -25,7 +25,16 @@ from chorister.cli import app
 from chorister.clock import SystemClock
 from chorister.transparency.client import HTTPSource, RegistryClient
 from chorister.transparency.cosigner import Cosigner, create_head
-from tests.logworld import HELPER, LEADER, hpke_entry, identity, key, policy_text, recipe_entry
+from tests.logworld import (
+    HELPER,
+    LEADER,
+    body_of,
+    hpke_entry,
+    identity,
+    key,
+    policy_text,
+    recipe_entry,
+)
 
 SETTINGS = """\
 origin = "registry.example/log"
@@ -89,7 +98,8 @@ def test_start_use_and_stop(folder: Path) -> None:
     }
     with serving(folder, "--create") as (url, process):
         with RegistryClient(url) as client, HTTPSource(url) as source:
-            client.submit(recipe_entry("one", closes=now + 86_400))
+            one = recipe_entry("one", closes=now + 86_400)
+            client.submit(one, body_of(one).jws)
             client.submit(hpke_entry(LEADER, not_before=0, not_after=now + 86_400))
             client.submit(hpke_entry(HELPER, not_before=0, not_after=now + 86_400))
             deadline = time.monotonic() + 20

@@ -105,6 +105,12 @@ def keys_from_json(tree: Sequence[Mapping[str, Any]]) -> list[HPKEKeypair]:
 # --- Registry, leader, helper and analyst --------------------------------------------------------
 
 
+def start_log_again(folder: Path) -> None:
+    """What docs/howto/upgrade-the-log.md tells operators whose log has the former format."""
+    for name in ("log", "leader-head", "helper-head"):
+        (folder / name).rename(folder / f"{name}-former")
+
+
 class Servers:
     """Everybody's servers in one process. Nothing runs by itself: the caller does each step."""
 

@@ -30,7 +30,6 @@ from chorister.device.records import AttemptState
 from chorister.device.store import EventStore
 from chorister.device.transport import Answer
 from chorister.recipe import Recipe, SignedRecipe
-from chorister.transparency.entries import RecipeEntry
 from tests.compatibility.opening import (
     FIXTURES,
     a_network,
@@ -40,7 +39,7 @@ from tests.compatibility.opening import (
 )
 from tests.device.home import the_sandbox
 from tests.device.world import Network, bits_of
-from tests.logworld import DAY, public
+from tests.logworld import DAY, entry_with
 
 BUSY = Answer(status=503, content_type="", body=b"")
 
@@ -86,7 +85,7 @@ class Old:
 
     def publish(self, *names: str) -> None:
         self.network.log.publish(
-            [RecipeEntry(author_key=public("author"), jws=self.jws(name)) for name in names],
+            [entry_with(self.jws(name)) for name in names],
             time=self.clock.now(),
         )
 

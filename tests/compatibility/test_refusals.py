@@ -37,6 +37,7 @@ from tests.compatibility.opening import (
     a_network,
     keys_from_json,
     open_device,
+    start_log_again,
     unpack,
 )
 from tests.device.home import the_sandbox
@@ -175,7 +176,11 @@ class OldServers:
         self.clock = SettableClock(self.expected["time"])
 
     def settle(self) -> None:
-        Servers(self.folder, self.clock).close()
+        """Open everything once, with a new log, and publish something in it."""
+        start_log_again(self.folder)
+        servers = Servers(self.folder, self.clock, begin=True)
+        servers.publish()
+        servers.close()
 
     def start(self, role: str) -> None:
         """Start one aggregator, and stop it again."""
@@ -234,20 +239,21 @@ def test_a_cosigner_whose_memory_was_cut_off(servers: OldServers, role: str, nam
     [
         (lambda log: (log / "leaves").write_bytes((log / "leaves").read_bytes()[:-96]), "restore"),
         (
-            lambda log: next((log / "public" / "entry").iterdir()).unlink(),
+            lambda log: (log / "entries").write_bytes(b""),
             "entry .* is damaged.*restore it",
         ),
         (
-            lambda log: next((log / "public" / "entry").iterdir()).write_bytes(b"?"),
+            lambda log: (log / "entries").write_bytes(b"?" + (log / "entries").read_bytes()[1:]),
             "is damaged.*restore it",
         ),
         (lambda log: (log / "public" / "checkpoint").write_bytes(b"?"), "damaged.*restore it"),
     ],
-    ids=["leaves cut off", "an entry missing", "an entry changed", "the checkpoint changed"],
+    ids=["leaves cut off", "entries missing", "an entry changed", "the checkpoint changed"],
 )
 def test_a_damaged_registry(
     servers: OldServers, damage: Callable[[Path], object], words: str
 ) -> None:
+    servers.settle()
     damage(servers.folder / "log")
     with pytest.raises(StorageDamaged, match=words):
         servers.start_registry()

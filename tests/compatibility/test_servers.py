@@ -17,36 +17,34 @@ from typing import Any
 import pytest
 
 import chorister as ch
+from chorister.aggregator.config import load_config
+from chorister.aggregator.service import Service
 from chorister.analyst.rounds import RoundState
 from chorister.clock import SettableClock
 from chorister.dap.draft import Problem
 from chorister.dap.messages import CollectionJobReq, Query
-from chorister.errors import ProblemError, QuestionWithdrawn, WrongList
+from chorister.errors import LogOutdated, ProblemError, QuestionWithdrawn
 from chorister.policy import Policy
 from chorister.registry.server import RegistryConfig, open_registry
 from chorister.transparency.auditor import Audit, audit
-from chorister.transparency.checkpoint import SignedCheckpoint
-from chorister.transparency.client import FolderSource, HTTPSource
-from chorister.transparency.entries import (
-    EndReason,
-    HPKEConfigEntry,
-    KeyRevocation,
-    RecipeEnd,
-    RecipeEntry,
-)
+from chorister.transparency.client import FolderSource
+from chorister.transparency.entries import HPKEConfigEntry
 from chorister.transparency.trust import Authority
-from tests.compatibility.opening import Servers, unpack
-from tests.logworld import ANALYSIS, DAY, public
+from tests.compatibility.opening import Servers, start_log_again, unpack
+from tests.logworld import ANALYSIS, DAY, entry_with, submission
 
 
 class Old:
-    """A deployment of an earlier version, open."""
+    """A deployment of an earlier version, whose log was started again as the guide says."""
 
     def __init__(self, kept: Path, folder: Path) -> None:
         self.expected: dict[str, Any] = unpack(kept, "servers", folder)
         self.folder = folder
         self.clock = SettableClock(self.expected["time"])
-        self.servers = Servers(folder, self.clock)
+        start_log_again(folder)
+        self.servers = Servers(folder, self.clock, begin=True)
+        self.servers.publish()
+        self.servers.publish()  # with the keys that both submitted to the new log
 
     def pause(self, seconds: float) -> None:
         """The servers work while the analyst waits."""
@@ -56,14 +54,9 @@ class Old:
     def study(self) -> ch.Study:
         return self.servers.connection(self.pause).study("ages", analysis=ANALYSIS)
 
-    def audited(self, *earlier: SignedCheckpoint) -> Audit:
+    def audited(self) -> Audit:
         authority = Authority.of([Policy.load(self.folder / "policy.toml")])
-        return audit(FolderSource(self.servers.public), authority=authority, earlier=earlier)
-
-    @property
-    def checkpoint(self) -> SignedCheckpoint:
-        """The one that was published when the fixture was written."""
-        return SignedCheckpoint.parse(self.expected["checkpoint"].encode())
+        return audit(FolderSource(self.servers.public), authority=authority)
 
 
 @pytest.fixture
@@ -78,46 +71,44 @@ def sums(result: ch.Result) -> list[int]:
     return [int(each) for each in part.sums]
 
 
-def test_the_log_serves_the_same_checkpoint_and_tree(old: Old) -> None:
-    with HTTPSource("https://registry.example/", transport=old.servers.network) as source:
-        served = source.read("checkpoint", limit=10_000)
-    assert served.decode() == old.expected["checkpoint"]
-    # Lists have another format since: an old one is refused as a whole, and the next is good.
-    with pytest.raises(WrongList, match="another version of Chorister; then wait for the next"):
-        old.audited(old.checkpoint)
-    assert old.servers.registry.status().size == old.expected["size"]
-    old.servers.publish()
-    found = old.audited(old.checkpoint)
-    assert len(found.cosignatures) == 2
+def test_a_log_of_the_former_format_is_refused_and_left_alone(kept: Path, tmp_path: Path) -> None:
+    expected = unpack(kept, "servers", tmp_path)
+    clock = SettableClock(expected["time"])
+    before = (tmp_path / "log" / "public" / "checkpoint").read_bytes()
+    with (
+        pytest.raises(LogOutdated, match=r"upgrade-the-log\.md"),
+        open_registry(RegistryConfig.load(tmp_path / "registry.toml"), clock),
+    ):
+        pass
+    for role in ("leader", "helper"):
+        with pytest.raises(LogOutdated, match=r"upgrade-the-log\.md"):
+            Service(load_config(tmp_path / f"{role}.toml", {}), clock)
+    assert (tmp_path / "log" / "public" / "checkpoint").read_bytes() == before
+    assert before.decode() == expected["checkpoint"]
+
+
+def test_a_log_that_was_started_again_has_both_keys_and_new_entries(old: Old) -> None:
+    found = old.audited()
     kinds = [type(logged.entry) for logged in found.entries]
-    assert kinds.count(HPKEConfigEntry) == 4  # each aggregator replaced its key
-    assert kinds.count(RecipeEntry) == 5
-    assert kinds.count(KeyRevocation) == 1
-    ends = [each.entry.reason for each in found.entries if isinstance(each.entry, RecipeEnd)]
-    assert sorted(ends) == sorted([EndReason.TARGET_REACHED] * 2 + [EndReason.WITHDRAWN])
-    assert old.servers.registry.status().size == old.expected["size"] == len(found.entries)
-
-
-def test_the_log_takes_a_new_entry_and_both_cosign_it(old: Old) -> None:
-    entry = RecipeEntry(
-        author_key=public("author"), jws=old.expected["new_recipe"].encode()
-    ).encode()
+    assert kinds.count(HPKEConfigEntry) == 2
+    assert len(found.current.hpke_configs) == 2
+    entry = submission(entry_with(old.expected["new_recipe"].encode())).encode()
     receipt = old.servers.registry.submit(entry)
-    assert (receipt.index, receipt.new) == (old.expected["size"], True)
+    assert receipt.new
     assert not old.servers.registry.submit(entry).new
     old.servers.publish()
-    found = old.audited(old.checkpoint)
-    assert found.checkpoint.size == old.expected["size"] + 1
-    assert found.entries[-1].address == receipt.address
+    found = old.audited()
+    assert [logged.index for logged in found.entries if logged.leaf == receipt.leaf]
     assert len(found.cosignatures) == 2
     known = old.servers.leader.core.tasks.all()
-    assert len(known) == len(old.expected["figures"]["leader"]) + 2  # "later", too
+    assert len(known) == len(old.expected["figures"]["leader"]) + 1
 
 
 def test_cosigners_remember_what_they_signed(kept: Path, tmp_path: Path) -> None:
-    expected = unpack(kept, "servers", tmp_path)
+    old = Old(kept, tmp_path)
+    old.servers.close()
     shutil.rmtree(tmp_path / "log")
-    clock = SettableClock(expected["time"] + DAY)
+    clock = SettableClock(old.clock.now() + DAY)
     config = RegistryConfig.load(tmp_path / "registry.toml")
     with open_registry(config, clock, create=True) as (registry, _):
         registry.issue()  # another history, under the same keys

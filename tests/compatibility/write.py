@@ -54,7 +54,7 @@ from tests.compatibility.opening import (
 from tests.console.world import TOKENS, people
 from tests.device.world import EVERYBODY, REGISTRY, Network, an_entry
 from tests.keyboard import changed, policy_tree, recipe_tree
-from tests.logworld import ANALYSIS, DAY, NOW, policy_text, revocation
+from tests.logworld import ANALYSIS, DAY, NOW, body_of, policy_text, revocation
 
 YEARS: Final = 3600 * DAY  # A recipe's window is at most ten years long.
 
@@ -140,7 +140,9 @@ def write_device(folder: Path, copy: Path) -> dict[str, Any]:
         expected = {
             "time": clock.now(),
             "keys": keys_to_json(keys),
-            "recipes": {name: an_entry(recipe).jws.decode() for name, recipe in recipes.items()},
+            "recipes": {
+                name: body_of(an_entry(recipe)).jws.decode() for name, recipe in recipes.items()
+            },
             "states": {state.name: count for state, count in device.status().recipes.items()},
             "ngrams": NGRAMS,
             "budgets": {
@@ -275,7 +277,7 @@ def write_servers(folder: Path, copy: Path) -> dict[str, Any]:
             np.bincount(bins, minlength=4).tolist()
             for bins in (FIRST, SECOND, VERIFIED + UNANSWERED + UNSENT + WAITING)
         ],
-        "new_recipe": operators.entry(operators.recipe("new", clock.now())).jws.decode(),
+        "new_recipe": body_of(operators.entry(operators.recipe("new", clock.now()))).jws.decode(),
     }
     _copy(folder, copy)
     servers.close()

@@ -31,7 +31,7 @@ class _Forged(FolderSource):
 
     def read(self, path: str, *, limit: int) -> bytes:
         data = super().read(path, limit=limit)
-        return data[:-1] + b"x" if path.startswith("entry/") else data
+        return data[:-1] + b"x" if path.startswith("body/") else data
 
 
 def test_a_log_that_is_wrong_is_not_shown() -> None:

@@ -37,7 +37,7 @@ from tests.certificates import a_certificate
 from tests.cli.toml import dumps
 from tests.deploy.test_deploy import blocks
 from tests.faults.databases import MortalPostgres, mortal_servers
-from tests.logworld import public
+from tests.logworld import body_of, public
 
 DEVICES = 12
 HOSTS = {"leader": "127.0.0.1", "helper": "127.0.0.2"}
@@ -199,7 +199,8 @@ def answer(hosts: Hosts, recipe: Recipe) -> None:
         for device in devices:  # a ledger begins with the first checkpoint that a device sees
             wait_until(lambda: polled(device), "a published checkpoint")  # noqa: B023
         with RegistryClient(hosts.world.at.registry) as registry:
-            registry.submit(hosts.world.entry(recipe))
+            entry = hosts.world.entry(recipe)
+            registry.submit(entry, body_of(entry).jws)
         for device in devices:
             wait_until(lambda: device.run_once().answered, "an answer")  # noqa: B023
         for device in devices:

@@ -31,6 +31,7 @@ from tests.device.world import (
     a_recipe,
     an_entry,
 )
+from tests.logworld import body_of
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_explain_names_every_check_and_charges_nothing(home: Home) -> None:
 
 
 def _signed(author: str) -> SignedRecipe:
-    return SignedRecipe.parse(an_entry(a_recipe("x"), author).jws)
+    return SignedRecipe.parse(body_of(an_entry(a_recipe("x"), author)).jws)
 
 
 def test_status_tells_what_is_left(home: Home) -> None:

@@ -17,8 +17,9 @@ from chorister.device.records import Attempt, Attempts, AttemptState, PolledFile
 from chorister.errors import InternalError, StoreError
 from chorister.recipe import SignedRecipe
 from tests.device.world import NOW, a_policy, a_recipe, an_entry
+from tests.logworld import body_of
 
-SIGNED = SignedRecipe.parse(an_entry(a_recipe("one", {"arms": []})).jws)
+SIGNED = SignedRecipe.parse(body_of(an_entry(a_recipe("one", {"arms": []}))).jws)
 QUESTION = RecipeSummary.of(SIGNED, a_policy())
 ATTEMPT = Attempt(
     recipe=SIGNED.digest,

@@ -9,6 +9,7 @@ from chorister.device import poll as module
 from chorister.device.poll import Poll, poll
 from chorister.device.transport import LogSource
 from chorister.recipe import Recipe
+from chorister.transparency.reader import NOTHING_ACCEPTED, LastAccepted
 from tests.device.world import NOW, REGISTRY, Network, a_policy, a_recipe
 
 POLICY = a_policy()
@@ -18,8 +19,7 @@ def look(network: Network, kept: dict[str, bytes], **changes: Any) -> Poll:
     arguments: dict[str, Any] = {
         "policy": POLICY,
         "clock": SettableClock(NOW),
-        "not_before": 0,
-        "not_smaller": 0,
+        "last": NOTHING_ACCEPTED,
         "kept": kept.values,
         "forget": kept.clear,
         **changes,
@@ -36,21 +36,21 @@ def a_network(*recipes: Recipe) -> Network:
 def test_files_are_handed_back_even_if_the_checkpoint_is_refused() -> None:
     network, kept = a_network(a_recipe("one")), dict[str, bytes]()
     accepted = look(network, kept)
-    refused = look(network, kept, not_before=NOW + 1)
-    assert (accepted.checkpoint is None, refused.checkpoint is None) == (False, True)
+    refused = look(network, kept, last=LastAccepted(time=NOW + 1))
+    assert (accepted.accepted is None, refused.accepted is None) == (False, True)
     assert accepted.files == refused.files
     assert accepted.files is not None
     assert len(accepted.files) == 3
 
 
 def test_what_is_kept_stays_if_the_log_shows_nothing_to_compare_it_with() -> None:
-    kept = {"entry/00": b"body"}
+    kept = {"body/00": b"body"}
     network = a_network()
     network.log.publish([], time=NOW, cosigners={})
     assert look(network, kept).files is None
     network.down = True
     assert look(network, kept).files is None
-    assert kept == {"entry/00": b"body"}
+    assert kept == {"body/00": b"body"}
 
 
 def test_a_body_damaged_in_the_store_is_fetched_again() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import tomllib
 from collections import deque
@@ -15,22 +14,32 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from chorister._native import HPKEKeypair, scan_reports
-from chorister.canonical import WIRE, b64url_decode
+from chorister.canonical import WIRE, sha256
 from chorister.clock import SettableClock
 from chorister.dap.task import Task, task_binding, task_configurations
 from chorister.device.transport import Answer
 from chorister.errors import Unreachable
 from chorister.policy import Policy
-from chorister.recipe import Recipe, sign
-from chorister.transparency.checkpoint import Checkpoint
-from chorister.transparency.client import entry_path, list_path
-from chorister.transparency.entries import Entry, HPKEConfigEntry, RecipeEntry
+from chorister.recipe import Recipe
+from chorister.transparency.checkpoint import Checkpoint, ListProof
+from chorister.transparency.client import PROOF, list_path
+from chorister.transparency.entries import HPKEConfigEntry, ListEntry, RecipeEntry, SignedEntry
+from chorister.transparency.note import key_name
 from chorister.transparency.state import CurrentList, ListedRecipe
-from chorister.transparency.tree import root_hash
+from chorister.transparency.tree import Frontier, leaf_hash
 from tests.keyboard import changed, recipe_tree
 from tests.logworld import ANALYSIS as ANALYSIS
 from tests.logworld import DAY as DAY
-from tests.logworld import HELPER, LEADER, ORIGIN, key, policy_text, public
+from tests.logworld import (
+    HELPER,
+    LEADER,
+    ORIGIN,
+    body_files,
+    entry_of,
+    key,
+    policy_text,
+    public,
+)
 from tests.logworld import NOW as NOW
 
 REGISTRY = "https://registry.example/log/"
@@ -69,13 +78,13 @@ def a_recipe(id_: str, changes: Mapping[str, Any] | None = None) -> Recipe:
 
 
 def an_entry(recipe: Recipe, author: str = "author") -> RecipeEntry:
-    return RecipeEntry(author_key=public(author), jws=sign(recipe, key(author)))
+    return entry_of(recipe, author)
 
 
 def hpke_entry(aggregator: str, config: bytes, *, by: str | None = None) -> HPKEConfigEntry:
     signer = by or ("leader" if aggregator == LEADER else "helper")
     entry = HPKEConfigEntry(
-        aggregator=aggregator, not_before=0, not_after=NOW + 1000 * DAY, config=config
+        aggregator=key_name(aggregator), not_before=0, not_after=NOW + 1000 * DAY, config=config
     )
     return entry.signed(key(signer))
 
@@ -101,14 +110,14 @@ class Log:
         time: int = NOW,
         log: Ed25519PrivateKey | None = None,
         cosigners: Mapping[str, str] | None = None,
-        cosigned_at: int | None = None,
+        cosigned_at: int | Mapping[str, int] | None = None,
         origin: str = ORIGIN,
     ) -> None:
         """A checkpoint whose current list holds these recipes."""
         named: dict[str, list[RecipeEntry]] = {}
         for each in recipes:
             entry = each if isinstance(each, RecipeEntry) else an_entry(each)
-            named.setdefault(_analysis(entry), []).append(entry)
+            named.setdefault(entry.analysis, []).append(entry)
         self.publish_raw(
             named,
             time=time,
@@ -120,12 +129,12 @@ class Log:
 
     def publish_raw(
         self,
-        named: Mapping[str, Sequence[Entry]],
+        named: Mapping[str, Sequence[SignedEntry]],
         *,
         time: int,
         log: Ed25519PrivateKey | None = None,
         cosigners: Mapping[str, str] | None = None,
-        cosigned_at: int | None = None,
+        cosigned_at: int | Mapping[str, int] | None = None,
         size: int | None = None,
         origin: str = ORIGIN,
     ) -> None:
@@ -134,33 +143,37 @@ class Log:
             hpke_configs=[(entry.aggregator, entry.address) for entry in self.hpke],
             recipes=[_listed(name, entry) for name, each in named.items() for entry in each],
         )
-        every: list[Entry] = [*self.hpke, *(entry for each in named.values() for entry in each)]
-        self.size = max(self.size, len(every)) if size is None else size
-        checkpoint = Checkpoint(
-            origin=origin,
-            size=self.size,
-            root=root_hash([entry.address for entry in every]),
-            time=time,
-            list_digest=listing.digest,
-        )
+        every: list[SignedEntry] = [
+            *self.hpke,
+            *(entry for each in named.values() for entry in each),
+        ]
+        encoded = [entry.encode() for entry in every]
+        # A log only grows: the list itself, and whatever else is needed, come after the entries.
+        self.size = max(self.size + 1, len(encoded) + 1) if size is None else size
+        leaves = [leaf_hash(entry) for entry in encoded]
+        leaves += [leaf_hash(b"more")] * (self.size - 1 - len(leaves))
+        last = ListEntry(time=time, digest=listing.digest)
+        before = Frontier().extend(leaves[: self.size - 1])
+        root = before.extend([leaf_hash(last.encode())]).root
+        checkpoint = Checkpoint(origin=origin, size=self.size, root=root)
         signed = checkpoint.sign(log or key("log"))
         who = {self.leader: "leader", HELPER: "helper"} if cosigners is None else cosigners
         for name, signer in who.items():
-            at = time if cosigned_at is None else cosigned_at
-            signed = signed.with_cosigner(checkpoint.cosign(name=name, key=key(signer), time=at))
-        self.files = {"checkpoint": signed.encode(), list_path(listing.digest): listing.encode()}
-        self.files |= {entry_path(entry.address): entry.encode() for entry in every}
+            at = cosigned_at.get(name, time) if isinstance(cosigned_at, Mapping) else cosigned_at
+            line = checkpoint.cosign(
+                name=key_name(name), key=key(signer), time=time if at is None else at
+            )
+            signed = signed.with_cosigner(line)
+        proof = ListProof(entry=last, index=self.size - 1, path=before.next_path, signed=signed)
+        self.files = {PROOF: proof.encode(), list_path(listing.digest): listing.encode()}
+        self.files |= body_files(encoded)
 
 
-def _listed(name: str, entry: Entry) -> ListedRecipe:
+def _listed(name: str, entry: SignedEntry) -> ListedRecipe:
     if isinstance(entry, RecipeEntry):
-        return ListedRecipe.of(name, entry)
-    return ListedRecipe(name, public("author"), entry.address, len(entry.encode()))
-
-
-def _analysis(entry: RecipeEntry) -> str:
-    payload = entry.jws.split(b".")[1].decode()
-    return str(json.loads(b64url_decode(payload))["analysis"])
+        return ListedRecipe.of(entry)._replace(analysis=name)
+    data = entry.encode()
+    return ListedRecipe(name, public("author"), sha256(data), len(data))
 
 
 STORED = Answer(status=200, content_type="", body=b"")

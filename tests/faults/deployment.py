@@ -27,6 +27,7 @@ from tests.aggregator.operators import Addresses, Operators, free_port
 from tests.faults.databases import MortalPostgres
 from tests.faults.proxy import Proxy
 from tests.faults.zygote import Zygote
+from tests.logworld import body_of
 
 CLOCK = SystemClock()
 BINS = 6
@@ -142,7 +143,9 @@ class Deployment:
         self.configs: dict[str, bytes] = {}
         for role in ("leader", "helper"):
             core = self.core(role)
-            core.tasks.accept([SignedRecipe.parse(self.operators.entry(each).jws) for each in made])
+            core.tasks.accept(
+                [SignedRecipe.parse(body_of(self.operators.entry(each)).jws) for each in made]
+            )
             core.keys.publish(core.keys.generate())
             (self.configs[role],) = core.keys.published()
             core.database.close()

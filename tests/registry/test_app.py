@@ -18,17 +18,22 @@ from chorister.errors import LogWithheld, ServiceError, SubmissionRefused
 from chorister.registry.app import Limits
 from chorister.registry.registry import CANDIDATE_LIFETIME
 from chorister.transparency.auditor import audit
-from chorister.transparency.checkpoint import SignatureLine
-from chorister.transparency.client import HTTPSource, RegistryClient, Source, entry_path, list_path
+from chorister.transparency.client import PROOF, HTTPSource, RegistryClient, body_path, list_path
+from chorister.transparency.note import SignatureLine
 from chorister.transparency.reader import read_current
+from chorister.transparency.tiles import Source
 from tests.logworld import (
     HELPER,
+    HELPER_NAME,
     LEADER,
+    LEADER_NAME,
     World,
     authority,
+    body_of,
     hpke_entry,
     identity,
     recipe_entry,
+    submission,
     trust,
 )
 from tests.registry.serving import ask, serving
@@ -63,7 +68,7 @@ def publish(world: World, source: Source, client: RegistryClient) -> None:
     """Let both cosigners sign over HTTP the candidate that covers everything."""
     world.clock.advance(CANDIDATE_LIFETIME)
     deadline = time.monotonic() + 5
-    while world.registry.issue().checkpoint.time != world.clock.now():
+    while world.registry.issue().checkpoint.size != world.registry.status().size:
         assert time.monotonic() < deadline
     for side in (world.leader, world.helper):
         client.cosign(side.cosigner.cosign(source))
@@ -73,13 +78,14 @@ def test_from_submission_to_device_over_http(
     world: World, source: HTTPSource, client: RegistryClient
 ) -> None:
     entry = recipe_entry("one")
-    assert client.submit(hpke_entry(LEADER)) == 0
-    assert client.submit(hpke_entry(HELPER)) == 1
-    assert client.submit(entry) == 2
-    assert client.submit(entry) == 2
+    # Before them is the list that closes the empty log.
+    assert client.submit(hpke_entry(LEADER)) == 1
+    assert client.submit(hpke_entry(HELPER)) == 2
+    assert client.submit(entry, body_of(entry).jws) == 3
+    assert client.submit(entry, body_of(entry).jws) == 3
     publish(world, source, client)
     current = read_current(source, trust=trust(), clock=world.clock)
-    assert current.recipes == (entry,)
+    assert current.recipes == (body_of(entry),)
     found = audit(source, authority=authority(), clock=world.clock)
     assert found.checkpoint == current.checkpoint
 
@@ -94,13 +100,13 @@ def test_what_never_changes_is_read_once(
     monkeypatch.setattr("chorister.registry.public_files._CACHED_FILES", 1)
     entries = [recipe_entry("one"), recipe_entry("two")]
     for entry in entries:
-        client.submit(entry)
+        client.submit(entry, body_of(entry).jws)
     publish(world, source, client)
     before = ask(port, "GET", "/checkpoint")[2]
     world.clock.advance(1)
     publish(world, source, client)
     assert ask(port, "GET", "/checkpoint")[2] != before
-    first, second = (entry_path(entry.address) for entry in entries)
+    first, second = (body_path(entry.body_digest) for entry in entries)
     for path in (first, second):
         body = (world.public / path).read_bytes()
         assert ask(port, "GET", f"/{path}")[2] == body
@@ -113,13 +119,13 @@ def test_what_never_changes_is_read_once(
 
 def test_caching(world: World, source: HTTPSource, client: RegistryClient, port: int) -> None:
     entry = recipe_entry("one")
-    client.submit(entry)
+    client.submit(entry, body_of(entry).jws)
     publish(world, source, client)
-    checkpoint = world.checkpoint().checkpoint
     immutable = [
-        entry_path(entry.address),
-        list_path(checkpoint.list_digest),
-        "tile/0/000.p/1",
+        body_path(entry.body_digest),
+        list_path(world.proof().entry.digest),
+        "tile/0/000.p/3",
+        "tile/entries/000.p/3",
     ]
     for path in immutable:
         status, headers, body = ask(port, "GET", f"/{path}")
@@ -130,9 +136,10 @@ def test_caching(world: World, source: HTTPSource, client: RegistryClient, port:
         assert again[0] == 304
         assert again[2] == b""
         assert ask(port, "HEAD", f"/{path}")[2] == b""
-    assert ask(port, "GET", "/checkpoint")[1]["cache-control"] == "public, max-age=30"
+    for brief in ("checkpoint", PROOF):
+        assert ask(port, "GET", f"/{brief}")[1]["cache-control"] == "public, max-age=30"
     assert ask(port, "GET", "/candidate")[1]["cache-control"] == "no-store"
-    status, headers, _ = ask(port, "GET", f"/entry/{'00' * 32}")
+    status, headers, _ = ask(port, "GET", f"/body/{'00' * 32}")
     assert (status, headers["cache-control"]) == (404, "no-store")
     assert "set-cookie" not in headers
 
@@ -143,11 +150,14 @@ def test_caching(world: World, source: HTTPSource, client: RegistryClient, port:
         "/leaves",
         "/../leaves",
         "/%2e%2e/leaves",
-        "/entry/../../leaves",
-        "/entry/..%2f..%2fleaves",
-        "/entry/.x.new",
-        "/entry/" + "0" * 63,
-        "/entry/" + "A" * 64,
+        "/entries.new",
+        "/body/../../leaves",
+        "/body/..%2f..%2fleaves",
+        "/body/.x.new",
+        "/body/" + "0" * 63,
+        "/body/" + "A" * 64,
+        "/tile/64/000",
+        "/tile/entries/000.p/0",
         "//etc/passwd",
         "/tile/0/",
         "/",
@@ -162,7 +172,7 @@ def test_only_the_logs_files_are_served(port: int, path: str) -> None:
 
 def test_refusals_are_problem_documents(client: RegistryClient, port: int) -> None:
     for entry, status, name in (
-        (recipe_entry("x", author="other author").encode(), 403, "not-authorized"),
+        (submission(recipe_entry("x", author="other author")).encode(), 403, "not-authorized"),
         (b"noise", 422, "entry-refused"),
         (b"", 422, "entry-refused"),
     ):
@@ -172,9 +182,10 @@ def test_refusals_are_problem_documents(client: RegistryClient, port: int) -> No
         assert headers["content-type"] == "application/problem+json"
         assert problem["type"] == f"urn:chorister:problem:{name}"
         assert problem["detail"]
-    client.submit(recipe_entry("one"))
-    with pytest.raises(SubmissionRefused, match="already in the log, as entry 0") as caught:
-        client.submit(recipe_entry("one", author="second author"))
+    one, again = recipe_entry("one"), recipe_entry("one", author="second author")
+    client.submit(one, body_of(one).jws)
+    with pytest.raises(SubmissionRefused, match="already in the log, as entry 1") as caught:
+        client.submit(again, body_of(again).jws)
     assert caught.value.problem == "urn:chorister:problem:duplicate-entry"
 
 
@@ -204,10 +215,10 @@ def test_cosignatures_are_checked(world: World, client: RegistryClient, port: in
     candidate = world.registry.issue().checkpoint
     good = identity("leader").sign(candidate, world.clock.now())
     with pytest.raises(SubmissionRefused, match="does not verify"):
-        client.cosign(SignatureLine(name=LEADER, blob=good.blob[:-1] + b"\x00"))
-    assert client.cosign(good) == (HELPER,)
+        client.cosign(SignatureLine(name=LEADER_NAME, blob=good.blob[:-1] + b"\x00"))
+    assert client.cosign(good) == (HELPER_NAME,)
     status: dict[str, Any] = json.loads(ask(port, "GET", "/status")[2])
-    assert status["waiting_for"] == [HELPER]
+    assert status["waiting_for"] == [HELPER_NAME]
     assert status["published"] is None
     assert ask(port, "POST", "/cosignatures", b"x" * 1025)[0] == 413
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -14,12 +15,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from chorister.errors import LogError
+from chorister.errors import CheckpointTime, LogError, LogSignatureInvalid
 from chorister.registry.folder import LogFolder
 from chorister.transparency.auditor import audit
 from chorister.transparency.checkpoint import SignedCheckpoint
-from chorister.transparency.client import FolderSource, read_entry, read_leaves
-from chorister.transparency.tree import root_hash
+from chorister.transparency.client import FolderSource
+from chorister.transparency.cosigner import fetch_body
+from chorister.transparency.entries import ListEntry, parse_entry
+from chorister.transparency.tiles import TileTree, check_tiles, read_entries
+from chorister.transparency.tree import leaf_hash, root_hash
 from tests.logworld import World, authority, recipe_entry
 from tests.simulated_disk import Crash, SimulatedDisk
 
@@ -33,19 +37,24 @@ def check_covered(public: Path) -> int:
         if (public / name).exists():
             checkpoint = SignedCheckpoint.parse((public / name).read_bytes()).checkpoint
             source = FolderSource(public)
-            leaves = [*read_leaves(source, 0, checkpoint.size)]
-            assert root_hash(leaves) == checkpoint.root
-            for leaf in leaves:
-                read_entry(source, leaf)
-            source.read(f"list/{checkpoint.list_digest.hex()}", limit=1 << 20)
+            entries = [*read_entries(source, 0, checkpoint.size)]
+            tree = TileTree()
+            tree.extend(leaf_hash(entry) for entry in entries)
+            assert root_hash(tree.leaves) == checkpoint.root
+            check_tiles(source, tree)
+            for entry in entries:
+                fetch_body(source, parse_entry(entry))
+            last = parse_entry(entries[-1])
+            assert isinstance(last, ListEntry)
+            source.read(f"list/{last.digest.hex()}", limit=1 << 20)
             size = max(size, checkpoint.size)
     return size
 
 
 @pytest.mark.parametrize("power_fails", [False, True], ids=["kill", "power"])
 def test_a_crash_after_any_step_of_append_and_publish(tmp_path: Path, power_fails: bool) -> None:
-    # Two submissions and a publication take some 38 steps; SIGKILL itself is tested below.
-    for step in range(0, 40, 1 if power_fails else 4):
+    # Two submissions and a publication take some 60 steps; SIGKILL itself is tested below.
+    for step in range(0, 64, 1 if power_fails else 4):
         rng = random.Random(step)
         folder = tmp_path / str(step)
         folder.mkdir()
@@ -53,11 +62,11 @@ def test_a_crash_after_any_step_of_append_and_publish(tmp_path: Path, power_fail
         world = World(folder, disk=disk)
         world.publish(ENTRIES[0])
         disk.steps = step
-        acknowledged = [ENTRIES[0].address]
+        acknowledged = [leaf_hash(ENTRIES[0].encode())]
         try:
             for entry in ENTRIES[1:3]:
                 world.submit(entry)
-                acknowledged.append(entry.address)
+                acknowledged.append(leaf_hash(entry.encode()))
             world.publish()
         except Crash:
             pass
@@ -69,14 +78,15 @@ def test_a_crash_after_any_step_of_append_and_publish(tmp_path: Path, power_fail
         covered = check_covered(world.public)
         world.restart()
         leaves = world._log.leaves
-        assert list(leaves[: len(acknowledged)]) == acknowledged
+        assert [leaf for leaf in leaves if leaf in acknowledged] == acknowledged
         assert len(leaves) >= covered
         # The submitter, not knowing, submits again; then all is as if nothing had happened.
         world.submit(*ENTRIES[1:3])
         world.clock.advance(300)
-        assert world.publish().checkpoint.size == 3
+        assert world.publish().checkpoint.size >= 5
         found = audit(world.source, authority=authority())
-        assert [logged.entry for logged in found.entries] == ENTRIES[:3]
+        submitted = [each.entry for each in found.entries if not isinstance(each.entry, ListEntry)]
+        assert submitted == ENTRIES[:3]
 
 
 def test_the_power_fails_after_a_killed_process_was_restarted(tmp_path: Path) -> None:
@@ -144,7 +154,7 @@ class LogMachine(RuleBasedStateMachine):
 
         def action() -> None:
             self.world.submit(entry)
-            self.acknowledged.append(entry.address)
+            self.acknowledged.append(leaf_hash(entry.encode()))
 
         self._arm(choices)
         self._survive(action, choices)
@@ -153,7 +163,12 @@ class LogMachine(RuleBasedStateMachine):
     def issue(self, choices: st.DataObject, seconds: int) -> None:
         self.world.clock.advance(seconds)
         self._arm(choices)
-        self._survive(self.world.registry.issue, choices)
+
+        def action() -> None:
+            with contextlib.suppress(CheckpointTime):  # a second list of one second
+                self.world.registry.issue()
+
+        self._survive(action, choices)
 
     @rule(choices=st.data(), side=st.sampled_from(["leader", "helper"]), again=st.booleans())
     def cosign(self, choices: st.DataObject, side: str, again: bool) -> None:
@@ -166,7 +181,13 @@ class LogMachine(RuleBasedStateMachine):
             # Nothing to sign yet, or a candidate that waited too long.
             return
         self._arm(choices)
-        self._survive(lambda: self.world.registry.add_cosignature(line), choices)
+
+        def action() -> None:
+            # After a crash between a list and its checkpoint, the registry issues a new one first.
+            with contextlib.suppress(LogSignatureInvalid):
+                self.world.registry.add_cosignature(line)
+
+        self._survive(action, choices)
 
     @rule()
     def restart(self) -> None:
@@ -237,8 +258,8 @@ for step in map(int, sys.argv[2:]):
 
 def test_kill_9_in_a_real_process(tmp_path: Path) -> None:
     """The process dies by SIGKILL after every step; its folder opens again with all it promised."""
-    # One publication takes some 32 steps; the last one outlives both.
-    steps = [str(step) for step in (*range(0, 34, 2), 90)]
+    # One publication takes some 50 steps; the last one outlives both.
+    steps = [str(step) for step in (*range(0, 56, 3), 140)]
     root = Path(__file__).parent.parent.parent
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(tmp_path), *steps],
@@ -261,9 +282,9 @@ def test_kill_9_in_a_real_process(tmp_path: Path) -> None:
         log = LogFolder.open(folder)
         log.load()
         log.close()
-        assert len(log.leaves) >= max(covered, last + 1)
+        assert len(log.leaves) >= max(covered, 2 * last + 2)
         found = audit(FolderSource(folder / "public"), authority=authority())
-        assert found.checkpoint.size >= last + 1
+        assert found.checkpoint.size >= 2 * last + 2
 
 
 def test_the_simulated_disk_does_forget(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from chorister.transparency.entries import MAX_ENTRY
+from chorister.transparency.entries import MAX_BODY
 from tests.logworld import World
 from tests.registry.serving import ask, serving
 
-PATH = f"entry/{'ab' * 32}"
+PATH = f"body/{'ab' * 32}"
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_file_that_is_cut_is_not_passed_off_as_whole(world: World) -> None:
 
 def test_clients_who_take_nothing_of_a_long_file_fill_no_memory(world: World) -> None:
     """Twenty clients, each asking twice for the longest entry that there may be: 440 MiB."""
-    a_file(world, MAX_ENTRY)
+    a_file(world, MAX_BODY)
     twice = 2 * f"GET /{PATH} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
     with serving(world) as port, contextlib.ExitStack() as stack:
         tracemalloc.start()

@@ -27,6 +27,7 @@ from tests.logworld import (
     end_entry,
     hpke_entry,
     recipe_entry,
+    submission,
 )
 
 
@@ -69,7 +70,7 @@ def test_an_author_who_publishes_and_ends_by_turns_fills_no_log(world: World) ->
     world.restart()
     with pytest.raises(QuotaExceeded):
         world.submit(recipe_entry("one-more"))
-    assert world.publish().checkpoint.size == 2 * MAX_OPEN_RECIPES
+    assert world.publish().checkpoint.size == 2 * MAX_OPEN_RECIPES + 1
     world.submit(recipe_entry("after-a-checkpoint"))
 
 
@@ -86,7 +87,7 @@ def test_recipes_that_have_closed_make_room_with_the_next_checkpoint(world: Worl
 def test_an_author_has_so_many_bytes_open_and_no_more(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = len(recipe_entry("a").encode())
+    size = recipe_entry("a").body_size
     monkeypatch.setattr(state, "MAX_OPEN_BYTES", 2 * size)
     world.submit(recipe_entry("a"), recipe_entry("b"))
     with pytest.raises(QuotaExceeded, match=f"{3 * size:,} bytes"):
@@ -134,7 +135,7 @@ def test_a_clock_that_is_set_back_does_not_overfill_the_list(world: World) -> No
     with pytest.raises(QuotaExceeded):
         world.submit(recipe_entry("early"))
     world.clock.set(NOW + 60)
-    assert world.publish().checkpoint.size == 2 + MAX_OPEN_RECIPES
+    assert world.publish().checkpoint.size == 4 + MAX_OPEN_RECIPES
 
 
 def test_the_refusal_over_http_says_what_to_do(world: World) -> None:
@@ -144,7 +145,9 @@ def test_the_refusal_over_http_says_what_to_do(world: World) -> None:
         app = build_app(world.registry, world.public)
         transport = httpx2.ASGITransport(app=app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://registry") as client:
-            return await client.post("/entries", content=recipe_entry("one-more").encode())
+            return await client.post(
+                "/entries", content=submission(recipe_entry("one-more")).encode()
+            )
 
     answer = asyncio.run(post())
     assert answer.status_code == 422

@@ -12,6 +12,7 @@ from chorister.errors import (
     DecodeError,
     DuplicateEntry,
     EntryRefused,
+    LogOutdated,
     LogSignatureInvalid,
     NotAuthorized,
     QuotaExceeded,
@@ -22,14 +23,17 @@ from chorister.registry.folder import LogFolder
 from chorister.registry.registry import CANDIDATE_LIFETIME, Registry
 from chorister.transparency.auditor import audit
 from chorister.transparency.checkpoint import Checkpoint
-from chorister.transparency.client import read_leaves
 from chorister.transparency.disk import Disk
+from chorister.transparency.entries import ListEntry, Submission
 from chorister.transparency.state import CurrentList
-from chorister.transparency.tree import root_hash
+from chorister.transparency.tiles import read_entries
+from chorister.transparency.tree import leaf_hash, root_hash
 from tests.logworld import (
     DAY,
     HELPER,
+    HELPER_NAME,
     LEADER,
+    LEADER_NAME,
     NOW,
     ORIGIN,
     OTHER_ANALYSIS,
@@ -41,6 +45,8 @@ from tests.logworld import (
     key,
     recipe_entry,
     revocation,
+    submission,
+    trust,
 )
 
 
@@ -56,8 +62,8 @@ def test_an_author_submits_ends_and_revokes(world: World) -> None:
     one, two = recipe_entry("one"), recipe_entry("two")
     receipts = world.submit(one, two, end_entry(one), revocation("author", by="second author"))
     assert [receipt.index for receipt in receipts] == [0, 1, 2, 3]
-    assert receipts[0].address == one.address
-    assert world.publish().checkpoint.size == 4
+    assert receipts[0].leaf == leaf_hash(one.encode())
+    assert world.publish().checkpoint.size == 5
 
 
 def test_submitting_again_changes_nothing(world: World) -> None:
@@ -85,7 +91,7 @@ def test_strangers_are_refused(world: World, entry: object) -> None:
     with pytest.raises(NotAuthorized):
         world.submit(entry)  # type: ignore[arg-type]
     assert world.registry.status().size == 0
-    assert list((world.public / "entry").iterdir()) == []
+    assert list((world.public / "body").iterdir()) == []
 
 
 def test_what_could_never_be_current_is_refused(world: World) -> None:
@@ -101,7 +107,7 @@ def test_a_full_list_takes_what_empties_it_and_nothing_that_adds_to_it(
     full = [recipe_entry("one"), recipe_entry("two"), recipe_entry("three", author="second author")]
     world.submit(*full)
     state = world.registry._state.current(NOW)
-    configs = [(name, bytes(32)) for name in (LEADER, HELPER)]
+    configs = [(name, bytes(32)) for name in (LEADER_NAME, HELPER_NAME)]
     longest = CurrentList.of(hpke_configs=configs, recipes=state.recipes).encode()
     monkeypatch.setattr("chorister.registry.registry.MAX_LIST", len(longest))
     with pytest.raises(QuotaExceeded, match="the current list is full"):
@@ -115,7 +121,7 @@ def test_a_full_list_takes_what_empties_it_and_nothing_that_adds_to_it(
     )
     # Now there is room again.
     world.submit(recipe_entry("five", author="other author", analysis=OTHER_ANALYSIS))
-    assert world.publish().checkpoint.size == 8
+    assert world.publish().checkpoint.size == 9
     (left,) = audit(world.source, authority=authority()).current.recipes
     assert left.analysis == OTHER_ANALYSIS
 
@@ -126,11 +132,11 @@ def test_a_full_list_takes_what_empties_it_and_nothing_that_adds_to_it(
 def test_nothing_is_published_before_both_have_cosigned(world: World) -> None:
     world.submit(recipe_entry("one"))
     world.registry.issue()
-    assert world.registry.status().waiting_for == (HELPER, LEADER)
-    assert world.registry.add_cosignature(world.leader.cosign(world.source)) == (HELPER,)
+    assert world.registry.status().waiting_for == (HELPER_NAME, LEADER_NAME)
+    assert world.registry.add_cosignature(world.leader.cosign(world.source)) == (HELPER_NAME,)
     assert not (world.public / "checkpoint").exists()
     assert world.registry.add_cosignature(world.helper.cosign(world.source)) == ()
-    assert world.checkpoint().checkpoint.size == 1
+    assert world.checkpoint().checkpoint.size == 2
     assert world.registry.status().waiting_for == ()
 
 
@@ -143,7 +149,7 @@ def test_a_candidate_waits_for_its_cosigners_and_is_replaced_when_they_would_ref
     assert world.registry.issue() == first
     world.clock.advance(1)
     second = world.registry.issue()
-    assert (second.checkpoint.size, second.checkpoint.time) == (1, NOW + CANDIDATE_LIFETIME)
+    assert (first.checkpoint.size, second.checkpoint.size) == (1, 3)
 
 
 def test_one_cosigner_ahead_does_not_block_the_next_candidate(world: World) -> None:
@@ -151,41 +157,72 @@ def test_one_cosigner_ahead_does_not_block_the_next_candidate(world: World) -> N
     world.registry.issue()
     world.registry.add_cosignature(world.leader.cosign(world.source))
     world.clock.advance(CANDIDATE_LIFETIME)
-    assert world.publish(recipe_entry("two")).checkpoint.size == 2
+    assert world.publish(recipe_entry("two")).checkpoint.size == 4
 
 
 def test_a_quiet_log_stays_fresh(world: World) -> None:
     first = world.publish(recipe_entry("one"))
     second = world.publish(wait=DAY)
-    assert second.checkpoint.time == first.checkpoint.time + DAY
-    assert second.checkpoint.root == first.checkpoint.root
+    assert second.checkpoint == first.checkpoint, "nothing changed, so nothing is added"
+    assert authority().oldest(second) == authority().oldest(first) + DAY
+    device_reads(world)
+
+
+def test_a_list_that_changes_by_time_alone_is_added(world: World) -> None:
+    world.publish(recipe_entry("one", closes=NOW + DAY), recipe_entry("two"))
+    world.clock.set(NOW + DAY - 2)
+    assert world.publish().checkpoint.size == 3
+    assert world.publish().checkpoint.size == 4
+    found = audit(world.source, authority=authority())
+    assert [type(logged.entry).__name__ for logged in found.entries[2:]] == ["ListEntry"] * 2
+    assert len(found.current.recipes) == 1
+
+
+def test_nobody_can_submit_a_list(world: World) -> None:
+    closing = ListEntry(time=NOW, digest=world.registry._state.current(NOW).digest)
+    with pytest.raises(EntryRefused, match="nobody can submit a list"):
+        world.registry.submit(Submission(closing.encode()).encode())
+
+
+def test_a_submission_needs_the_body_that_its_entry_names(world: World) -> None:
+    one = submission(recipe_entry("one"))
+    for body in (b"", submission(recipe_entry("two")).body, one.body + b"x"):
+        with pytest.raises(EntryRefused, match="not the body"):
+            world.registry.submit(one._replace(body=body).encode())
+    with pytest.raises(EntryRefused, match="only a recipe"):
+        world.registry.submit(Submission(hpke_entry(LEADER).encode(), b"x").encode())
+
+
+def device_reads(world: World) -> None:
+    """A device that has waited as long finds the log fresh."""
+    proof = world.proof()
+    proof.check_last()
+    trust().check_signatures(proof.signed)
 
 
 def test_cosignatures_of_others_and_of_other_checkpoints_are_refused(world: World) -> None:
     with pytest.raises(LogSignatureInvalid, match="no candidate"):
         world.registry.add_cosignature(
-            identity("leader").sign(a_checkpoint(world), NOW).encode().encode()
+            identity("leader").sign(a_checkpoint(), NOW).encode().encode()
         )
     candidate = world.registry.issue().checkpoint
-    stranger = candidate.cosign(name="https://stranger.example/", key=key("x"), time=NOW)
+    stranger = candidate.cosign(name="stranger.example", key=key("x"), time=NOW)
     with pytest.raises(NotAuthorized):
         world.registry.add_cosignature(stranger.encode().encode())
-    wrong_key = candidate.cosign(name=LEADER, key=key("helper"), time=NOW)
+    wrong_key = candidate.cosign(name=LEADER_NAME, key=key("helper"), time=NOW)
     with pytest.raises(LogSignatureInvalid):
         world.registry.add_cosignature(wrong_key.encode().encode())
-    stale = identity("leader").sign(a_checkpoint(world), NOW)
+    stale = identity("leader").sign(a_checkpoint(), NOW)
     with pytest.raises(LogSignatureInvalid):
         world.registry.add_cosignature(stale.encode().encode())
     for noise in (b"", b"\xff", b"two\nlines", "— a b c".encode()):
         with pytest.raises(DecodeError):
             world.registry.add_cosignature(noise)
-    assert world.registry.status().waiting_for == (HELPER, LEADER)
+    assert world.registry.status().waiting_for == (HELPER_NAME, LEADER_NAME)
 
 
-def a_checkpoint(world: World) -> Checkpoint:
-    return Checkpoint(
-        origin=ORIGIN, size=9, root=bytes(32), time=world.clock.now(), list_digest=bytes(32)
-    )
+def a_checkpoint() -> Checkpoint:
+    return Checkpoint(origin=ORIGIN, size=9, root=bytes(32))
 
 
 def test_a_clock_set_back_publishes_nothing(world: World) -> None:
@@ -195,23 +232,23 @@ def test_a_clock_set_back_publishes_nothing(world: World) -> None:
         world.registry.issue()
 
 
-def test_a_clock_set_back_behind_a_candidate_issues_nothing(world: World) -> None:
-    """Somebody may have cosigned it, and its second would come twice."""
+def test_a_clock_set_back_behind_a_list_issues_nothing(world: World) -> None:
+    """Somebody may have cosigned it, and lists only go forward in time."""
     world.publish(recipe_entry("one"))
-    world.clock.set(NOW + 100)
-    world.registry.issue()
-    world.clock.set(NOW + 99)
-    with pytest.raises(CheckpointTime, match="remove public/candidate"):
+    world.submit(recipe_entry("two"))
+    world.clock.set(NOW + 200)
+    size = world.registry.issue().checkpoint.size
+    world.clock.set(NOW + 199)
+    with pytest.raises(CheckpointTime, match="behind the last list"):
         world.registry.issue()
     world.restart()
     with pytest.raises(CheckpointTime):
         world.registry.issue()
-    (world.public / "candidate").unlink()
-    world.restart()
-    assert world.publish(wait=0).checkpoint.time == NOW + 99
+    world.clock.set(NOW + 201)
+    assert world.publish(wait=0).checkpoint.size == size
 
 
-def test_never_two_checkpoints_in_one_second(world: World) -> None:
+def test_never_two_lists_in_one_second(world: World) -> None:
     first = world.publish(recipe_entry("one"))
     world.submit(revocation("author"))
     assert world.registry.issue().checkpoint == first.checkpoint
@@ -219,8 +256,7 @@ def test_never_two_checkpoints_in_one_second(world: World) -> None:
     assert world.registry.issue().checkpoint == first.checkpoint
     assert world.registry.status().waiting_for == ()
     world.clock.advance(1)
-    second = world.registry.issue().checkpoint
-    assert (second.size, second.time) == (2, first.checkpoint.time + 1)
+    assert world.registry.issue().checkpoint.size == 4
 
 
 # --- Restarting ----------------------------------------------------------------------------------
@@ -234,8 +270,10 @@ def test_everything_survives_a_restart(world: World) -> None:
     world.registry.add_cosignature(world.leader.cosign(world.source))
     before = world.registry.status()
     world.restart()
-    assert world.registry.status() == before
-    assert before.waiting_for == (HELPER,)
+    after = world.registry.status()
+    assert (after.size, after.published) == (before.size, before.published)
+    assert after.waiting_for == before.waiting_for
+    assert before.waiting_for == (HELPER_NAME,)
     assert world.registry.add_cosignature(world.helper.cosign(world.source)) == ()
 
 
@@ -256,21 +294,24 @@ def test_lost_entries_are_noticed(world: World) -> None:
     world.publish(recipe_entry("one"), recipe_entry("two"))
     leaves = world.folder / "leaves"
     leaves.write_bytes(leaves.read_bytes()[:32])
-    with pytest.raises(StorageDamaged, match="of which 1 are lost"):
+    with pytest.raises(StorageDamaged, match="of which 2 are lost"):
         world.restart()
 
 
-@pytest.mark.parametrize("damage", ["body", "body gone", "leaf", "checkpoint", "candidate"])
+@pytest.mark.parametrize(
+    "damage", ["entries", "entries cut", "entries gone", "leaf", "checkpoint", "candidate"]
+)
 def test_damage_is_noticed(world: World, damage: str) -> None:
-    entry = recipe_entry("one")
-    world.publish(entry, recipe_entry("two"))
-    leaves = world.folder / "leaves"
-    body = world.public / "entry" / entry.address.hex()
+    world.publish(recipe_entry("one"), recipe_entry("two"))
+    leaves, entries = world.folder / "leaves", world.folder / "entries"
+    data = entries.read_bytes()
     match damage:
-        case "body":
-            body.write_bytes(body.read_bytes()[:-1])
-        case "body gone":
-            body.unlink()
+        case "entries":
+            entries.write_bytes(data[:60] + bytes([data[60] ^ 1]) + data[61:])
+        case "entries cut":
+            entries.write_bytes(data[:-1])
+        case "entries gone":
+            entries.write_bytes(b"")
         case "leaf":
             leaves.write_bytes(leaves.read_bytes()[32:] + leaves.read_bytes()[:32])
         case name:
@@ -295,7 +336,7 @@ def test_a_folder_is_of_one_log_and_a_key_of_its_policies(world: World) -> None:
     with pytest.raises(ServiceError, match="not among the log keys"):
         wrong(by="stranger")
     with pytest.raises(ServiceError, match="cosigner"):
-        wrong(origin=LEADER, named=LEADER)
+        wrong(origin=LEADER_NAME, named=LEADER_NAME)
     assert key("log").private_bytes_raw().hex() not in repr(world.registry)
 
 
@@ -320,7 +361,7 @@ def test_a_failed_write_stops_the_registry(tmp_path: Path) -> None:
     world.restart()
     world.submit(recipe_entry("three"))
     audit_after = world.publish()
-    assert audit_after.checkpoint.size >= 2
+    assert audit_after.checkpoint.size >= 3
     audit(world.source, authority=authority())
 
 
@@ -333,27 +374,57 @@ def test_concurrent_appends_are_all_kept_once(world: World) -> None:
         receipts = list(pool.map(lambda entry: world.submit(entry)[0], entries * 2))
     assert sorted({receipt.index for receipt in receipts}) == list(range(24))
     assert sum(receipt.new for receipt in receipts) == 24
-    by_address = {receipt.address: receipt.index for receipt in receipts}
+    by_address = {receipt.leaf: receipt.index for receipt in receipts}
     assert len(by_address) == 24
     world.publish()
     found = audit(world.source, authority=authority())
-    assert {logged.address: logged.index for logged in found.entries} == by_address
+    assert {logged.leaf: logged.index for logged in found.entries[:-1]} == by_address
 
 
-def test_tiles_of_a_log_that_outgrows_one(world: World) -> None:
-    """Full tiles never change; every published size can be read back."""
+@pytest.mark.parametrize("restarts", [False, True])
+def test_tiles_of_a_log_that_outgrows_one(world: World, restarts: bool) -> None:
+    """Full tiles and bundles never change; every published size can be read back."""
     made = [b"config %d" % number for number in range(300)]
     world.helper.configs.update(made)
     config = [hpke_entry(HELPER, each) for each in made]
     world.publish(*config[:250])
-    small = [*read_leaves(world.source, 0, 250)]
-    world.publish(*config[250:256])
-    full = (world.public / "tile/0/000").read_bytes()
-    world.publish(*config[256:])
-    assert (world.public / "tile/0/000").read_bytes() == full
-    leaves = [*read_leaves(world.source, 0, 300)]
-    assert leaves[:250] == small
-    assert [*read_leaves(world.source, 255, 300)] == leaves[255:]
+    small = [*read_entries(world.source, 0, 251)]
+    world.publish(*config[250:254])
+    full = [(world.public / "tile" / name / "000").read_bytes() for name in ("0", "entries")]
+    assert (world.public / "tile/1/000.p/1").stat().st_size == 32
+    assert not (world.public / "tile/0/001.p").exists()
+    if restarts:
+        world.restart()
+    world.publish(*config[254:])
+    again = [(world.public / "tile" / name / "000").read_bytes() for name in ("0", "entries")]
+    assert again == full
+    size = world.checkpoint().checkpoint.size
+    entries = [*read_entries(world.source, 0, size)]
+    assert entries[:251] == small
+    assert [*read_entries(world.source, 255, size)] == entries[255:]
+    leaves = [leaf_hash(entry) for entry in entries]
     assert root_hash(leaves) == world.checkpoint().checkpoint.root
+    audit(world.source, authority=authority())
     world.restart()
-    assert world.publish().checkpoint.size == 300
+    assert world.publish().checkpoint.size == size == 303
+    audit(world.source, authority=authority())
+
+
+def test_a_log_that_grew_far_beyond_its_last_checkpoint_is_tiled_after_a_restart(
+    world: World,
+) -> None:
+    made = [b"config %d" % number for number in range(600)]
+    world.helper.configs.update(made)
+    world.publish(hpke_entry(HELPER, made[0]))
+    world.submit(*(hpke_entry(HELPER, each) for each in made[1:]))
+    world.restart()
+    assert world.publish().checkpoint.size == 602
+    audit(world.source, authority=authority())
+
+
+def test_a_folder_of_the_former_format_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "public" / "entry").mkdir(parents=True)
+    (tmp_path / "leaves").write_bytes(bytes(range(32)))
+    with pytest.raises(LogOutdated, match=r"upgrade-the-log\.md"):
+        LogFolder.open(tmp_path)
+    assert (tmp_path / "leaves").read_bytes() == bytes(range(32))

@@ -18,8 +18,16 @@ from starlette.responses import Response
 from chorister.http_server import Deadlines
 from chorister.registry.app import Limits, _Inbox
 from chorister.transparency.client import RegistryClient
-from chorister.transparency.entries import RecipeEntry, open_recipe
-from tests.logworld import HELPER, World, hpke_entry, identity, recipe_entry
+from chorister.transparency.entries import RecipeBody, open_recipe
+from tests.logworld import (
+    HELPER,
+    HELPER_NAME,
+    World,
+    hpke_entry,
+    identity,
+    recipe_entry,
+    submission,
+)
 from tests.registry.serving import ask, serving
 
 POST = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
@@ -86,10 +94,10 @@ def test_trickling_submissions_starve_no_cosigner_and_no_author(world: World) ->
         connections(port, 60, POST % (b"/entries", 10_000)) as clients,
         dripping(clients, 1.0),
     ):
-        assert a_cosignature(world, port) == (HELPER,)
+        assert a_cosignature(world, port) == (HELPER_NAME,)
         assert ask(port, "GET", "/candidate")[0] == 200
         with RegistryClient(f"http://127.0.0.1:{port}", timeout=5) as author:
-            assert author.submit(hpke_entry(HELPER)) == 0
+            assert author.submit(hpke_entry(HELPER)) == 1
 
 
 def test_trickling_cosignatures_starve_nobody(world: World) -> None:
@@ -98,7 +106,7 @@ def test_trickling_cosignatures_starve_nobody(world: World) -> None:
         connections(port, 60, POST % (b"/cosignatures", 1_000)) as clients,
         dripping(clients, 1.0),
     ):
-        assert a_cosignature(world, port) == (HELPER,)
+        assert a_cosignature(world, port) == (HELPER_NAME,)
         assert ask(port, "GET", "/candidate")[0] == 200
 
 
@@ -116,7 +124,7 @@ def test_silent_connections_refuse_nobody(world: World, said: bytes) -> None:
     deadlines = Deadlines(header=1.0, stall=1.0)
     with serving(world, deadlines=deadlines) as port, connections(port, 520, said) as clients:
         assert ask(port, "GET", "/candidate")[0] == 200
-        assert a_cosignature(world, port) == (HELPER,)
+        assert a_cosignature(world, port) == (HELPER_NAME,)
         assert seconds_until_all_closed(clients, 20) < 20
 
 
@@ -142,7 +150,7 @@ def test_bodies_that_fill_the_room_keep_nobody_out(world: World) -> None:
             each.sendall(bytes(16_000))
         for _ in range(3):
             assert ask(port, "POST", "/entries", bytes(8_000))[0] == 422  # read, and refused
-        assert a_cosignature(world, port) == (HELPER,)
+        assert a_cosignature(world, port) == (HELPER_NAME,)
         assert ask(port, "GET", "/candidate")[0] == 200
         clients[0].settimeout(20)
         answer = clients[0].recv(4096)
@@ -156,18 +164,18 @@ def test_an_entry_that_is_slow_to_refuse_keeps_no_cosigner_waiting(
     """Megabytes under an author's public key: their signature is checked beside the log's lock."""
     checking, enough = threading.Event(), threading.Event()
 
-    def slow(entry: RecipeEntry) -> object:
+    def slow(body: RecipeBody) -> object:
         checking.set()
         assert enough.wait(30)
-        return open_recipe(entry)
+        return open_recipe(body)
 
-    monkeypatch.setattr("chorister.registry.registry.open_recipe", slow)
+    monkeypatch.setattr("chorister.transparency.entries.open_recipe", slow)
     limits = Limits(waiting=4)
-    entry = recipe_entry("one").encode()
+    entry = submission(recipe_entry("one")).encode()
     with serving(world, limits=limits) as port:
         with connections(port, 4, POST % (b"/entries", len(entry)) + entry):
             assert checking.wait(30)
-            assert a_cosignature(world, port) == (HELPER,)
+            assert a_cosignature(world, port) == (HELPER_NAME,)
             assert ask(port, "GET", "/status")[0] == 200
             deadline = time.monotonic() + 20
             while ask(port, "POST", "/entries", b"one more")[0] != 503:
@@ -207,3 +215,24 @@ def test_bodies_that_never_end_keep_no_author_out() -> None:
     found, cut = asyncio.run(meet())
     assert found == len(b"honest")
     assert [each.status_code for each in cut if isinstance(each, Response)] == [503]
+
+
+def test_one_address_keeps_only_its_share_of_the_places(world: World) -> None:
+    def connect(source: str, port: int) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", port), timeout=5, source_address=(source, 0))
+
+    with (
+        contextlib.ExitStack() as stack,
+        serving(world, deadlines=Deadlines(header=60, per_address=16)) as port,
+    ):
+        neighbour = stack.enter_context(connect("127.0.0.1", port))
+        try:
+            crowd = [stack.enter_context(connect("127.0.0.2", port)) for _ in range(100)]
+        except OSError as error:  # not Linux: only 127.0.0.1 is local
+            pytest.skip(f"this system has no second local address: {error}")
+        for oldest in crowd[:-16]:
+            with contextlib.suppress(ConnectionError):
+                assert oldest.recv(1) == b""
+        for each in (neighbour, *crowd[-16:]):
+            each.sendall(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert each.recv(15) == b"HTTP/1.1 200 OK"

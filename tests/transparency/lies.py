@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from chorister.clock import SettableClock
-from chorister.transparency.client import Source
-from chorister.transparency.entries import Entry, RecipeEntry
-from chorister.transparency.reader import Current, read_log
+from chorister.transparency.entries import Entry, ListEntry, RecipeBody, SignedEntry
+from chorister.transparency.reader import Current, LastAccepted, read_log
+from chorister.transparency.state import LogState
+from chorister.transparency.tiles import Source
 from tests.logworld import (
     ANALYSIS,
     HELPER,
@@ -20,12 +22,23 @@ from tests.logworld import (
     trust,
 )
 
-HONEST: list[Entry] = [
-    hpke_entry(LEADER),
-    hpke_entry(HELPER),
-    recipe_entry("first"),
-    recipe_entry("second"),
-]
+
+def with_lists(*batches: Sequence[SignedEntry]) -> list[Entry]:
+    """These batches, each closed with its list, a second apart."""
+    state, entries = LogState(), list[Entry]()
+    for time, batch in enumerate(batches, start=NOW + 1):
+        for entry in batch:
+            state.append(entry.encode())
+        closing = ListEntry(time=time, digest=state.current(time).digest)
+        state.append(closing.encode())
+        entries += [*batch, closing]
+    return entries
+
+
+LEADER_CONFIG, HELPER_CONFIG = hpke_entry(LEADER), hpke_entry(HELPER)
+FIRST, SECOND = recipe_entry("first"), recipe_entry("second")
+HONEST = with_lists([LEADER_CONFIG, HELPER_CONFIG, FIRST], [SECOND])
+"""What `logworld.a_world` publishes: two batches, and the lists that close them."""
 
 
 def forged(tmp_path: Path, *entries: Entry, time: int = NOW + 10, **options: object) -> Source:
@@ -34,16 +47,19 @@ def forged(tmp_path: Path, *entries: Entry, time: int = NOW + 10, **options: obj
 
 
 def device_reads(
-    source: Source, now: int = NOW + 10, not_before: int = 0, not_smaller: int = 0
-) -> list[RecipeEntry]:
+    source: Source,
+    now: int = NOW + 10,
+    not_before: int = 0,
+    not_smaller: int = 0,
+    root: bytes = b"",
+) -> list[RecipeBody]:
     """The recipes of one analysis, or why there are none."""
     only = trust()
     reading = read_log(
         source,
         [replace(only, authors={ANALYSIS: only.authors[ANALYSIS]})],
         clock=SettableClock(now),
-        not_before=not_before,
-        not_smaller=not_smaller,
+        last=LastAccepted(time=not_before, size=not_smaller, root=root),
         kept=tuple,
         forget=lambda: None,
     )

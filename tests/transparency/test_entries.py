@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,28 +12,33 @@ from hypothesis import strategies as st
 
 from chorister.errors import DecodeError, InvalidInput, LogSignatureInvalid, SignatureInvalid
 from chorister.transparency.entries import (
+    MAX_ENTRY,
+    MAX_HPKE_CONFIG_ENTRY,
     EndReason,
     Entry,
     HPKEConfigEntry,
     KeyRevocation,
+    ListEntry,
     RecipeEnd,
     RecipeEntry,
+    Submission,
     open_recipe,
     parse_entry,
 )
 from chorister.transparency.state import CurrentList, ListedRecipe
-from chorister.transparency.tree import leaf_hash
 from tests.logworld import (
     ANALYSIS,
     HELPER,
     LEADER,
     NOW,
+    body_of,
     end_entry,
     hpke_entry,
     key,
     public,
     recipe_entry,
     revocation,
+    submission,
 )
 
 ENTRIES: list[Entry] = [
@@ -46,23 +53,38 @@ def test_the_bytes_of_each_entry() -> None:
     key32, digest = bytes(range(32)), bytes(range(32, 64))
     signed = b"\x07" * 32 + b"\x08" * 64
     signer = {"signer": b"\x07" * 32, "signature": b"\x08" * 64}
-    recipe = RecipeEntry(author_key=key32, jws=b"a.b.c")
-    assert recipe.encode() == b"\x01\x01" + key32 + b"\x00\x00\x05a.b.c"
-    end = RecipeEnd(recipe_digest=digest, reason=EndReason.WITHDRAWN, **signer)
-    assert end.encode() == b"\x01\x02" + digest + b"\x02" + signed
-    revoked = KeyRevocation(key=key32, **signer)
-    assert revoked.encode() == b"\x01\x03" + key32 + signed
-    config = HPKEConfigEntry(
-        aggregator="https://a/", not_before=1, not_after=258, config=b"xyz", **signer
+    recipe = RecipeEntry(
+        recipe_digest=digest,
+        body_digest=key32,
+        body_size=258,
+        analysis="a.b",
+        opens=1,
+        closes=258,
+        **signer,
     )
     times = (1).to_bytes(8) + b"\x00\x00\x00\x00\x00\x00\x01\x02"
-    assert config.encode() == b"\x01\x04\x0ahttps://a/" + times + b"\x00\x03xyz" + signed
-    for entry in (recipe, end, revoked, config):
+    size = b"\x00\x00\x01\x02"
+    assert recipe.encode() == b"\x02\x01" + digest + key32 + size + b"\x03a.b" + times + signed
+    end = RecipeEnd(recipe_digest=digest, reason=EndReason.WITHDRAWN, **signer)
+    assert end.encode() == b"\x02\x02" + digest + b"\x02" + signed
+    revoked = KeyRevocation(key=key32, **signer)
+    assert revoked.encode() == b"\x02\x03" + key32 + signed
+    config = HPKEConfigEntry(
+        aggregator="a.example/", not_before=1, not_after=258, config=b"xyz", **signer
+    )
+    assert config.encode() == b"\x02\x04\x0aa.example/" + times + b"\x00\x03xyz" + signed
+    assert config.address == hashlib.sha256(config.encode()).digest()
+    closing = ListEntry(time=258, digest=digest)
+    assert closing.encode() == b"\x02\x05" + times[8:] + digest
+    for entry in (recipe, end, revoked, config, closing):
         assert parse_entry(entry.encode()) == entry
-        assert entry.address == hashlib.sha256(b"\x00" + entry.encode()).digest()
 
 
-@pytest.mark.parametrize("entry", ENTRIES[1:], ids=lambda entry: type(entry).__name__)
+def test_a_recipe_s_entry_is_short() -> None:
+    assert len(recipe_entry("one").encode()) < 240
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)
 def test_one_changed_bit_breaks_the_signature(entry: RecipeEnd | KeyRevocation) -> None:
     entry.check_signature()
     data = entry.encode()
@@ -73,10 +95,49 @@ def test_one_changed_bit_breaks_the_signature(entry: RecipeEnd | KeyRevocation) 
 
 
 def test_a_recipe_verifies_under_the_key_beside_it_only() -> None:
-    entry = recipe_entry("one")
-    assert open_recipe(entry).recipe.id == "one"
+    body = body_of(recipe_entry("one"))
+    assert open_recipe(body).recipe.id == "one"
     with pytest.raises(SignatureInvalid):
-        open_recipe(RecipeEntry(author_key=public("other author"), jws=entry.jws))
+        open_recipe(body._replace(author_key=public("other author")))
+
+
+def test_an_entry_opens_its_own_body_only() -> None:
+    entry = recipe_entry("one")
+    body = body_of(entry).jws
+    assert entry.open_body(body).recipe.id == "one"
+    for other in (body_of(recipe_entry("two")).jws, body[:-1], b""):
+        with pytest.raises(DecodeError, match="not the body"):
+            entry.open_body(other)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"recipe_digest": bytes(32)},
+        {"analysis": "keyboard.perplexity"},
+        {"opens": 1},
+        {"closes": NOW + 1},
+    ],
+)
+def test_an_entry_that_says_something_else_than_its_body_is_refused(lie: dict[str, Any]) -> None:
+    """The author's own lie: an auditor who reads entries alone must not be misled."""
+    entry = recipe_entry("one")
+    lying = replace(entry, **lie).signed(key("author"))
+    lying.check_signature()
+    with pytest.raises(DecodeError, match="something else"):
+        lying.open_body(body_of(entry).jws)
+
+
+def test_submissions_round_trip() -> None:
+    for entry in ENTRIES:
+        sent = submission(entry)
+        assert Submission.parse(sent.encode()) == sent
+        assert sent.open()[0] == entry
+    for data in (b"", b"\x00", b"\x00\x05abcd"):
+        with pytest.raises(DecodeError):
+            Submission.parse(data)
+    with pytest.raises(DecodeError, match="only a recipe has a body"):
+        Submission(ENTRIES[1].encode(), b"body").open()
 
 
 def test_a_cosignature_is_no_statement() -> None:
@@ -95,16 +156,20 @@ def test_a_cosignature_is_no_statement() -> None:
     [
         b"",
         b"\x01",
-        b"\x02" + ENTRIES[2].encode()[1:],
-        b"\x01\x05" + bytes(128),
+        b"\x01" + ENTRIES[2].encode()[1:],
+        b"\x03" + ENTRIES[2].encode()[1:],
+        b"\x02\x06" + bytes(128),
+        b"\x02\x05" + bytes(39),
+        b"\x02\x05\xff" + bytes(39),
+        b"\x02" * (MAX_ENTRY + 1),
         ENTRIES[2].encode() + b"\x00",
         ENTRIES[2].encode()[:-1],
-        b"\x01\x02" + bytes(32) + b"\x03" + bytes(96),
-        b"\x01\x01" + bytes(32) + b"\x00\x00\x00",
-        b"\x01\x04\x00" + bytes(16) + b"\x00\x01x" + bytes(96),
-        b"\x01\x04\x02a " + bytes(15) + b"\x01\x00\x01x" + bytes(96),
-        b"\x01\x04\x01\xff" + bytes(15) + b"\x01\x00\x01x" + bytes(96),
-        b"\x01\x04\x01a" + bytes(16) + b"\x00\x01x" + bytes(96),
+        b"\x02\x02" + bytes(32) + b"\x03" + bytes(96),
+        b"\x02\x01" + bytes(68) + b"\x01a" + bytes(112),
+        b"\x02\x04\x00" + bytes(16) + b"\x00\x01x" + bytes(96),
+        b"\x02\x04\x02a " + bytes(15) + b"\x01\x00\x01x" + bytes(96),
+        b"\x02\x04\x01\xff" + bytes(15) + b"\x01\x00\x01x" + bytes(96),
+        b"\x02\x04\x01a" + bytes(16) + b"\x00\x01x" + bytes(96),
     ],
 )
 def test_malformed_entries_are_refused(data: bytes) -> None:
@@ -116,12 +181,15 @@ def test_impossible_entries_are_refused() -> None:
     with pytest.raises(InvalidInput):
         HPKEConfigEntry(aggregator=LEADER, not_before=2, not_after=2, config=b"x")
     with pytest.raises(InvalidInput):
-        RecipeEntry(author_key=b"short", jws=b"a.b.c")
+        replace(recipe_entry("one"), signer=b"short")
+    with pytest.raises(InvalidInput, match="4096 bytes"):
+        hpke_entry(LEADER, bytes(4097))
+    assert len(hpke_entry(LEADER, bytes(4096)).encode()) < MAX_HPKE_CONFIG_ENTRY
 
 
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_as_an_entry(data: bytes) -> None:
-    for candidate in (data, b"\x01" + data, *(bytes([1, kind]) + data for kind in range(1, 5))):
+    for candidate in (data, b"\x02" + data, *(bytes([2, kind]) + data for kind in range(1, 6))):
         try:
             entry = parse_entry(candidate)
         except DecodeError:
@@ -139,12 +207,12 @@ def test_damaged_entries(entry: RecipeEntry, data: st.DataObject) -> None:
     except DecodeError:
         return
     assert parsed.encode() == damaged
-    if isinstance(parsed, RecipeEntry):
+    if isinstance(parsed, RecipeEntry) and isinstance(entry, RecipeEntry):
         try:
-            opened = open_recipe(parsed)
+            opened = parsed.open_body(body_of(entry).jws)
         except DecodeError:
             return
-        assert opened.jws == entry.jws
+        assert opened.jws == body_of(entry).jws
 
 
 # --- The current list ----------------------------------------------------------------------------
@@ -162,7 +230,7 @@ def a_list() -> CurrentList:
 
 def test_the_bytes_of_a_list() -> None:
     assert a_list().encode().decode() == (
-        "chorister current list v2\n"
+        "chorister current list v3\n"
         f"hpke {HELPER} {'01' * 32}\n"
         f"hpke {LEADER} {'02' * 32}\n"
         f"recipe {ANALYSIS} {'03' * 32} {'00' * 32} 1234\n"
@@ -217,7 +285,7 @@ def test_other_spellings_of_a_list_are_refused(change: str) -> None:
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_as_a_list(data: bytes) -> None:
-    for candidate in (data, b"chorister current list v2\n" + data):
+    for candidate in (data, b"chorister current list v3\n" + data):
         try:
             listed = CurrentList.parse(candidate)
         except DecodeError:
@@ -225,5 +293,5 @@ def test_arbitrary_bytes_as_a_list(data: bytes) -> None:
         assert listed.encode() == candidate
 
 
-def test_time_is_no_part_of_an_address() -> None:
-    assert leaf_hash(hpke_entry(LEADER, not_after=NOW + 1).encode()) != hpke_entry(LEADER).address
+def test_time_is_part_of_a_config_s_address() -> None:
+    assert hpke_entry(LEADER, not_after=NOW + 1).address != hpke_entry(LEADER).address

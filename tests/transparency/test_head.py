@@ -13,9 +13,11 @@ import pytest
 from chorister.clock import SettableClock
 from chorister.dap.task import task_configurations
 from chorister.errors import (
+    CheckpointTime,
     EntryRefused,
     HeadLost,
     LogForked,
+    LogOutdated,
     LogSignatureInvalid,
     ServiceError,
     StorageDamaged,
@@ -31,9 +33,10 @@ from chorister.transparency.cosigner import (
 )
 from chorister.transparency.disk import Disk
 from chorister.transparency.entries import Entry
+from chorister.transparency.note import Note
 from tests.logworld import (
-    HELPER,
     LEADER,
+    LEADER_NAME,
     NOW,
     Aggregator,
     World,
@@ -44,6 +47,7 @@ from tests.logworld import (
     recipe_entry,
 )
 from tests.simulated_disk import Crash, SimulatedDisk
+from tests.transparency.lies import HONEST
 
 
 def test_a_cosigner_goes_on_after_a_restart(world: World) -> None:
@@ -54,14 +58,18 @@ def test_a_cosigner_goes_on_after_a_restart(world: World) -> None:
     assert [signed.recipe.id for signed in world.leader.accepted] == ["first", "second", "third"]
 
 
-def test_the_same_candidate_gets_the_same_cosignature(world: World) -> None:
-    world.clock.advance(1)
-    world.registry.issue()
-    line = world.leader.cosign(world.source)
-    world.clock.advance(5)
-    assert world.leader.cosign(world.source) == line
+def test_the_same_tree_is_signed_again_with_a_new_time(world: World) -> None:
+    """And remembered: a restarted cosigner does not sign with an earlier one."""
+    checkpoint, lines = world.checkpoint(), []
+    for _ in range(2):
+        world.clock.advance(5)
+        lines.append(world.leader.cosign(world.source))
+    assert lines[0] != lines[1]
     world.leader.restart()
-    assert world.leader.cosign(world.source) == line
+    assert world.leader.cosigner.last == checkpoint.checkpoint
+    world.clock.set(world.clock.now() - 1)
+    with pytest.raises(CheckpointTime, match="set the clock"):
+        world.leader.cosign(world.source)
 
 
 def test_a_cosigner_that_lost_its_head_refuses_until_its_operator_acts(
@@ -113,9 +121,9 @@ def test_a_cosigner_checks_entries_without_its_lock(world: World) -> None:
             quick = pool.submit(cosigner.cosign, world.source).result(timeout=10)
         finally:
             signed.set()
-        assert slow.result(timeout=10) == quick
-    assert calls == [1, 1]
-    assert cosigner.last.size == 5
+        assert slow.result(timeout=10) == quick  # the same tree at the same second
+    assert calls == [1, 1, 0]
+    assert cosigner.last.size == 8
 
 
 def test_an_operator_adopts_the_newest_checkpoint_known(world: World, tmp_path: Path) -> None:
@@ -134,10 +142,7 @@ def test_an_operator_adopts_the_newest_checkpoint_known(world: World, tmp_path: 
         own_configs=lambda: {b"config"},
         accept=lambda _: None,
     )
-    fork: list[Entry] = [
-        *(hpke_entry(LEADER), hpke_entry(HELPER)),
-        *(recipe_entry("first"), recipe_entry("private")),
-    ]
+    fork: list[Entry] = [*HONEST[:4], recipe_entry("private")]
     source = forge(tmp_path / "forged", [entry.encode() for entry in fork], time=NOW + 9)
     with pytest.raises(LogForked):
         cosigner.cosign(source)
@@ -148,7 +153,7 @@ def test_only_a_checkpoint_with_ones_own_cosignature_is_adopted(
 ) -> None:
     published = world.checkpoint()
     stranger = CosignerIdentity(
-        name="https://new.example/",
+        name="new.example",
         key=identity("leader").key,
         origin=published.checkpoint.origin,
         log_keys=identity("leader").log_keys,
@@ -176,9 +181,19 @@ def test_a_damaged_memory_is_refused(world: World, damage: str) -> None:
         world.leader.restart()
 
 
+def test_a_memory_of_the_former_format_is_refused_and_left_alone(world: World) -> None:
+    path = world.leader.folder / "head"
+    note = world.checkpoint().note
+    old = Note(text=f"{note.text}time 1\nlist {'00' * 32}\n", signatures=note.signatures).encode()
+    path.write_bytes(old)
+    with pytest.raises(LogOutdated, match=r"upgrade-the-log\.md"):
+        world.leader.restart()
+    assert path.read_bytes() == old
+
+
 def test_a_memory_is_of_one_log(world: World) -> None:
     other = CosignerIdentity(
-        name=LEADER, key=identity("leader").key, origin="registry.example/other", log_keys=()
+        name=LEADER_NAME, key=identity("leader").key, origin="registry.example/other", log_keys=()
     )
     with pytest.raises(LogForked, match="other"):
         Cosigner(
@@ -318,10 +333,10 @@ def test_a_crash_at_any_step_never_lets_a_cosigner_forget_what_it_gave_away(
         disk.crash(rng.randrange)
         side.restart()
         outcomes.add((signed, side.cosigner.last.size))
-        assert not signed or side.cosigner.last.size == 2
-        if side.cosigner.last.size == 2:
+        assert not signed or side.cosigner.last.size == 3
+        if side.cosigner.last.size == 3:
             with pytest.raises(LogForked):
                 side.cosign(forked)
         kept = SignedCheckpoint.parse((side.folder / "head").read_bytes())
         assert kept.checkpoint == side.cosigner.last
-    assert {(True, 2), (False, 0), (False, 2)} <= outcomes
+    assert {(True, 3), (False, 0), (False, 3)} <= outcomes

@@ -7,12 +7,14 @@ in its name who catches it: the cosigner, the device's check, or the auditor.
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from chorister.errors import (
     CheckpointTime,
+    EntryRefused,
     InvalidInput,
     LogForked,
     LogRewound,
@@ -20,10 +22,11 @@ from chorister.errors import (
     LogWithheld,
 )
 from chorister.transparency.auditor import audit
-from chorister.transparency.checkpoint import SignedCheckpoint
-from chorister.transparency.client import entry_path
+from chorister.transparency.checkpoint import ListProof, SignedCheckpoint
+from chorister.transparency.client import PROOF, body_path
 from chorister.transparency.cosigner import adopt_head
 from chorister.transparency.reader import read_current
+from chorister.transparency.tiles import encode_bundle
 from chorister.transparency.trust import Authority
 from tests.logworld import (
     DAY,
@@ -31,6 +34,7 @@ from tests.logworld import (
     ORIGIN,
     World,
     authority,
+    body_of,
     forge,
     identity,
     policy,
@@ -39,13 +43,22 @@ from tests.logworld import (
     revocation,
     trust,
 )
-from tests.transparency.lies import HONEST, device_reads, forged
+from tests.transparency.lies import (
+    FIRST,
+    HELPER_CONFIG,
+    HONEST,
+    LEADER_CONFIG,
+    SECOND,
+    device_reads,
+    forged,
+)
 
 # --- First of all, the honest one ----------------------------------------------------------------
 
 
 def test_honest_registry_passes_everyone(world: World) -> None:
-    assert device_reads(world.source) == sorted(HONEST[2:], key=lambda entry: entry.address)
+    expected = sorted((FIRST, SECOND), key=lambda entry: entry.body_digest)
+    assert device_reads(world.source) == [body_of(entry) for entry in expected]
     found = audit(world.source, authority=authority(), clock=world.clock)
     assert [logged.entry for logged in found.entries] == HONEST
     assert [signed.recipe.id for signed in world.leader.accepted] == ["first", "second"]
@@ -61,7 +74,7 @@ def test_honest_extension_is_cosigned(world: World, tmp_path: Path) -> None:
 
 def test_fork_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
     """Another history of the same size: a private recipe in the place of a public one."""
-    other = [*HONEST[:3], recipe_entry("private")]
+    other = [*HONEST[:4], recipe_entry("private")]
     with pytest.raises(LogForked) as caught:
         world.leader.cosign(forged(tmp_path, *other))
     # What remains is proof: two roots for one size, both signed by the log.
@@ -73,7 +86,7 @@ def test_fork_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
 
 
 def test_longer_fork_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
-    other = [*HONEST[:3], recipe_entry("private"), recipe_entry("third")]
+    other = [*HONEST[:4], recipe_entry("private"), recipe_entry("third")]
     with pytest.raises(LogForked):
         world.helper.cosign(forged(tmp_path, *other))
 
@@ -84,9 +97,10 @@ def test_fork_for_one_victim_is_caught_by_the_devices_check(world: World, tmp_pa
     folder = tmp_path / "forged"
     with pytest.raises(LogSignatureInvalid, match="leader"):
         device_reads(source)
-    signed = SignedCheckpoint.parse((folder / "checkpoint").read_bytes())
-    one_sided = signed.with_cosigner(identity("leader").sign(signed.checkpoint, NOW + 10))
-    (folder / "checkpoint").write_bytes(one_sided.encode())
+    proof = ListProof.parse((folder / PROOF).read_bytes())
+    line = identity("leader").sign(proof.signed.checkpoint, NOW + 10)
+    one_sided = replace(proof, signed=proof.signed.with_cosigner(line))
+    (folder / PROOF).write_bytes(one_sided.encode())
     with pytest.raises(LogSignatureInvalid, match="helper"):
         device_reads(source)
 
@@ -94,7 +108,7 @@ def test_fork_for_one_victim_is_caught_by_the_devices_check(world: World, tmp_pa
 def test_fork_is_caught_by_the_auditor_who_kept_a_checkpoint(world: World, tmp_path: Path) -> None:
     """Even if both aggregators collude with the registry."""
     kept = world.checkpoint()
-    other = [*HONEST[:3], recipe_entry("private"), recipe_entry("third")]
+    other = [*HONEST[:4], recipe_entry("private"), recipe_entry("third")]
     source = forged(tmp_path, *other, cosigned=True, name="checkpoint")
     audit(source, authority=authority())
     with pytest.raises(LogForked):
@@ -102,7 +116,7 @@ def test_fork_is_caught_by_the_auditor_who_kept_a_checkpoint(world: World, tmp_p
 
 
 def test_forking_candidate_is_caught_by_the_auditor(world: World) -> None:
-    other = [*HONEST[:3], recipe_entry("private"), recipe_entry("third")]
+    other = [*HONEST[:4], recipe_entry("private"), recipe_entry("third")]
     forge(world.public, [entry.encode() for entry in other], time=NOW + 10)
     with pytest.raises(LogForked, match="candidate"):
         audit(world.source, authority=authority())
@@ -110,7 +124,7 @@ def test_forking_candidate_is_caught_by_the_auditor(world: World) -> None:
 
 def test_never_two_roots_for_one_size_even_after_a_restart(world: World, tmp_path: Path) -> None:
     world.leader.restart()
-    other = [*HONEST[:3], recipe_entry("private")]
+    other = [*HONEST[:4], recipe_entry("private")]
     with pytest.raises(LogForked):
         world.leader.cosign(forged(tmp_path, *other, time=NOW + 20))
 
@@ -123,7 +137,7 @@ def staging(tmp_path: Path) -> World:
     """A second log with the same keys, each of its checkpoints honestly cosigned."""
     (tmp_path / "staging").mkdir()
     staging = World(tmp_path / "staging", origin="staging.example/log")
-    staging.publish(*HONEST, recipe_entry("private"))
+    staging.publish(LEADER_CONFIG, HELPER_CONFIG, FIRST, SECOND, recipe_entry("private"))
     return staging
 
 
@@ -175,8 +189,8 @@ def test_policies_of_two_logs_are_not_taken_together() -> None:
 def test_withheld_entry_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
     third = recipe_entry("third")
     source = forged(tmp_path, *HONEST, third)
-    (tmp_path / "forged" / entry_path(third.address)).unlink()
-    with pytest.raises(LogWithheld, match="entry/"):
+    (tmp_path / "forged" / body_path(third.body_digest)).unlink()
+    with pytest.raises(LogWithheld, match="body/"):
         world.leader.cosign(source)
 
 
@@ -190,41 +204,44 @@ def test_withheld_tile_is_caught_by_the_cosigner(world: World, tmp_path: Path) -
 def test_exchanged_body_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
     third = recipe_entry("third")
     source = forged(tmp_path, *HONEST, third)
-    path = tmp_path / "forged" / entry_path(third.address)
-    path.write_bytes(recipe_entry("private").encode())
-    with pytest.raises(LogWithheld, match="not the entry with that hash"):
+    path = tmp_path / "forged" / body_path(third.body_digest)
+    path.write_bytes(body_of(recipe_entry("fakes")).jws)
+    with pytest.raises(LogWithheld, match="not the body with that digest"):
         world.leader.cosign(source)
 
 
 def test_withheld_body_is_caught_by_the_devices_check(world: World) -> None:
-    (world.public / entry_path(HONEST[2].address)).unlink()
-    with pytest.raises(LogWithheld, match="entry/"):
+    (world.public / body_path(FIRST.body_digest)).unlink()
+    with pytest.raises(LogWithheld, match="body/"):
         device_reads(world.source)
 
 
 def test_exchanged_body_is_caught_by_the_devices_check(world: World) -> None:
-    path = world.public / entry_path(HONEST[2].address)
-    for other, why in (("other", "not the entry with that hash"), ("longer", "longer than the")):
-        path.write_bytes(recipe_entry(other).encode())
+    path = world.public / body_path(FIRST.body_digest)
+    for other, why in (("other", "not the body with that digest"), ("longer", "longer than the")):
+        path.write_bytes(body_of(recipe_entry(other)).jws)
         with pytest.raises(LogWithheld, match=why):
             device_reads(world.source)
 
 
 def test_withheld_entry_is_caught_by_the_auditor(world: World) -> None:
-    (world.public / entry_path(HONEST[0].address)).unlink()
-    with pytest.raises(LogWithheld, match="entry/"):
-        audit(world.source, authority=authority())
+    for path in (body_path(LEADER_CONFIG.address), "tile/entries/000.p/6", "tile/0/000.p/6"):
+        data = (world.public / path).read_bytes()
+        (world.public / path).unlink()
+        with pytest.raises(LogWithheld, match=path):
+            audit(world.source, authority=authority())
+        (world.public / path).write_bytes(data)
+    audit(world.source, authority=authority())
 
 
 def test_withheld_revocation_is_caught_by_the_devices_check(world: World) -> None:
     """Going on with an old checkpoint hides a revocation only until it is too old."""
-    before = (world.public / "checkpoint").read_bytes()
+    before = (world.public / PROOF).read_bytes()
     world.publish(revocation("author"))
     assert device_reads(world.source) == []
-    accepted = world.checkpoint().checkpoint.time
-    (world.public / "checkpoint").write_bytes(before)
+    (world.public / PROOF).write_bytes(before)
     with pytest.raises(LogRewound):
-        device_reads(world.source, not_before=accepted)
+        device_reads(world.source, not_before=NOW + 3)
     # A device that was never shown the newer one: until the policy's limit, and not longer.
     assert device_reads(world.source) != []
     with pytest.raises(CheckpointTime):
@@ -235,59 +252,60 @@ def test_withheld_revocation_is_caught_by_the_devices_check(world: World) -> Non
 
 
 def test_rewind_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
-    with pytest.raises(LogRewound, match="had 4 entries and now shows 3"):
+    with pytest.raises(LogRewound, match="had 6 entries and now shows 4"):
         world.leader.cosign(forged(tmp_path, *HONEST[:3]))
 
 
-def test_earlier_time_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
-    last = world.leader.cosigner.last.time
-    with pytest.raises(LogRewound, match="before"):
-        world.leader.cosign(forged(tmp_path, *HONEST, time=last - 1))
-
-
-def test_second_checkpoint_of_one_second_is_caught_by_the_cosigner(
-    world: World, tmp_path: Path
+@pytest.mark.parametrize("offset", [-1, 0])
+def test_second_list_of_one_second_is_caught_by_the_cosigner(
+    world: World, tmp_path: Path, offset: int
 ) -> None:
-    """Both would be fresh, and a device could be shown the one before a revocation last."""
-    last = world.leader.cosigner.last.time
-    with pytest.raises(LogRewound, match="not after"):
-        world.leader.cosign(forged(tmp_path, *HONEST, revocation("author"), time=last))
-    # The same one again is no second one, after a restart neither.
-    line = world.leader.cosign(world.source)
-    world.leader.restart()
-    assert world.leader.cosign(world.source) == line
+    """Or one of an earlier time: the later list is the newer one, whatever else was logged."""
+    revoked = [*HONEST, revocation("author")]
+    with pytest.raises(EntryRefused, match="is not after"):
+        world.leader.cosign(
+            forged(tmp_path, *revoked, time=NOW + 2 + offset, list_digest=bytes(32))
+        )
 
 
 def test_rewind_within_a_second_is_caught_by_the_devices_check(
     world: World, tmp_path: Path
 ) -> None:
     """Two checkpoints of one second, whoever cosigned them: the smaller one does not come back."""
-    time = world.checkpoint().checkpoint.time
+    time = NOW + 2
     revoked = [*HONEST, revocation("author")]
-    source = forged(tmp_path, *revoked, time=time, cosigned=True, name="checkpoint")
-    assert device_reads(source, not_before=time, not_smaller=4) == []
-    assert device_reads(source, not_before=time, not_smaller=5) == []
-    with pytest.raises(LogRewound, match="5 entries"):
-        device_reads(world.source, not_before=time, not_smaller=5)
+    source = forged(
+        tmp_path, *revoked, time=time + 1, cosigned=True, cosigned_at=time, name="checkpoint"
+    )
+    root = SignedCheckpoint.parse((tmp_path / "forged/checkpoint").read_bytes()).checkpoint.root
+    assert device_reads(source, not_before=time, not_smaller=6) == []
+    assert device_reads(source, not_before=time, not_smaller=8, root=root) == []
+    with pytest.raises(LogRewound, match="8 entries"):
+        device_reads(world.source, not_before=time, not_smaller=8, root=root)
 
 
-def test_second_checkpoint_of_one_second_is_caught_by_the_auditor(
-    world: World, tmp_path: Path
-) -> None:
+def test_fork_of_the_same_size_is_caught_by_the_devices_check(world: World, tmp_path: Path) -> None:
+    """Even if both aggregators sign both trees: a device sees one of them."""
+    other = [*HONEST[:4], recipe_entry("private")]
+    source = forged(tmp_path, *other, cosigned=True, name="checkpoint")
+    root = world.checkpoint().checkpoint.root
+    assert device_reads(world.source, not_smaller=6, root=root)
+    with pytest.raises(LogForked, match="two different logs"):
+        device_reads(source, not_smaller=6, root=root)
+
+
+def test_second_list_of_one_second_is_caught_by_the_auditor(world: World, tmp_path: Path) -> None:
     kept = world.checkpoint()
     audit(world.source, authority=authority(), earlier=[kept])
-    more = [*HONEST, revocation("author")]
-    time = kept.checkpoint.time
-    source = forged(tmp_path, *more, time=time, cosigned=True, name="checkpoint")
-    with pytest.raises(LogRewound):
-        audit(source, authority=authority(), earlier=[kept])
-    forge(world.public, [entry.encode() for entry in more], time=time)
-    with pytest.raises(LogRewound, match="candidate"):
-        audit(world.source, authority=authority())
+    more = [*(entry.encode() for entry in HONEST), revocation("author").encode()]
+    for folder, name in ((tmp_path / "forged", "checkpoint"), (world.public, "candidate")):
+        source = forge(folder, more, time=NOW + 2, list_digest=bytes(32), cosigned=True, name=name)
+        with pytest.raises(EntryRefused, match="is not after"):
+            audit(source, authority=authority(), earlier=[kept])
 
 
 def test_rewind_is_caught_by_the_devices_check(world: World) -> None:
-    accepted = world.checkpoint().checkpoint.time
+    accepted = NOW + 2
     assert device_reads(world.source, not_before=accepted)
     with pytest.raises(LogRewound):
         device_reads(world.source, not_before=accepted + 1)
@@ -319,8 +337,24 @@ def test_reordering_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> N
 
 def test_reordering_is_caught_by_the_auditor(world: World) -> None:
     """Tiles in another order than the signed one."""
-    tile = world.public / "tile/0/000.p/4"
+    tile = world.public / "tile/0/000.p/6"
     data = tile.read_bytes()
     tile.write_bytes(data[32:64] + data[:32] + data[64:])
+    with pytest.raises(LogWithheld, match="not the tile of the log's entries"):
+        audit(world.source, authority=authority())
+
+
+def test_reordered_bundle_is_caught_by_the_auditor(world: World) -> None:
+    first, second, *rest = HONEST
+    bundle = encode_bundle(entry.encode() for entry in (second, first, *rest))
+    (world.public / "tile/entries/000.p/6").write_bytes(bundle)
     with pytest.raises(LogForked):
+        audit(world.source, authority=authority())
+
+
+@pytest.mark.parametrize("cut", [1, 3, 200])
+def test_a_bundle_that_is_cut_off_is_noticed(world: World, cut: int) -> None:
+    path = world.public / "tile/entries/000.p/6"
+    path.write_bytes(path.read_bytes()[:-cut])
+    with pytest.raises(LogWithheld, match="tile/entries"):
         audit(world.source, authority=authority())

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from chorister.errors import ChoristerError, LogWithheld, ServiceError
-from chorister.transparency.checkpoint import SignatureLine
 from chorister.transparency.client import HTTPSource, RegistryClient
+from chorister.transparency.note import SignatureLine
 from tests.logworld import hpke_entry
 
 LINE = SignatureLine(name="helper.example", blob=bytes(76))

@@ -6,25 +6,37 @@ from pathlib import Path
 
 import pytest
 
-from chorister.errors import LogWithheld, QuotaExceeded, WrongList
+from chorister.errors import LogWithheld, QuotaExceeded, SignatureInvalid, WrongList
 from chorister.transparency import state
 from chorister.transparency.auditor import audit
-from chorister.transparency.client import Source, entry_path
-from chorister.transparency.entries import MAX_HPKE_CONFIG_ENTRY, Entry, RecipeEntry
+from chorister.transparency.checkpoint import ListProof
+from chorister.transparency.client import PROOF, body_path
+from chorister.transparency.entries import MAX_HPKE_CONFIG_ENTRY, Entry, open_recipe
 from chorister.transparency.state import MAX_OPEN_RECIPES, CurrentList, ListedRecipe
+from chorister.transparency.tiles import Source
 from tests.logworld import (
     ANALYSIS,
-    HELPER,
-    LEADER,
+    HELPER_NAME,
+    LEADER_NAME,
     NOW,
     World,
     authority,
+    body_of,
     forge,
     public,
     recipe_entry,
 )
-from tests.transparency.lies import HONEST, device_reads, forged
+from tests.transparency.lies import (
+    FIRST,
+    HELPER_CONFIG,
+    HONEST,
+    LEADER_CONFIG,
+    SECOND,
+    device_reads,
+    forged,
+)
 
+THIRD = recipe_entry("third")
 TOO_MANY: list[Entry] = [
     *HONEST,
     *(recipe_entry(f"more-{number}") for number in range(MAX_OPEN_RECIPES - 1)),
@@ -45,7 +57,7 @@ class Watched:
 
 def served(tmp_path: Path, *recipes: ListedRecipe) -> Watched:
     """A log, cosigned by both although they are not asked, with these lines on its list."""
-    configs = [(LEADER, HONEST[0].address), (HELPER, HONEST[1].address)]
+    configs = [(LEADER_NAME, LEADER_CONFIG.address), (HELPER_NAME, HELPER_CONFIG.address)]
     listed = CurrentList.of(hpke_configs=configs, recipes=recipes)
     source = forged(
         tmp_path,
@@ -58,10 +70,6 @@ def served(tmp_path: Path, *recipes: ListedRecipe) -> Watched:
     return Watched(source)
 
 
-def first() -> RecipeEntry:
-    return recipe_entry("first")
-
-
 def test_too_many_recipes_are_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
     with pytest.raises(QuotaExceeded, match=f"{MAX_OPEN_RECIPES + 1} open recipes"):
         world.leader.cosign(forged(tmp_path, *TOO_MANY))
@@ -71,12 +79,13 @@ def test_too_many_recipes_are_caught_by_the_cosigner(world: World, tmp_path: Pat
 def test_too_many_bytes_are_caught_by_the_cosigner(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = sum(len(entry.encode()) for entry in HONEST[2:])
+    size = FIRST.body_size + SECOND.body_size + THIRD.body_size
     monkeypatch.setattr(state, "MAX_OPEN_BYTES", size - 1)
+    source = forged(tmp_path, *HONEST, THIRD)
     with pytest.raises(QuotaExceeded, match=f"{size:,} bytes"):
-        world.leader.cosign(forged(tmp_path, *HONEST))
+        world.leader.cosign(source)
     monkeypatch.setattr(state, "MAX_OPEN_BYTES", size)
-    world.leader.cosign(forged(tmp_path, *HONEST))
+    world.leader.cosign(source)
 
 
 def test_a_list_that_is_too_long_is_caught_by_the_cosigner(
@@ -107,7 +116,7 @@ def test_too_many_recipes_are_caught_by_the_device_before_it_fetches_one(tmp_pat
     source = Watched(forged(tmp_path, *TOO_MANY, cosigned=True, name="checkpoint"))
     with pytest.raises(QuotaExceeded):
         device_reads(source)
-    assert [path.partition("/")[0] for path in source.fetched] == ["checkpoint", "list"]
+    assert [path.partition("/")[0] for path in source.fetched] == [PROOF, "list"]
 
 
 def test_too_many_bytes_are_caught_by_the_device_before_it_fetches_one(tmp_path: Path) -> None:
@@ -118,7 +127,7 @@ def test_too_many_bytes_are_caught_by_the_device_before_it_fetches_one(tmp_path:
     source = served(tmp_path, *claimed)
     with pytest.raises(QuotaExceeded):
         device_reads(source)
-    assert [path.partition("/")[0] for path in source.fetched] == ["checkpoint", "list"]
+    assert [path.partition("/")[0] for path in source.fetched] == [PROOF, "list"]
 
 
 def test_strangers_recipes_are_neither_fetched_nor_counted(tmp_path: Path) -> None:
@@ -127,32 +136,32 @@ def test_strangers_recipes_are_neither_fetched_nor_counted(tmp_path: Path) -> No
         ListedRecipe(ANALYSIS, bytes([number % 7]) * 32, number.to_bytes(32), 99_999_999)
         for number in range(1000)
     ]
-    source = served(tmp_path, ListedRecipe.of(ANALYSIS, first()), *strangers)
-    assert device_reads(source) == [first()]
-    bodies = source.fetched[2:]
-    assert sorted(bodies) == sorted(entry_path(entry.address) for entry in HONEST[:3])
+    source = served(tmp_path, ListedRecipe.of(FIRST), *strangers)
+    assert device_reads(source) == [body_of(FIRST)]
+    wanted = [LEADER_CONFIG.address, HELPER_CONFIG.address, FIRST.body_digest]
+    assert sorted(source.fetched[2:]) == sorted(body_path(address) for address in wanted)
 
 
 def test_a_body_longer_than_the_list_says_is_cut_off(tmp_path: Path) -> None:
-    said = ListedRecipe.of(ANALYSIS, first())
+    said = ListedRecipe.of(FIRST)
     source = served(tmp_path, said._replace(size=said.size - 1))
     with pytest.raises(LogWithheld, match=f"longer than the {said.size - 1} bytes"):
         device_reads(source)
 
 
-@pytest.mark.parametrize("lie", ["size", "author"])
-def test_a_body_that_is_not_what_the_list_says_is_caught_by_the_device(
-    tmp_path: Path, lie: str
-) -> None:
-    said = ListedRecipe.of(ANALYSIS, first())
-    other = {"size": said.size + 1} if lie == "size" else {"author_key": public("second author")}
-    with pytest.raises(WrongList, match="wrong author or size"):
-        device_reads(served(tmp_path, said._replace(**other)))
+def test_a_body_that_is_not_what_the_list_says_is_caught_by_the_device(tmp_path: Path) -> None:
+    said = ListedRecipe.of(FIRST)
+    with pytest.raises(WrongList, match="wrong size"):
+        device_reads(served(tmp_path, said._replace(size=said.size + 1)))
+    # By another author than the list says: the signature does not verify under that key.
+    (body,) = device_reads(served(tmp_path, said._replace(author_key=public("second author"))))
+    with pytest.raises(SignatureInvalid):
+        open_recipe(body)
 
 
 def test_a_config_of_megabytes_is_cut_off(tmp_path: Path) -> None:
     source = served(tmp_path)
-    path = tmp_path / "forged" / entry_path(HONEST[0].address)
+    path = tmp_path / "forged" / body_path(LEADER_CONFIG.address)
     path.write_bytes(bytes(1 << 20))
     with pytest.raises(LogWithheld, match="longer than"):
         device_reads(source)
@@ -164,9 +173,10 @@ def test_the_documented_limits_and_lines_are_those_of_the_code() -> None:
     for limit in (MAX_OPEN_RECIPES, state.MAX_OPEN_BYTES, state.MAX_LIST):
         assert f"| {limit:,}" in text
     assert f"{MAX_HPKE_CONFIG_ENTRY:,} bytes" in text
-    signed = (root / "tests" / "vectors" / "log" / "checkpoint").read_text()
-    listed = signed.split("list ")[1].split()[0]
-    stored = signed + (root / "tests" / "vectors" / "log" / "list" / listed).read_text()
+    vectors = root / "tests" / "vectors" / "log"
+    stored = (vectors / "checkpoint").read_text() + (vectors / PROOF).read_text()
+    listed = ListProof.parse((vectors / PROOF).read_bytes()).entry.digest.hex()
+    stored += (vectors / "list" / listed).read_text()
     blocks = [block for block in text.split("```text\n")[1:] if "registry.example" in block]
     blocks += [block for block in text.split("```text\n")[1:] if "current list v" in block]
     lines = [

@@ -14,20 +14,21 @@ from hypothesis import strategies as st
 
 from chorister.clock import SettableClock
 from chorister.errors import DecodeError, LogError, LogWithheld
-from chorister.transparency.checkpoint import Checkpoint
-from chorister.transparency.client import entry_path, list_path
-from chorister.transparency.entries import Entry
-from chorister.transparency.reader import Current, read_log
+from chorister.transparency.checkpoint import Checkpoint, ListProof
+from chorister.transparency.client import PROOF, body_path, list_path
+from chorister.transparency.entries import Entry, ListEntry
+from chorister.transparency.reader import NOTHING_ACCEPTED, Current, LastAccepted, read_log
 from chorister.transparency.state import CurrentList, ListedRecipe
+from chorister.transparency.tree import Frontier, leaf_hash
 from chorister.transparency.trust import CosignerKeys
 from tests.logworld import (
-    ANALYSIS,
     DAY,
     HELPER,
     LEADER,
     NOW,
     ORIGIN,
     OTHER_ANALYSIS,
+    body_files,
     hpke_entry,
     identity,
     key,
@@ -38,12 +39,12 @@ from tests.logworld import (
 
 CONFIGS = [hpke_entry(LEADER), hpke_entry(HELPER), hpke_entry(LEADER, b"rotated")]
 RECIPES = [
-    ListedRecipe.of(ANALYSIS, recipe_entry("one")),
-    ListedRecipe.of(ANALYSIS, recipe_entry("two", author="second author")),
-    ListedRecipe.of(OTHER_ANALYSIS, recipe_entry("three", author="other author")),
+    ListedRecipe.of(recipe_entry("one")),
+    ListedRecipe.of(recipe_entry("two", author="second author")),
+    ListedRecipe.of(recipe_entry("three", author="other author"))._replace(analysis=OTHER_ANALYSIS),
 ]
 STRANGERS = [
-    ListedRecipe.of(ANALYSIS, recipe_entry("four", author="stranger")),
+    ListedRecipe.of(recipe_entry("four", author="stranger")),
     ListedRecipe("unknown", public("author"), bytes(32), 5),
 ]
 ENTRIES: list[Entry] = [
@@ -52,11 +53,9 @@ ENTRIES: list[Entry] = [
     recipe_entry("two", author="second author"),
     recipe_entry("three", author="other author"),
 ]
-BODIES = {entry_path(entry.address): entry.encode() for entry in ENTRIES}
+BODIES = body_files([entry.encode() for entry in ENTRIES])
 PAIR = trust()
-ANOTHER_PAIR = replace(
-    PAIR, helper=CosignerKeys(name="https://other.example/", keys=(public("other"),))
-)
+ANOTHER_PAIR = replace(PAIR, helper=CosignerKeys(name="other.example", keys=(public("other"),)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +77,10 @@ def shown(chosen: int, time: int, size: int) -> Shown:
         hpke_configs=[(each.aggregator, each.address) for each in configs],
         recipes=[*recipes, *strangers],
     )
-    checkpoint = Checkpoint(
-        origin=ORIGIN, size=size, root=bytes(32), time=time, list_digest=listed.digest
-    )
+    last = ListEntry(time=time, digest=listed.digest)
+    before = Frontier().extend(bytes([chosen]) * 32 for _ in range(size - 1))
+    root = before.extend([leaf_hash(last.encode())]).root
+    checkpoint = Checkpoint(origin=ORIGIN, size=size, root=root)
     signed = checkpoint.sign(key("log"))
     for side in ("leader", "helper"):
         signed = signed.with_cosigner(identity(side).sign(checkpoint, time))
@@ -88,11 +88,13 @@ def shown(chosen: int, time: int, size: int) -> Shown:
     addresses += [each.address for each in listed.recipes if each in recipes]
     return Shown(
         files={
-            "checkpoint": signed.encode(),
+            PROOF: ListProof(
+                entry=last, index=size - 1, path=before.next_path, signed=signed
+            ).encode(),
             list_path(listed.digest): listed.encode(),
             **BODIES,
         },
-        wanted=[entry_path(address) for address in addresses],
+        wanted=[body_path(address) for address in addresses],
         list_file=list_path(listed.digest),
     )
 
@@ -102,8 +104,7 @@ class Reader:
     """A device's reading, with a memory like a device's."""
 
     clock: SettableClock
-    time: int = 0
-    size: int = 0
+    last: LastAccepted = NOTHING_ACCEPTED
     kept: list[bytes] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
     accepted: int = 0
@@ -126,8 +127,7 @@ class Reader:
                 self,
                 [PAIR, ANOTHER_PAIR],
                 clock=self.clock,
-                not_before=self.time,
-                not_smaller=self.size,
+                last=self.last,
                 kept=lambda: self.kept,
                 forget=lambda: self.kept.clear(),
             )
@@ -138,7 +138,8 @@ class Reader:
         first, second = reading.outcomes
         assert not isinstance(second, Current), "nobody cosigned for that pair"
         if isinstance(first, Current):
-            self.time, self.size = first.checkpoint.time, first.checkpoint.size
+            checkpoint = first.checkpoint
+            self.last = LastAccepted(first.time, checkpoint.size, checkpoint.root)
             self.accepted += 1
         return self.requests
 
@@ -162,7 +163,7 @@ def test_requests_follow_from_the_list_and_one_set_of_files(
     reader, complete = Reader(SettableClock(now)), set[str]()
     for chosen, time, size, fails_at in steps:
         seen = shown(chosen, time, size)
-        expected = ["checkpoint", seen.list_file]
+        expected = [PROOF, seen.list_file]
         if set(seen.wanted) != complete:
             expected += seen.wanted
             if fails_at is not None and fails_at <= 2:

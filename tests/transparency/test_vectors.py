@@ -13,8 +13,10 @@ from pathlib import Path
 
 from chorister.registry.server import publish_about
 from chorister.transparency.auditor import audit, read_policies
-from chorister.transparency.client import FolderSource, read_entry, read_leaves
-from chorister.transparency.entries import Entry
+from chorister.transparency.client import FolderSource
+from chorister.transparency.cosigner import fetch_body
+from chorister.transparency.entries import ListEntry, SignedEntry, Submission, parse_entry
+from chorister.transparency.tiles import read_entries
 from tests.logworld import (
     HELPER,
     LEADER,
@@ -26,6 +28,7 @@ from tests.logworld import (
     policy_text,
     recipe_entry,
     revocation,
+    submission,
 )
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "log"
@@ -39,12 +42,12 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def rebuild(folder: Path, document: bytes, entries: list[bytes]) -> dict[str, bytes]:
+def rebuild(folder: Path, document: bytes, entries: list[Submission]) -> dict[str, bytes]:
     """The same entries through a registry and two cosigners, in the same three steps."""
     world = World(folder)
     for step in (entries[:3], entries[3:5], entries[5:]):
         for entry in step:
-            world.registry.submit(entry)
+            world.registry.submit(entry.encode())
         world.publish()
     publish_about(world._log, ORIGIN, [document])
     return files(world.public)
@@ -53,22 +56,26 @@ def rebuild(folder: Path, document: bytes, entries: list[bytes]) -> dict[str, by
 def test_the_stored_log_verifies() -> None:
     source = FolderSource(VECTORS)
     found = audit(source, authority=read_policies(source).authority)
-    assert found.checkpoint.time == NOW + 3
-    assert found.checkpoint.size == len(found.entries) == 7
+    assert found.time == NOW + 3
+    assert found.checkpoint.size == len(found.entries) == 10
 
 
 def test_the_stored_log_is_what_this_code_writes(tmp_path: Path) -> None:
     source = FolderSource(VECTORS)
     (digest,) = json.loads((VECTORS / "about.json").read_bytes())["policies"]
     document = (VECTORS / "policy" / f"{digest}.toml").read_bytes()
-    entries = [read_entry(source, leaf) for leaf in read_leaves(source, 0, 7)]
+    entries = [
+        Submission(data, fetch_body(source, parse_entry(data)))
+        for data in read_entries(source, 0, 10)
+        if not isinstance(parse_entry(data), ListEntry)
+    ]
     assert rebuild(tmp_path, document, entries) == files(VECTORS)
 
 
 def main() -> None:
     """Write the folder."""
     first = recipe_entry("first")
-    entries: list[Entry] = [
+    entries: list[SignedEntry] = [
         hpke_entry(LEADER),
         hpke_entry(HELPER),
         first,
@@ -80,7 +87,7 @@ def main() -> None:
     shutil.rmtree(VECTORS, ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:
         written = rebuild(
-            Path(folder), policy_text().encode(), [entry.encode() for entry in entries]
+            Path(folder), policy_text().encode(), [submission(entry) for entry in entries]
         )
     for name, data in written.items():
         path = VECTORS / name

@@ -159,6 +159,8 @@ class AggregatorConfig(Model):
     """The time limit for answering a request; then the connection is closed."""
     connections: Annotated[Int, Field(ge=1, le=1_000_000)] = 4096
     """The maximum number of connections; the one idle for longest makes room for a new one."""
+    connections_per_address: Annotated[Int, Field(ge=1, le=1_000_000)] = 512
+    """The same for one IPv4 address or IPv6 /64 network; behind a proxy, as many as for all."""
 
     run_jobs: Bool = True
     """Whether this process runs jobs itself (aggregation, collection, deletion)."""

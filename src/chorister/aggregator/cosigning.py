@@ -27,8 +27,8 @@ from chorister.clock import Clock
 from chorister.errors import ChoristerError, DecodeError, InvalidInput, ServiceError, StorageDamaged
 from chorister.policy import Policy
 from chorister.recipe import SignedRecipe
-from chorister.transparency.checkpoint import MAX_NOTE, MAX_SKEW, Checkpoint, SignedCheckpoint
-from chorister.transparency.client import HTTPSource, RegistryClient
+from chorister.transparency.checkpoint import MAX_SKEW, SignedCheckpoint
+from chorister.transparency.client import CANDIDATE, HTTPSource, RegistryClient
 from chorister.transparency.cosigner import (
     Cosigner,
     CosignerIdentity,
@@ -36,12 +36,8 @@ from chorister.transparency.cosigner import (
     adopt_head,
     create_head,
 )
-from chorister.transparency.entries import (
-    HPKEConfigEntry,
-    RecipeEntry,
-    open_recipe,
-    parse_entry,
-)
+from chorister.transparency.entries import HPKEConfigEntry, RecipeEntry, parse_entry
+from chorister.transparency.note import MAX_NOTE, key_name
 
 _RESUBMIT_SECONDS: Final = 600
 _TIMEOUT_SECONDS: Final = 30.0
@@ -66,7 +62,7 @@ def cosigner_identity(
             )
     log_keys = dict.fromkeys(each for policy in policies for each in policy.log_keys)
     return CosignerIdentity(
-        name=url,
+        name=key_name(url),
         key=key,
         origin=origins[0],
         log_keys=tuple(b64url_decode(each) for each in log_keys),
@@ -138,19 +134,20 @@ class Cosigning:
             own_configs=keys.own_configs,
             accept=accept,
         )
-        self._delivered: Checkpoint | None = None
         self._submitted: dict[bytes, int] = {}
         self._log = get_logger()
 
     def accept_open_recipes(self) -> None:
         """Pass on the open recipes again: a policy or the database may be newer than they are."""
-        listed = self._head.state.open_recipes(self._clock.now())
-        entries = (parse_entry(entry) for entry in self._head.entries())
-        found = [
-            open_recipe(entry)
-            for entry in entries
-            if isinstance(entry, RecipeEntry) and entry.address in listed
-        ]
+        state, now = self._head.state, self._clock.now()
+        if state.last_list is not None:
+            now = max(now, state.last_list.entry.time)
+        open_now = {entry.recipe_digest for entry in state.open_entries(now)}
+        found = []
+        for submission in self._head.entries():
+            entry = parse_entry(submission.entry)
+            if isinstance(entry, RecipeEntry) and entry.recipe_digest in open_now:
+                found.append(entry.open_body(submission.body))
         if found:
             self._accept(found)
 
@@ -177,9 +174,15 @@ class Cosigning:
         self._keys.destroy_due()
         # A key that did not reach the log while its entry was valid is replaced by a new one.
         entries = {config: self._entry(config, now) for config in self._keys.unpublished()}
-        waiting = [config for config, entry in entries.items() if now < entry.not_after]
+        waiting = [
+            config
+            for config, entry in entries.items()
+            if entry is not None and now < entry.not_after
+        ]
         since = self._keys.current_since()
-        if not waiting and (since is None or now >= since + self._lifetime):
+        # A log that was started again has none of our keys.
+        due = since is None or now >= since + self._lifetime or not self._entries()
+        if not waiting and due:
             waiting = [self._keys.generate()]
             self._log.info("generated an HPKE key", config_id=waiting[0][0])
         logged = {each.config for each in self._entries()}
@@ -191,7 +194,9 @@ class Cosigning:
             ):
                 self._submit(config, now)
 
-    def _entry(self, config: bytes, now: int) -> HPKEConfigEntry:
+    def _entry(self, config: bytes, now: int) -> HPKEConfigEntry | None:
+        """Return a key's entry; None if an earlier version signed it, in another format."""
+
         def sign() -> bytes:
             entry = HPKEConfigEntry(
                 aggregator=self._identity.name,
@@ -202,26 +207,34 @@ class Cosigning:
             )
             return entry.signed(self._identity.key).encode()
 
-        entry = parse_entry(self._keys.entry(config, sign))
+        try:
+            entry = parse_entry(self._keys.entry(config, sign))
+        except DecodeError:
+            return None
         if not isinstance(entry, HPKEConfigEntry):
             raise StorageDamaged("the stored log entry of an HPKE key is an entry of another kind")
         return entry
 
     def _submit(self, config: bytes, now: int) -> None:
-        index = self._registry.submit(self._entry(config, now))
+        entry = self._entry(config, now)
+        if entry is None:
+            raise StorageDamaged("the stored log entry of an HPKE key can't be read")
+        index = self._registry.submit(entry)
         self._submitted[config] = now
         self._log.info("submitted an HPKE key", config_id=config[0], entry=index)
 
     def _cosign(self) -> None:
-        line = self._cosigner.cosign(self._source)
-        checkpoint = self._cosigner.last
-        self._metrics.cosigned.set(checkpoint.time)
-        if checkpoint == self._delivered:
-            return
+        candidate = SignedCheckpoint.parse(self._source.read(CANDIDATE, limit=MAX_NOTE))
+        own = self._identity.key.public_key().public_bytes_raw()
+        if candidate.note.cosignature(self._identity.name, [own]) is not None:
+            return  # until the registry asks for a new time
+        line = self._cosigner.cosign(self._source, candidate)
+        self._metrics.cosigned.set(self._clock.now())
         waiting_for = self._registry.cosign(line)
-        self._delivered = checkpoint
         self._log.info(
-            "cosigned", checkpoint_size=checkpoint.size, waiting_for=", ".join(waiting_for)
+            "cosigned",
+            checkpoint_size=self._cosigner.last.size,
+            waiting_for=", ".join(waiting_for),
         )
 
     def _record_published(self) -> None:

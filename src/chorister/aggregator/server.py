@@ -126,7 +126,10 @@ class _SecondServer(uvicorn.Server):
 
 def _settings(config: LeaderConfig | HelperConfig, service: Service) -> uvicorn.Config:
     deadlines = Deadlines(
-        header=config.header_seconds, body=config.body_seconds, answer=config.answer_seconds
+        header=config.header_seconds,
+        body=config.body_seconds,
+        answer=config.answer_seconds,
+        per_address=config.connections_per_address,
     )
     return server_config(
         service.app,

@@ -48,7 +48,7 @@ from chorister.policy import Policy
 from chorister.policy.values import URL, duration_text
 from chorister.recipe import Recipe, sign
 from chorister.transparency.client import HTTPSource, RegistryClient
-from chorister.transparency.entries import EndReason, Entry, RecipeEnd, RecipeEntry
+from chorister.transparency.entries import EndReason, RecipeEnd, RecipeEntry, SignedEntry
 
 _T = TypeVar("_T")
 _POLL_SECONDS: Final = 5.0
@@ -200,11 +200,8 @@ class LiveFleet(Fleet):
 
     def publish(self, round_: Round) -> None:
         """Put the signed recipe into the public log."""
-        entry = RecipeEntry(
-            author_key=self._author.public_key().public_bytes_raw(),
-            jws=sign(round_.recipe, self._author),
-        )
-        self._submit(entry)
+        jws = sign(round_.recipe, self._author)
+        self._submit(RecipeEntry.of(jws, self._author), jws)
 
     def withdraw(self, round_: Round) -> None:
         """Put the withdrawal of the question into the public log."""
@@ -213,11 +210,11 @@ class LiveFleet(Fleet):
     def _end(self, recipe: Recipe, reason: EndReason) -> None:
         self._submit(RecipeEnd(recipe_digest=recipe.digest, reason=reason).signed(self._author))
 
-    def _submit(self, entry: Entry) -> None:
+    def _submit(self, entry: SignedEntry, body: bytes = b"") -> None:
         with RegistryClient(
             self._registry, ca_bundle=self._ca_file, transport=self._transport
         ) as client:
-            client.submit(entry)
+            client.submit(entry, body)
 
     def progress(self, round_: Round) -> Progress:
         """Ask the leader, which reports only tenths below the minimum cohort."""

@@ -11,7 +11,8 @@ from chorister.errors import ChoristerError
 from chorister.policy import Policy
 from chorister.recipe import Recipe, refusal
 from chorister.transparency.auditor import audit
-from chorister.transparency.client import HTTPSource, Source
+from chorister.transparency.client import HTTPSource
+from chorister.transparency.tiles import Source
 from chorister.transparency.trust import Authority
 
 _CACHE_SECONDS: Final = 60.0
@@ -19,7 +20,7 @@ _MAX_CACHED_ENTRIES: Final = 5_000
 
 
 class CachedSource:
-    """Fetches each entry only once: entries are named by their digests and never change."""
+    """Fetches bodies, full tiles and full bundles only once: they never change."""
 
     def __init__(self, source: Source, kept: dict[str, bytes]) -> None:
         self._source = source
@@ -30,7 +31,8 @@ class CachedSource:
         if path in self._kept:
             return self._kept[path]
         data = self._source.read(path, limit=limit)
-        if path.startswith("entry/") and len(self._kept) < _MAX_CACHED_ENTRIES:
+        whole = path.startswith(("body/", "tile/")) and ".p/" not in path
+        if whole and len(self._kept) < _MAX_CACHED_ENTRIES:
             self._kept[path] = data
         return data
 
@@ -69,10 +71,7 @@ class LoggedRecipes:
                 judge_all=False,
             )
         recipes = []
-        for logged in found.entries:
-            signed = logged.recipe
-            if signed is None:
-                continue
+        for signed in found.recipes.values():
             if signed.digest not in self._answered:
                 self._answered[signed.digest] = refusal(signed, self._policy) is None
             if self._answered[signed.digest]:

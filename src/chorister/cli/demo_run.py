@@ -194,12 +194,9 @@ def _ask_too_much(
         "participation": {"probability": "1", "once_per_study": False},
     }
     recipe = Recipe.model_validate(tree)
-    entry = RecipeEntry(
-        author_key=connection.author.public_key().public_bytes_raw(),
-        jws=sign(recipe, connection.author),
-    )
+    jws = sign(recipe, connection.author)
     with RegistryClient(deployment.registry) as registry:
-        registry.submit(entry)
+        registry.submit(RecipeEntry.of(jws, connection.author), jws)
     deployment.await_recipe(recipe)
     with Sandbox() as sandbox, fleet.device(0, sandbox=sandbox) as device:
         time.sleep(device.quiet_seconds())

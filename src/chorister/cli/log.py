@@ -16,9 +16,10 @@ from chorister.cli import JSON, OPERATORS, CABundle, app, console, print_json, r
 from chorister.clock import SystemClock, utc_minute
 from chorister.errors import ChoristerError, InternalError, InvalidInput
 from chorister.policy import Policy
-from chorister.transparency.auditor import Audit, audit, read_entries, read_policies
-from chorister.transparency.checkpoint import MAX_NOTE, SignedCheckpoint
-from chorister.transparency.client import CHECKPOINT, FolderSource, HTTPSource, Source, read_leaves
+from chorister.recipe import SignedRecipe
+from chorister.transparency.auditor import Audit, audit, read_policies, replay
+from chorister.transparency.checkpoint import SignedCheckpoint
+from chorister.transparency.client import CHECKPOINT, FolderSource, HTTPSource
 from chorister.transparency.entries import (
     EndReason,
     HPKEConfigEntry,
@@ -26,7 +27,9 @@ from chorister.transparency.entries import (
     RecipeEnd,
     RecipeEntry,
 )
+from chorister.transparency.note import MAX_NOTE
 from chorister.transparency.state import Logged, LogState
+from chorister.transparency.tiles import Source, read_entries
 from chorister.transparency.tree import inclusion_proof
 from chorister.transparency.trust import Authority
 
@@ -91,13 +94,15 @@ def show_command(
     """List the entries. This does not verify the checkpoint's signatures: use `log verify`."""
     with _source(where, ca_bundle) as source, _errors_reported(json_):
         checkpoint = SignedCheckpoint.parse(source.read(CHECKPOINT, limit=MAX_NOTE)).checkpoint
-        leaves = list(read_leaves(source, 0, checkpoint.size))
-        state = LogState()
-        entries = list(read_entries(source, leaves, state))
-    listed = state.current(checkpoint.time)
-    current = {address for _, address in listed.hpke_configs}
-    current |= {recipe.address for recipe in listed.recipes}
-    rows = [_row(logged, logged.address in current) for logged in entries]
+        state, recipes = LogState(), dict[int, SignedRecipe]()
+        entries = list(replay(source, state, read_entries(source, 0, checkpoint.size), recipes))
+    current = set[bytes]()
+    if state.last_list is not None:
+        listed = state.current(state.last_list.entry.time)
+        current = {address for _, address in listed.hpke_configs}
+        current |= {recipe.address for recipe in listed.recipes}
+    leaves = [logged.leaf for logged in entries]
+    rows = [_row(logged, recipes.get(logged.index), current) for logged in entries]
     if entry is not None:
         if entry >= len(rows):
             raise InvalidInput(
@@ -142,30 +147,28 @@ def _source(where: str, ca_bundle: Path | None) -> Iterator[Source]:
 # --- In words ------------------------------------------------------------------------------------
 
 
-def _row(logged: Logged, current: bool) -> dict[str, Any]:
+def _row(logged: Logged, recipe: SignedRecipe | None, current: set[bytes]) -> dict[str, Any]:
     entry = logged.entry
-    row: dict[str, Any] = {"index": logged.index, "address": logged.address.hex()}
-    if isinstance(entry, RecipeEntry) and logged.recipe is not None:
-        recipe = logged.recipe.recipe
-        what = (
-            f"{recipe.id} of {recipe.analysis}, answered until {utc_minute(recipe.window.closes)}"
-        )
-        signer = entry.author_key
-        row |= {"kind": "recipe", "what": what, "digest": logged.recipe.digest.hex()}
+    row: dict[str, Any] = {"index": logged.index, "address": logged.leaf.hex()}
+    shown = None
+    if isinstance(entry, RecipeEntry):
+        name = "a recipe" if recipe is None else recipe.recipe.id
+        what = f"{name} of {entry.analysis}, answered until {utc_minute(entry.closes)}"
+        shown = entry.body_digest
+        row |= {"kind": "recipe", "what": what, "digest": entry.recipe_digest.hex()}
     elif isinstance(entry, RecipeEnd):
         why = "target reached" if entry.reason is EndReason.TARGET_REACHED else "withdrawn"
-        signer = entry.signer
         row |= {"kind": "end", "what": f"recipe {entry.recipe_digest.hex()[:16]}… {why}"}
     elif isinstance(entry, KeyRevocation):
-        signer = entry.signer
         row |= {"kind": "revocation", "what": f"author key {key_id(entry.key)}"}
     elif isinstance(entry, HPKEConfigEntry):
         span = f"{utc_minute(entry.not_before)} to {utc_minute(entry.not_after)}"
-        signer = entry.signer
+        shown = entry.address
         row |= {"kind": "hpke config", "what": f"{entry.aggregator}, valid {span}"}
     else:
-        raise InternalError(f"entry {logged.index} can't be described")
-    return row | {"by": key_id(signer), "current": current}
+        what = f"{entry.digest.hex()[:16]}… is current at {utc_minute(entry.time)}"
+        return row | {"kind": "list", "what": what, "by": "", "current": False}
+    return row | {"by": key_id(entry.signer), "current": shown in current}
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
@@ -185,8 +188,9 @@ def _summary(found: Audit, *, own_policies: bool) -> dict[str, Any]:
         "origin": checkpoint.origin,
         "size": checkpoint.size,
         "root": checkpoint.root.hex(),
-        "time": checkpoint.time,
-        "list": checkpoint.list_digest.hex(),
+        "time": found.time,
+        "list": found.last_list.digest.hex(),
+        "list_time": found.last_list.time,
         "keys_from": "policy" if own_policies else "log",
         "cosigned_by": [cosignature.name for cosignature in found.cosignatures],
         "recipes": kinds.count(RecipeEntry),
@@ -205,7 +209,7 @@ def _print_summary(found: Audit, *, own_policies: bool) -> None:
     summary = _summary(found, own_policies=own_policies)
     lines = {
         "log": found.checkpoint.origin,
-        "checkpoint": f"{summary['size']} entries at {utc_minute(found.checkpoint.time)}",
+        "checkpoint": f"{summary['size']} entries at {utc_minute(found.time)}",
         "root": summary["root"],
         "cosigned by": ", ".join(summary["cosigned_by"]),
         "recipes": f"{summary['recipes']}, of which {summary['open_recipes']} are open",

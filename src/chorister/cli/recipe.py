@@ -41,11 +41,13 @@ from chorister.transparency.auditor import read_policies
 from chorister.transparency.client import RegistryClient
 from chorister.transparency.entries import (
     EndReason,
-    Entry,
     KeyRevocation,
     RecipeEnd,
     RecipeEntry,
+    SignedEntry,
+    parse_entry,
 )
+from chorister.transparency.tree import leaf_hash
 
 commands = typer.Typer(no_args_is_help=True, help="Write, sign, explain and publish recipes.")
 app.add_typer(commands, name="recipe", rich_help_panel=QUESTIONS)
@@ -88,8 +90,16 @@ def sign_command(
     key: Annotated[Path, typer.Option("--key", help="The author's Ed25519 key, PEM (PKCS 8).")],
     output: Output = None,
 ) -> None:
-    """Sign a draft: its canonical JSON becomes a compact JWS."""
-    _write(sign(Recipe.draft(read_file(file)), read_signing_key(key, owner_only=False)), output)
+    """Sign a draft: its canonical JSON becomes a compact JWS.
+
+    With --output, a file of that name plus .entry is written, too: the signed entry for the public
+    log, with which `recipe publish` needs no key.
+    """
+    author = read_signing_key(key, owner_only=False)
+    jws = sign(Recipe.draft(read_file(file)), author)
+    _write(jws, output)
+    if output is not None:
+        _write(RecipeEntry.of(jws, author).encode(), _entry_file(output))
 
 
 @commands.command("explain")
@@ -205,7 +215,17 @@ class Reason(StrEnum):
 
 @commands.command("publish")
 def publish_command(
-    file: RecipeFile, registry: RegistryURL, ca_bundle: CABundle = None, json_: JSON = False
+    file: RecipeFile,
+    registry: RegistryURL,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            "--key",
+            help="The author's Ed25519 key; not needed with the .entry file of `recipe sign`.",
+        ),
+    ] = None,
+    ca_bundle: CABundle = None,
+    json_: JSON = False,
 ) -> None:
     """Publish a signed recipe in the public log; exit with 1 if the registry refuses it.
 
@@ -215,8 +235,30 @@ def publish_command(
     with _refusals(json_):
         keys = [b64url_encode(key) for key in _author_keys(registry, ca_bundle, signed)]
         SignedRecipe.open(signed.jws, keys)
-        entry = RecipeEntry(author_key=b64url_decode(keys[0]), jws=signed.jws)
-        _submit(entry, registry, ca_bundle, json_)
+        entry = _entry(file, signed, key)
+        _submit(entry, registry, ca_bundle, json_, body=signed.jws)
+
+
+def _entry_file(file: Path) -> Path:
+    return file.with_name(f"{file.name}.entry")
+
+
+def _entry(file: Path, signed: SignedRecipe, key: Path | None) -> RecipeEntry:
+    """Return the recipe's entry for the log: signed now, or when the recipe was."""
+    if key is not None:
+        return RecipeEntry.of(signed.jws, read_signing_key(key, owner_only=False))
+    path = _entry_file(file)
+    if not path.exists():
+        raise InvalidInput(
+            f"the log needs the author's signature on the recipe's entry: pass --key, or keep "
+            f"{path.name} from `chorister recipe sign --output` next to the recipe"
+        )
+    entry = parse_entry(read_file(path))
+    if not isinstance(entry, RecipeEntry):
+        raise InvalidInput(f"{path} is not the entry of a recipe")
+    entry.check_signature()
+    entry.open_body(signed.jws)
+    return entry
 
 
 @commands.command("end")
@@ -274,11 +316,13 @@ def _author_keys(registry: str, ca_bundle: Path | None, signed: SignedRecipe) ->
     return found
 
 
-def _submit(entry: Entry, registry: str, ca_bundle: Path | None, json_: bool) -> None:
+def _submit(
+    entry: SignedEntry, registry: str, ca_bundle: Path | None, json_: bool, *, body: bytes = b""
+) -> None:
     with RegistryClient(registry, ca_bundle=ca_bundle) as client:
-        index = client.submit(entry)
+        index = client.submit(entry, body)
     if json_:
-        print_json({"ok": True, "index": index, "address": entry.address.hex()})
+        print_json({"ok": True, "index": index, "address": leaf_hash(entry.encode()).hex()})
     else:
         say(f"entry {index} of the log; public with the next checkpoint")
 

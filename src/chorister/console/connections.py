@@ -23,8 +23,8 @@ from chorister.errors import ChoristerError, CohortTooSmall, ServiceError
 from chorister.policy import Policy
 from chorister.recipe import SignedRecipe
 from chorister.transparency.auditor import audit
-from chorister.transparency.client import Source
-from chorister.transparency.entries import RecipeEnd
+from chorister.transparency.entries import RecipeEnd, RecipeEntry
+from chorister.transparency.tiles import Source
 from chorister.transparency.trust import Authority
 
 _TENTHS: Final = 10
@@ -222,17 +222,17 @@ def read_log(source: Source, policy: Policy) -> LogPage:
     questions = [
         LoggedQuestion(
             index=logged.index,
-            signed=logged.recipe,
-            open=logged.address in current,
-            ended=logged.recipe.digest in ended,
+            signed=found.recipes[logged.index],
+            open=logged.entry.body_digest in current,
+            ended=logged.entry.recipe_digest in ended,
         )
         for logged in found.entries
         # The log may serve other policies, too.
-        if logged.recipe is not None and logged.recipe.recipe.analysis in policy.analyses
+        if isinstance(logged.entry, RecipeEntry) and logged.entry.analysis in policy.analyses
     ]
     return LogPage(
         origin=origin,
-        time=found.checkpoint.time,
+        time=found.time,
         size=found.checkpoint.size,
         cosignatures=len(found.cosignatures),
         questions=tuple(reversed(questions)),

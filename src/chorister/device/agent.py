@@ -55,6 +55,7 @@ from chorister.errors import (
 )
 from chorister.policy import Policy
 from chorister.recipe import Recipe, SignedRecipe, verify_recipe
+from chorister.transparency.reader import LastAccepted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +98,10 @@ class Agent:
         self._sandbox = sandbox
         self._source = LogSource(transport, registry)
         # A size is only valid for the log of that name: a policy update may name another.
-        self._log_size = f"size of {policy.log.origin}"
+        # The log of earlier versions had another format, and other sizes.
+        self._log_size = f"size of log v2 {policy.log.origin}"
+        # Settings are integers of 64 bits; a root is four of them.
+        self._log_root = [f"root {part} of log v2 {policy.log.origin}" for part in range(4)]
         self._timing = timing
         self._wait = wait
         self._reserved = 0  # until when; 0 if this run has not reserved any time yet
@@ -253,16 +257,14 @@ class Agent:
             self._source,
             policy=self._policy,
             clock=self._clock,
-            not_before=self._newest_checkpoint(),
-            not_smaller=db.settings.get(self._log_size),
+            last=self._last_accepted(),
             kept=db.files.all,
             forget=db.files.delete,
         )
         with transaction(db.connection):
             db.schedule.plan_poll(next_poll)
-            if found.checkpoint is not None:
-                self._clock.accept_checkpoint(found.checkpoint.time)
-                db.settings.set(self._log_size, found.checkpoint.size)
+            if found.accepted is not None:
+                self._remember(found.accepted)
                 # By the cosigners' time: after a jump of the clock a coin would be flipped again.
                 self._attempts.forget(before=self._clock.decision_time())
             if found.files is not None:
@@ -281,6 +283,20 @@ class Agent:
                     db.writer.unreadable(each.address, each.error)
             self._hook(RunStep.POLL_WRITTEN)
         return found
+
+    def _remember(self, accepted: LastAccepted) -> None:
+        settings = self._db.settings
+        self._clock.accept_checkpoint(accepted.time)
+        settings.set(self._log_size, accepted.size)
+        for part, name in enumerate(self._log_root):
+            settings.set(name, int.from_bytes(accepted.root[8 * part :][:8], signed=True))
+
+    def _last_accepted(self) -> LastAccepted:
+        settings = self._db.settings
+        root = b"".join(settings.get(name).to_bytes(8, signed=True) for name in self._log_root)
+        return LastAccepted(
+            time=self._newest_checkpoint(), size=settings.get(self._log_size), root=root
+        )
 
     def _newest_checkpoint(self) -> int:
         """Return the time of the newest checkpoint that was ever accepted, or 0."""

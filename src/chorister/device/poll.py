@@ -17,10 +17,10 @@ from chorister.clock import Clock
 from chorister.errors import ChoristerError, DecodeError, LogError
 from chorister.policy import AggregatorPair, Policy
 from chorister.recipe import SignedRecipe
-from chorister.transparency.checkpoint import Checkpoint
-from chorister.transparency.client import Source, entry_path
-from chorister.transparency.entries import RecipeEntry, open_recipe
-from chorister.transparency.reader import Current, read_log
+from chorister.transparency.client import body_path
+from chorister.transparency.entries import RecipeBody, open_recipe
+from chorister.transparency.reader import Current, LastAccepted, read_log
+from chorister.transparency.tiles import Source
 from chorister.transparency.trust import Trust
 
 _KEPT_JWS_BYTES: Final = 1 << 16
@@ -49,7 +49,7 @@ class Unreadable:
 class Poll:
     """What was found, for all pairs of the policy."""
 
-    checkpoint: Checkpoint | None  # the accepted one; None if no pair accepts it
+    accepted: LastAccepted | None  # the checkpoint; None if no pair accepts it
     listed: tuple[Listed, ...]
     unreadable: tuple[Unreadable, ...]
     problems: tuple[
@@ -61,7 +61,7 @@ class Poll:
     @classmethod
     def nothing(cls) -> Poll:
         """Return the result of a poll that did not happen."""
-        return cls(checkpoint=None, listed=(), unreadable=(), problems=(), files=None)
+        return cls(accepted=None, listed=(), unreadable=(), problems=(), files=None)
 
 
 def poll(
@@ -69,8 +69,7 @@ def poll(
     *,
     policy: Policy,
     clock: Clock,
-    not_before: int,
-    not_smaller: int,
+    last: LastAccepted,
     kept: Callable[[], Iterable[bytes]],
     forget: Callable[[], None],
 ) -> Poll:
@@ -84,14 +83,13 @@ def poll(
             source,
             [Trust.of(policy, pair) for pair in pairs],
             clock=clock,
-            not_before=not_before,
-            not_smaller=not_smaller,
+            last=last,
             kept=kept,
             forget=forget,
         )
     except (LogError, DecodeError) as error:
         problems = tuple((pair.name, error) for pair in pairs)
-        return Poll(checkpoint=None, listed=(), unreadable=(), problems=problems, files=None)
+        return Poll(accepted=None, listed=(), unreadable=(), problems=problems, files=None)
     outcomes = list(zip(pairs, reading.outcomes, strict=True))
     currents = [(pair, each) for pair, each in outcomes if isinstance(each, Current)]
     listed: dict[bytes, Listed] = {}
@@ -105,9 +103,9 @@ def poll(
             listed[signed.digest] = _with_keys(signed, currents)
     files = None
     if reading.bodies is not None:
-        files = {entry_path(address): body for address, body in reading.bodies.items()}
+        files = {body_path(address): body for address, body in reading.bodies.items()}
     return Poll(
-        checkpoint=currents[0][1].checkpoint if currents else None,
+        accepted=_accepted([current for _, current in currents]),
         listed=tuple(listed.values()),
         unreadable=tuple(unreadable.values()),
         problems=tuple(
@@ -123,11 +121,20 @@ def poll(
 _open_short = lru_cache(maxsize=64)(open_recipe)
 
 
-def _open(entry: RecipeEntry) -> SignedRecipe:
+def _accepted(currents: list[Current]) -> LastAccepted | None:
+    """What to remember: the pairs share a checkpoint, and the earliest of their times counts."""
+    if not currents:
+        return None
+    checkpoint = currents[0].checkpoint
+    time = min(current.time for current in currents)
+    return LastAccepted(time=time, size=checkpoint.size, root=checkpoint.root)
+
+
+def _open(entry: RecipeBody) -> SignedRecipe:
     return (_open_short if len(entry.jws) <= _KEPT_JWS_BYTES else open_recipe)(entry)
 
 
-def _entries(currents: list[tuple[AggregatorPair, Current]]) -> Iterator[RecipeEntry]:
+def _entries(currents: list[tuple[AggregatorPair, Current]]) -> Iterator[RecipeBody]:
     """Iterate over the listed recipes, each once even if several pairs list it."""
     seen = set()
     for _, current in currents:

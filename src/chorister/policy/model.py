@@ -16,7 +16,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args, get_type_hints
 
-from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from chorister.canonical import (
     FROZEN,
@@ -51,6 +58,7 @@ from chorister.policy.values import (
     SQLName,
     duration_text,
 )
+from chorister.policy.witnesses import WitnessPolicy, parse_witness_policy
 from chorister.privacy.certified import MAX_COHORT, MAX_ORDER
 from chorister.privacy.filters import BasicFilter, Filter, RenyiFilter
 from chorister.privacy.randomizers import MAX_LENGTH, Mechanism
@@ -151,6 +159,16 @@ class AggregatorPair(Model):
         return self
 
 
+def _witness_lines(text: str) -> str:
+    parse_witness_policy(text)
+    return text
+
+
+WitnessLines: TypeAlias = Annotated[
+    str, StringConstraints(strict=True), AfterValidator(_witness_lines)
+]
+
+
 class Log(Model):
     """The public log."""
 
@@ -159,6 +177,12 @@ class Log(Model):
     keys: Annotated[tuple[PublicKey, ...], Field(min_length=1, max_length=16)]
     checkpoint_max_age: Duration
     """A device is silent while its newest checkpoint is older."""
+    witnesses: WitnessLines | None = None
+    """Further witnesses that have to cosign, as c2sp.org/tlog-policy lines."""
+
+    @property
+    def witness_policy(self) -> WitnessPolicy | None:
+        return None if self.witnesses is None else parse_witness_policy(self.witnesses)
 
 
 class Budget(Model):

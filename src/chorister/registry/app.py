@@ -2,7 +2,8 @@
 
     GET  /checkpoint, /list/HEX, ...     the files of `transparency.client`
     GET  /status                         what is published, and which cosigners are missing
-    POST /entries                        an entry; 201 with its index, 200 if it was already there
+    POST /entries                        an entry and its body; 201 with its index, or 200 if it
+                                         was already there
     POST /cosignatures                   a cosigner's signature line
 
 A CDN can serve all files straight from the folder. Files with a digest in their name never change,
@@ -38,9 +39,8 @@ from chorister.errors import (
     ServiceError,
 )
 from chorister.registry.public_files import PublicFiles
-from chorister.registry.registry import Registry
-from chorister.transparency.checkpoint import Checkpoint
-from chorister.transparency.entries import MAX_ENTRY
+from chorister.registry.registry import CheckpointStatus, Registry
+from chorister.transparency.entries import MAX_SUBMISSION
 
 T = TypeVar("T")
 _log = logging.getLogger("chorister.registry")
@@ -59,12 +59,12 @@ _STATUS: Final[tuple[tuple[type[ChoristerError], int], ...]] = (
 class Limits:
     """Limits for requests."""
 
-    entry_bytes: int = MAX_ENTRY
+    entry_bytes: int = MAX_SUBMISSION
     cosignature_bytes: int = 1024
     # Seconds for a whole body to arrive.
     body_seconds: float = 30.0
     # Bytes in memory of all bodies of one kind, arriving or waiting.
-    held_bytes: int = 8 * MAX_ENTRY
+    held_bytes: int = 8 * MAX_SUBMISSION
     # Requests of one kind that wait for the log.
     waiting: int = 64
 
@@ -175,11 +175,10 @@ class _Service:
         receipt = await self.entries.process(request, self.registry.submit)
         if isinstance(receipt, Response):
             return receipt
-        address = receipt.address.hex()
         return JSONResponse(
-            {"index": receipt.index, "address": address, "new": receipt.new},
+            {"index": receipt.index, "leaf": receipt.leaf.hex(), "new": receipt.new},
             status_code=201 if receipt.new else 200,
-            headers={"Location": f"/entry/{address}", "Cache-Control": "no-store"},
+            headers={"Cache-Control": "no-store"},
         )
 
     async def post_cosignature(self, request: Request) -> Response:
@@ -192,8 +191,9 @@ class _Service:
         """Issue a new candidate, unless one still waits. Failures are logged."""
         try:
             before = await self._in_thread(self.registry.status)
-            candidate = await self._in_thread(self.registry.issue)
-            if before.candidate not in (None, candidate.checkpoint):
+            await self._in_thread(self.registry.issue)
+            after = await self._in_thread(self.registry.status)
+            if before.candidate is not None and before.candidate != after.candidate:
                 names = ", ".join(before.waiting_for)
                 _log.warning("%s did not cosign in time: there is a new candidate", names)
         except ChoristerError as error:
@@ -280,7 +280,8 @@ def _problem(
     )
 
 
-def _summary(checkpoint: Checkpoint | None) -> dict[str, object] | None:
-    if checkpoint is None:
+def _summary(status: CheckpointStatus | None) -> dict[str, object] | None:
+    if status is None:
         return None
-    return {"size": checkpoint.size, "time": checkpoint.time, "root": checkpoint.root.hex()}
+    checkpoint = status.checkpoint
+    return {"size": checkpoint.size, "time": status.time, "root": checkpoint.root.hex()}

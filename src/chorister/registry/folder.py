@@ -1,38 +1,34 @@
 """The registry's files, written so that no checkpoint ever covers an entry that could be lost.
 
-    FOLDER/leaves          the leaf hashes of all entries in the log's order, 32 bytes each
+    FOLDER/entries         all entries in the log's order, each after its length in two bytes
+    FOLDER/leaves          their leaf hashes, 32 bytes each
     FOLDER/lock            held by the one process that writes
     FOLDER/public/         what everybody can see (for the paths, see `transparency.client`)
 
-An append is durable step by step: the body, then its name, then its hash at the end of `leaves`. A
-checkpoint is written last, after its tiles and its list. So a crash between any two steps leaves at
-most a body or tiles that nothing refers to, or a hash whose entry was never acknowledged. A hash of
-32 bytes never crosses a sector; a torn or empty one at the end is cut off when the folder is
-opened. Anything else that does not fit is damage that a person has to look at, and the registry
-does not start.
+An append is durable step by step: the body and its name, the entry, then its hash at the end of
+`leaves`. A checkpoint is written last, after its tiles, its bundles and its list. So a crash
+between any two steps leaves at most a body, an entry or tiles that nothing refers to, or a hash
+whose entry was never acknowledged. A hash of 32 bytes never crosses a sector; a torn or empty one
+at the end is cut off when the folder is opened, and so are entries without a hash. Anything else
+that does not fit is damage that a person has to look at, and the registry does not start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
-from chorister.errors import DecodeError, LogError, ServiceError, StorageDamaged
+from chorister.errors import DecodeError, LogError, LogOutdated, ServiceError, StorageDamaged
 from chorister.transparency.checkpoint import SignedCheckpoint
-from chorister.transparency.client import (
-    CANDIDATE,
-    CHECKPOINT,
-    TILE_WIDTH,
-    FolderSource,
-    entry_path,
-    read_entry,
-    tile_path,
-)
+from chorister.transparency.client import CANDIDATE, CHECKPOINT, body_path
 from chorister.transparency.disk import Disk, locked
 from chorister.transparency.state import LogState
+from chorister.transparency.tiles import TILE_WIDTH, TileTree, bundle_path, encode_bundle
 from chorister.transparency.tree import HASH_SIZE, leaf_hash, root_hash
+
+_LENGTH_BYTES: Final = 2
 
 
 class LogFolder:
@@ -40,16 +36,19 @@ class LogFolder:
 
     def __init__(self, folder: Path, disk: Disk, lock: ExitStack) -> None:
         self.public = folder / "public"
+        self._entries_path = folder / "entries"
         self._leaves_path = folder / "leaves"
         self._disk = disk
         self._lock = lock
         self._broken = False
-        self._leaves: list[bytes] = []
-        # The number of entries that the tiles on disk cover.
+        self._tree = TileTree()
+        # The entries of the bundle that is not full yet, and of full ones not published yet.
+        self._unbundled: list[bytes] = []
+        # The number of entries that the tiles and bundles on disk cover.
         self._tiled = 0
 
     def __repr__(self) -> str:
-        return f"LogFolder({str(self.public.parent)!r}, size={len(self._leaves)})"
+        return f"LogFolder({str(self.public.parent)!r}, size={len(self.leaves)})"
 
     @classmethod
     def create(cls, folder: Path, *, disk: Disk | None = None) -> Self:
@@ -59,8 +58,9 @@ class LogFolder:
             raise ServiceError(f"{folder} already holds a log; start without creating one")
         disk.make_folder(folder)
         disk.make_folder(folder / "public")
-        for name in ("entry", "list", "policy", "tile", "tile/0"):
+        for name in ("body", "list", "policy", "tile", "tile/0", "tile/entries"):
             disk.make_folder(folder / "public" / name)
+        disk.replace(folder / "entries", b"")
         disk.replace(folder / "leaves", b"")
         return cls.open(folder, disk=disk)
 
@@ -73,10 +73,15 @@ class LogFolder:
                 f"{folder} holds no log. If this is the first start, create one; otherwise "
                 "restore it: cosigners refuse a log that starts over."
             )
+        if (folder / "public" / "entry").is_dir():
+            raise LogOutdated(
+                f"{folder} holds a log by an earlier version of Chorister, in a format that this "
+                "version can't continue: docs/howto/upgrade-the-log.md says how to start it again"
+            )
         with ExitStack() as stack:
             stack.enter_context(locked(folder / "lock"))
             self = cls(folder, disk, stack)
-            self._recover()
+            self._recover_leaves()
             self._lock = stack.pop_all()
             return self
 
@@ -84,23 +89,26 @@ class LogFolder:
         self._lock.close()
 
     @property
-    def leaves(self) -> tuple[bytes, ...]:
-        return tuple(self._leaves)
+    def leaves(self) -> Sequence[bytes]:
+        """The leaf hashes of all entries; it grows with the log."""
+        return self._tree.leaves
 
     def load(self) -> LogState:
         """Read every entry, apply the log's rules, and check what the checkpoints cover."""
-        source, state = FolderSource(self.public), LogState()
-        for index, leaf in enumerate(self._leaves):
+        signed = {name: self.read_checkpoint(name) for name in (CHECKPOINT, CANDIDATE)}
+        # Tiles and bundles are written before the checkpoint that needs them.
+        self._tiled = max((each.checkpoint.size for each in signed.values() if each), default=0)
+        state = LogState()
+        for entry in self._recover_entries():
             try:
-                state.append(read_entry(source, leaf))
+                state.append(entry)
             except LogError as error:
                 raise StorageDamaged(
-                    f"entry {index} is damaged ({error}); restore it from a copy of the log"
+                    f"entry {state.size} is damaged ({error}); restore it from a copy of the log"
                 ) from error
-        for name in (CHECKPOINT, CANDIDATE):
-            signed = self.read_checkpoint(name)
-            if signed is not None:
-                self._check_covered(name, signed)
+        for name, each in signed.items():
+            if each is not None:
+                self._check_covered(name, each)
         return state
 
     def read_checkpoint(self, name: str) -> SignedCheckpoint | None:
@@ -115,35 +123,55 @@ class LogFolder:
                 f"{path} is damaged ({error}); restore it from a copy of the log"
             ) from error
 
-    def append(self, data: bytes) -> None:
-        """Add an entry. Durable when this returns."""
-        leaf = leaf_hash(data)
+    def append(self, entry: bytes, body: tuple[bytes, bytes] | None = None) -> None:
+        """Add an entry, and its body under its digest. Durable when this returns."""
+        self.append_all([entry], [] if body is None else [body])
+
+    def append_all(self, entries: Sequence[bytes], bodies: Iterable[tuple[bytes, bytes]]) -> None:
+        """Add entries in bulk, with their bodies by digest. Durable when this returns."""
+        leaves = [leaf_hash(entry) for entry in entries]
 
         def steps() -> None:
-            self._disk.replace(self.public / entry_path(leaf), data)
-            self._disk.append(self._leaves_path, leaf)
-            self._disk.sync(self._leaves_path)
+            for digest, body in bodies:
+                self._disk.replace(self.public / body_path(digest), body)
+            for path, data in (
+                (self._entries_path, encode_bundle(entries)),
+                (self._leaves_path, b"".join(leaves)),
+            ):
+                self._disk.append(path, data)
+                self._disk.sync(path)
 
         self._durably(steps)
-        self._leaves.append(leaf)
+        self._tree.extend(leaves)
+        self._unbundled += entries
 
     def publish_tiles(self) -> None:
-        """Publish the tiles that are not published yet."""
+        """Publish the tiles and bundles that are not published yet."""
 
         def steps() -> None:
-            size = len(self._leaves)
-            for number in range(self._tiled // TILE_WIDTH, -(-size // TILE_WIDTH)):
-                tile = self._leaves[number * TILE_WIDTH : (number + 1) * TILE_WIDTH]
-                path = self.public / tile_path(number, len(tile))
-                self._make_folders(path.parent)
-                self._disk.replace(path, b"".join(tile))
+            size = len(self.leaves)
+            for path, tile in self._tree.files(since=self._tiled):
+                self._write(path, tile)
+            first = (size - len(self._unbundled)) // TILE_WIDTH
+            for at in range(0, len(self._unbundled), TILE_WIDTH):
+                bundle = self._unbundled[at : at + TILE_WIDTH]
+                number = first + at // TILE_WIDTH
+                if number * TILE_WIDTH + len(bundle) > self._tiled:
+                    self._write(bundle_path(number, len(bundle)), encode_bundle(bundle))
             self._tiled = size
+            full = len(self._unbundled) // TILE_WIDTH * TILE_WIDTH
+            del self._unbundled[:full]
 
         self._durably(steps)
 
     def publish(self, name: str, data: bytes) -> None:
         """Publish a file, replacing any earlier one at its path."""
         self._durably(lambda: self._disk.replace(self.public / name, data))
+
+    def _write(self, name: str, data: bytes) -> None:
+        path = self.public / name
+        self._make_folders(path.parent)
+        self._disk.replace(path, data)
 
     def _durably(self, steps: Callable[[], None]) -> None:
         """Run steps that write. After a failed one, nothing more is written until a restart.
@@ -164,7 +192,7 @@ class LogFolder:
         self._make_folders(path.parent)
         self._disk.make_folder(path)
 
-    def _recover(self) -> None:
+    def _recover_leaves(self) -> None:
         data = self._leaves_path.read_bytes()
         whole = len(data) - len(data) % HASH_SIZE
         leaves = [data[at : at + HASH_SIZE] for at in range(0, whole, HASH_SIZE)]
@@ -175,16 +203,37 @@ class LogFolder:
             self._disk.truncate(self._leaves_path, len(leaves) * HASH_SIZE)
         # What a killed process wrote may not be durable yet, and from here on we rely on it.
         self._disk.sync(self._leaves_path)
-        self._leaves = leaves
+        self._tree.extend(leaves)
+
+    def _recover_entries(self) -> Iterator[bytes]:
+        """Yield the entries; cut off what follows them, which no hash vouches for."""
+        end = 0
+        with self._entries_path.open("rb") as file:
+            for index, leaf in enumerate(self.leaves):
+                prefix = file.read(_LENGTH_BYTES)
+                entry = file.read(int.from_bytes(prefix))
+                if leaf_hash(entry) != leaf:
+                    raise StorageDamaged(
+                        f"entry {index} in {self._entries_path} is damaged; restore it from a "
+                        "copy of the log"
+                    )
+                if index // TILE_WIDTH >= self._tiled // TILE_WIDTH:
+                    self._unbundled.append(entry)
+                end += len(prefix) + len(entry)
+                yield entry
+            surplus = file.read(1)
+        if surplus:
+            self._disk.truncate(self._entries_path, end)
+        self._disk.sync(self._entries_path)
 
     def _check_covered(self, name: str, signed: SignedCheckpoint) -> None:
         checkpoint = signed.checkpoint
-        if checkpoint.size > len(self._leaves):
+        if checkpoint.size > len(self.leaves):
             raise StorageDamaged(
                 f"the {name} covers {checkpoint.size} entries, of which "
-                f"{checkpoint.size - len(self._leaves)} are lost: restore {self._leaves_path}"
+                f"{checkpoint.size - len(self.leaves)} are lost: restore {self._leaves_path}"
             )
-        if root_hash(self._leaves[: checkpoint.size]) != checkpoint.root:
+        if root_hash(self.leaves[: checkpoint.size]) != checkpoint.root:
             raise StorageDamaged(
                 f"the {name} is not of the entries in {self._leaves_path}; restore both from a "
                 "copy of the log"

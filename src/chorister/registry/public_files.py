@@ -30,13 +30,16 @@ _CHUNK_BYTES: Final = 1 << 16
 _BRIEF: Final = "public, max-age=30"
 _FILES: Final = (
     (re.compile(r"checkpoint"), _BRIEF, "text/plain; charset=utf-8"),
+    (re.compile(r"list\.tlog-proof"), _BRIEF, "text/plain; charset=utf-8"),
     (re.compile(r"candidate"), "no-store", "text/plain; charset=utf-8"),
     (re.compile(r"about\.json"), _BRIEF, "application/json"),
     (re.compile(r"list/[0-9a-f]{64}"), _IMMUTABLE, "text/plain; charset=utf-8"),
-    (re.compile(r"entry/[0-9a-f]{64}"), _IMMUTABLE, "application/octet-stream"),
+    (re.compile(r"body/[0-9a-f]{64}"), _IMMUTABLE, "application/octet-stream"),
     (re.compile(r"policy/[0-9a-f]{64}\.toml"), _IMMUTABLE, "application/toml"),
     (
-        re.compile(r"tile/0/(?:x[0-9]{3}/){0,6}[0-9]{3}(?:\.p/[0-9]{1,3})?"),
+        re.compile(
+            r"tile/(?:[0-9]|[1-5][0-9]|6[0-3]|entries)/(?:x[0-9]{3}/){0,6}[0-9]{3}(?:\.p/[1-9][0-9]{0,2})?"
+        ),
         _IMMUTABLE,
         "application/octet-stream",
     ),

@@ -9,8 +9,11 @@ each analysis: `MAX_OPEN_RECIPES`, or fewer if the policies name so many authors
 fit. So nobody can take anybody else's room, however many recipes they publish. A recipe that is
 not published yet counts, even if it has already ended.
 
-At most one candidate waits at a time, so that all cosigners sign the same one. It is replaced when
-all have signed, or when it has waited so long that a cosigner would soon refuse it as too old.
+**Every batch ends with a list.** Whenever the current list changes, even by time alone, the
+registry adds a `ListEntry`, which nobody can submit, and signs a candidate that ends with it. If
+nothing has changed, the candidate is the same tree again, without cosignatures: cosigners sign it
+with a new time. At most one candidate waits at a time, so that all cosigners sign the same one. It
+is replaced when all have signed, or when it has waited for a while.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from chorister.canonical import sha256
 from chorister.clock import Clock
 from chorister.errors import (
     CheckpointTime,
@@ -32,29 +36,32 @@ from chorister.errors import (
     QuotaExceeded,
     ServiceError,
 )
+from chorister.policy.witnesses import WitnessKey
 from chorister.registry.folder import LogFolder
-from chorister.transparency.checkpoint import Checkpoint, SignatureLine, SignedCheckpoint
-from chorister.transparency.client import CANDIDATE, CHECKPOINT, list_path
+from chorister.transparency.checkpoint import Checkpoint, ListProof, SignedCheckpoint
+from chorister.transparency.client import CANDIDATE, CHECKPOINT, PROOF, list_path
 from chorister.transparency.entries import (
-    MAX_ENTRY,
+    MAX_BODY,
     HPKEConfigEntry,
+    ListEntry,
     RecipeEntry,
-    open_recipe,
+    SignedEntry,
+    Submission,
     parse_entry,
 )
+from chorister.transparency.note import SignatureLine
 from chorister.transparency.state import (
     MAX_LIST,
     MAX_OPEN_RECIPES,
     CurrentList,
     ListedRecipe,
-    Logged,
     check_quotas,
 )
-from chorister.transparency.tree import HASH_SIZE, leaf_hash
+from chorister.transparency.tree import HASH_SIZE, consistency_proof, leaf_hash
 from chorister.transparency.trust import Authority
 
 CANDIDATE_LIFETIME: Final = 120
-"""Seconds, well below `MAX_SKEW`, within which cosigners accept it."""
+"""Seconds that a candidate waits for cosignatures, well below `MAX_SKEW`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +69,18 @@ class Receipt:
     """Where an entry is in the log."""
 
     index: int
-    address: bytes
+    # The leaf hash.
+    leaf: bytes
     # False if it was already there.
     new: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointStatus:
+    """A checkpoint and its time: of its oldest cosignature, or when it was issued."""
+
+    checkpoint: Checkpoint
+    time: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,8 +88,8 @@ class RegistryStatus:
     """What an operator asks first: is it published, and if not, who has not signed yet?"""
 
     size: int
-    published: Checkpoint | None
-    candidate: Checkpoint | None
+    published: CheckpointStatus | None
+    candidate: CheckpointStatus | None
     waiting_for: tuple[str, ...]
 
 
@@ -105,6 +121,11 @@ class Registry:
         self._state = folder.load()
         self._published = folder.read_checkpoint(CHECKPOINT)
         self._candidate = folder.read_checkpoint(CANDIDATE)
+        last = self._state.last_list
+        if self._candidate and last and self._candidate.checkpoint.size != last.index + 1:
+            self._candidate = None  # a crash came between a list and its checkpoint
+        # When the candidate was issued; a restarted registry issues a new one at once.
+        self._issued = 0
         for signed in (self._published, self._candidate):
             if signed is not None and signed.checkpoint.origin != origin:
                 raise ServiceError(
@@ -115,60 +136,84 @@ class Registry:
         return f"Registry({self._origin!r}, size={self._state.size})"
 
     def submit(self, data: bytes) -> Receipt:
-        """Add an entry, which must be signed; raises `EntryRefused` or `NotAuthorized`.
+        """Add a submission, which must be signed; raises `EntryRefused` or `NotAuthorized`.
 
         Durable when this returns; published with the next checkpoint.
         """
-        self._screen(data)  # before the lock, so that an expensive refusal keeps nobody waiting
+        # Before the lock, so that an expensive refusal keeps nobody waiting.
+        submission, entry = self._screen(data)
         with self._lock:
+            leaf = leaf_hash(submission.entry)
             try:
-                logged = self._state.check(data)
+                logged = self._state.check(submission.entry)
             except DuplicateEntry as error:
-                if self._folder.leaves[error.index] != leaf_hash(data):
+                if self._folder.leaves[error.index] != leaf:
                     raise
-                return Receipt(index=error.index, address=leaf_hash(data), new=False)
+                return Receipt(index=error.index, leaf=leaf, new=False)
             self._authority.check_entry(logged)
-            self._check_timely(logged)
-            self._check_room(logged)
-            self._folder.append(data)
+            self._check_timely(entry)
+            self._check_room(entry)
+            self._folder.append(submission.entry, _body(entry, submission))
             self._state.apply(logged)
-            return Receipt(index=logged.index, address=logged.address, new=True)
+            return Receipt(index=logged.index, leaf=leaf, new=True)
 
     def issue(self) -> SignedCheckpoint:
         """Return the candidate for cosigners to sign: the one that waits, or a new one.
 
-        There is at most one per second.
+        There is at most one list per second, because the later of two lists is the newer one.
         """
         with self._lock:
             now = self._clock.now()
             waiting = self._waiting()
-            if waiting is not None and 0 <= now - waiting.checkpoint.time < CANDIDATE_LIFETIME:
+            if waiting is not None and 0 <= now - self._issued < CANDIDATE_LIFETIME:
                 return waiting
-            last = self._candidate or self._published
-            if last is not None and now == last.checkpoint.time:
-                # Nobody could tell which of two checkpoints of the same second is newer.
-                return last
-            if last is not None and now < last.checkpoint.time:
+            last = self._state.last_list
+            if last is not None and now < last.entry.time:
                 raise CheckpointTime(
-                    "the registry's clock is behind its last checkpoint: set the clock. If it was "
-                    "ahead before, and no cosigner has signed the candidate, stop the registry, "
-                    "remove public/candidate and start it again",
-                    time=last.checkpoint.time,
+                    "the registry's clock is behind the last list in its log: set the clock. If "
+                    "it was ahead before, wait until it is that time",
+                    time=last.entry.time,
                     now=now,
                 )
             current = self._state.current(now)
+            if not self._state.closed or last is None or current.digest != last.entry.digest:
+                if last is not None and now == last.entry.time:
+                    if self._candidate is not None:
+                        return self._candidate
+                    raise CheckpointTime(
+                        "the log has a list of this second already: try again in the next",
+                        time=last.entry.time,
+                        now=now,
+                    )
+                self._close_batch(current, now)
+            elif self._candidate is not None and now == self._issued:
+                return self._candidate
             self._folder.publish_tiles()
-            self._folder.publish(list_path(current.digest), current.encode())
-            candidate = Checkpoint(
-                origin=self._origin,
-                size=self._state.size,
-                root=self._state.frontier.root,
-                time=now,
-                list_digest=current.digest,
-            ).sign(self._key)
-            self._folder.publish(CANDIDATE, candidate.encode())
-            self._candidate = candidate
-            return candidate
+            checkpoint = Checkpoint(
+                origin=self._origin, size=self._state.size, root=self._state.frontier.root
+            )
+            self._candidate = self._with_witnesses(checkpoint.sign(self._key))
+            self._folder.publish(CANDIDATE, self._candidate.encode())
+            self._issued = now
+            return self._candidate
+
+    def _close_batch(self, current: CurrentList, now: int) -> None:
+        """Add the list that is current now as the last entry."""
+        entry = ListEntry(time=now, digest=current.digest).encode()
+        logged = self._state.check(entry)
+        self._folder.publish(list_path(current.digest), current.encode())
+        self._folder.append(entry)
+        self._state.apply(logged)
+
+    def _with_witnesses(self, fresh: SignedCheckpoint) -> SignedCheckpoint:
+        """Keep witnesses' lines if the tree is the same: only the aggregators sign again."""
+        if self._published is None or self._published.checkpoint != fresh.checkpoint:
+            return fresh
+        others = {self._origin, *self._authority.cosigners}
+        for line in self._published.note.signatures:
+            if line.name not in others:
+                fresh = fresh.with_cosigner(line)
+        return fresh
 
     def add_cosignature(self, data: bytes) -> tuple[str, ...]:
         """Add a cosigner's signature line; the last missing one publishes the checkpoint.
@@ -185,70 +230,101 @@ class Registry:
         with self._lock:
             if self._candidate is None:
                 raise LogSignatureInvalid("there is no candidate to cosign yet")
-            signed = self._candidate.with_cosigner(line)
-            signed.note.check_cosignature(line.name, keys)
-            missing = self._authority.missing(signed)
-            # The candidate first: an accepted cosignature must survive a crash.
-            self._folder.publish(CANDIDATE, signed.encode())
-            self._candidate = signed
-            if not missing:
-                self._folder.publish(CHECKPOINT, signed.encode())
-                self._published = signed
-            return missing
+            return self._add(line, keys)
+
+    def add_witness(self, checkpoint: Checkpoint, line: SignatureLine, key: WitnessKey) -> None:
+        """Add a witness's line, unless the log has gone on since it was asked."""
+        with self._lock:
+            if self._candidate is not None and self._candidate.checkpoint == checkpoint:
+                self._add(line, frozenset([key.key]))
+
+    def _add(self, line: SignatureLine, keys: frozenset[bytes]) -> tuple[str, ...]:
+        if self._candidate is None:
+            raise ServiceError("there is no candidate to cosign yet")
+        signed = self._candidate.with_cosigner(line)
+        signed.note.check_cosignature(line.name, keys)
+        missing = self._authority.missing(signed)
+        # The candidate first: an accepted cosignature must survive a crash.
+        self._folder.publish(CANDIDATE, signed.encode())
+        self._candidate = signed
+        last = self._state.last_list
+        if not missing and last is not None:
+            proof = ListProof(entry=last.entry, index=last.index, path=last.path, signed=signed)
+            self._folder.publish(PROOF, proof.encode())
+            self._folder.publish(CHECKPOINT, signed.encode())
+            self._published = signed
+        return missing
+
+    def to_witness(self, old_size: int) -> tuple[SignedCheckpoint, tuple[bytes, ...]]:
+        """Return the newest candidate, and the proof that it extends a log of `old_size`."""
+        with self._lock:
+            if self._candidate is None:
+                raise ServiceError("there is no candidate to cosign yet")
+            size = self._candidate.checkpoint.size
+            if not 0 < old_size < size:
+                return self._candidate, ()
+            return self._candidate, consistency_proof(old_size, self._folder.leaves[:size])
 
     def status(self) -> RegistryStatus:
         with self._lock:
-            waiting = self._waiting()
+            waiting, published = self._waiting(), self._published
             return RegistryStatus(
                 size=self._state.size,
-                published=self._published.checkpoint if self._published else None,
-                candidate=waiting.checkpoint if waiting else None,
+                published=None
+                if published is None
+                else CheckpointStatus(
+                    checkpoint=published.checkpoint, time=self._authority.oldest(published)
+                ),
+                candidate=None
+                if waiting is None
+                else CheckpointStatus(checkpoint=waiting.checkpoint, time=self._issued),
                 waiting_for=self._authority.missing(waiting) if waiting else (),
             )
 
     def _waiting(self) -> SignedCheckpoint | None:
-        """Return the candidate, unless it is already published."""
-        if self._candidate is None:
+        """Return the candidate, unless it is published with all its cosignatures."""
+        if self._candidate is None or self._candidate == self._published:
             return None
-        published = self._published.checkpoint if self._published else None
-        return None if self._candidate.checkpoint == published else self._candidate
+        return self._candidate
 
-    def _screen(self, data: bytes) -> None:
-        """Refuse strangers, first by their key and then by their signature."""
+    def _screen(self, data: bytes) -> tuple[Submission, SignedEntry]:
+        """Refuse strangers, first by their key and then by their signatures."""
         try:
-            entry = parse_entry(data)
-            if not isinstance(entry, RecipeEntry):
-                entry.check_signature()
-                return
+            submission = Submission.parse(data)
+            entry = parse_entry(submission.entry)
+            if isinstance(entry, ListEntry):
+                raise EntryRefused("nobody can submit a list: the log adds it by itself")
             listed = frozenset[bytes]().union(*self._authority.authors.values())
-            if entry.author_key not in listed:
+            if isinstance(entry, RecipeEntry) and entry.author_key not in listed:
                 raise NotAuthorized("no policy lists this author's key")
-            open_recipe(entry)
+            entry.check_signature()
+            submission.open()
         except (DecodeError, LogSignatureInvalid) as error:
             raise EntryRefused(str(error)) from error
+        return submission, entry
 
-    def _check_timely(self, logged: Logged) -> None:
+    def _check_timely(self, entry: SignedEntry) -> None:
         """Refuse what could never be current."""
         now = self._clock.now()
-        if logged.recipe is not None and logged.recipe.recipe.window.closes <= now:
+        if isinstance(entry, RecipeEntry) and entry.closes <= now:
             raise EntryRefused("the recipe's answer period is already over")
-        if isinstance(logged.entry, HPKEConfigEntry) and logged.entry.not_after <= now:
+        if isinstance(entry, HPKEConfigEntry) and entry.not_after <= now:
             raise EntryRefused("the HPKE config has already expired")
 
-    def _check_room(self, logged: Logged) -> None:
+    def _check_room(self, entry: SignedEntry) -> None:
         """Refuse what would exceed the current list's limits at any later checkpoint.
 
         Ends and revocations only shorten the list, so they are accepted even if it is full.
         """
-        if not isinstance(logged.entry, RecipeEntry | HPKEConfigEntry):
+        if not isinstance(entry, RecipeEntry | HPKEConfigEntry):
             return
-        # Checkpoints only go forward in time, and a closed recipe never opens again: so whatever
-        # the clock does, no later list has a recipe that this one does not have.
-        last = self._candidate or self._published
-        current = self._state.current(last.checkpoint.time if last else 0)
+        # Lists only go forward in time, and a closed recipe never opens again: so whatever the
+        # clock does, no later list has a recipe that this one does not have.
+        last = self._state.last_list
+        current = self._state.current(last.entry.time if last else 0)
         recipes = current.recipes
-        if logged.recipe is not None and isinstance(logged.entry, RecipeEntry):
-            new = ListedRecipe.of(logged.recipe.recipe.analysis, logged.entry)
+        if isinstance(entry, RecipeEntry):
+            new = ListedRecipe.of(entry)
             recipes = (*recipes, new)
             # Ended or not: otherwise an author who publishes and ends recipes in turn would fill
             # the log faster than cosigners take entries.
@@ -267,12 +343,21 @@ class Registry:
             )
 
 
+def _body(entry: SignedEntry, submission: Submission) -> tuple[bytes, bytes] | None:
+    """Return what devices fetch for an entry, by its digest."""
+    if isinstance(entry, RecipeEntry):
+        return entry.body_digest, submission.body
+    if isinstance(entry, HPKEConfigEntry):
+        return sha256(submission.entry), submission.entry
+    return None
+
+
 def author_share(authority: Authority) -> int:
     """Return how many open recipes per author and analysis always fit on the list."""
     configs = ((name, bytes(HASH_SIZE)) for name in authority.hpke_signers)
     fixed = len(CurrentList.of(hpke_configs=configs, recipes=()).encode())
     one_each = sum(
-        len(ListedRecipe(analysis, author_key, bytes(HASH_SIZE), MAX_ENTRY).encode())
+        len(ListedRecipe(analysis, author_key, bytes(HASH_SIZE), MAX_BODY).encode())
         for analysis, author_keys in authority.authors.items()
         for author_key in author_keys
     )

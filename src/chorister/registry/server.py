@@ -16,19 +16,18 @@ from starlette.applications import Starlette
 from chorister.canonical import Int, Model
 from chorister.clock import Clock
 from chorister.errors import ChoristerError, ServiceError, StorageDamaged
-from chorister.http_server import Deadlines, guarded_protocol, listen, server_url
+from chorister.http_server import Deadlines, listen, server_config, server_url
 from chorister.key_files import read_signing_key
 from chorister.policy import Policy
 from chorister.registry.app import Limits, build_app
 from chorister.registry.folder import LogFolder
 from chorister.registry.registry import Registry
 from chorister.settings_file import read_settings
-from chorister.transparency.checkpoint import check_key_name
 from chorister.transparency.client import ABOUT, policy_path
+from chorister.transparency.note import check_key_name
 from chorister.transparency.trust import Authority
 
-# Later than the application's own deadline, which tells the sender why.
-_DEADLINES: Final = Deadlines(body=Limits().body_seconds + 5.0)
+_CONNECTIONS: Final = 512
 
 # Without control characters, which the operating system may not accept in file names.
 _Text = Annotated[
@@ -49,6 +48,8 @@ class RegistryConfig(Model):
     """The policies whose authors may publish and whose aggregators cosign."""
     interval: Annotated[Int, Field(ge=1, le=3600)] = 60
     """Seconds between checkpoints."""
+    connections_per_address: Annotated[Int, Field(ge=1, le=1_000_000)] = 128
+    """Connections of one IPv4 address or IPv6 /64 network; behind a proxy, at least 512."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -159,20 +160,19 @@ def serve(
     ):
         app = build_app(registry, folder.public, interval=config.interval)
         ready(server_url("http", host, listener), registry)
-        uvicorn.Server(uvicorn_config(app)).run(sockets=[listener])
+        deadlines = Deadlines(
+            # Later than the application's own deadline, which tells the sender why.
+            body=Limits().body_seconds + 5.0,
+            per_address=config.connections_per_address,
+        )
+        uvicorn.Server(uvicorn_config(app, deadlines)).run(sockets=[listener])
 
 
-def uvicorn_config(app: Starlette, deadlines: Deadlines = _DEADLINES) -> uvicorn.Config:
-    return uvicorn.Config(
+def uvicorn_config(app: Starlette, deadlines: Deadlines) -> uvicorn.Config:
+    return server_config(
         app,
-        http=guarded_protocol(deadlines),
-        # No access log: who requested what, and when, is nobody's business.
-        access_log=False,
+        connections=_CONNECTIONS,
+        deadlines=deadlines,
         log_level="warning",
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=512,
-        timeout_keep_alive=15,
         timeout_graceful_shutdown=10,
-        ws="none",
     )

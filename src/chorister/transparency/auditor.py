@@ -1,10 +1,11 @@
 """What anyone can check with nothing but the files: the whole log, from its first entry.
 
 `audit` raises an error that names the first thing that is wrong. It checks the signatures of the
-checkpoint, every tile and body, the root, each entry's signature and whether the log's rules and
-the policies allow it, the current list, and the candidate that waits for cosignatures. If you pass
-checkpoints that you saved earlier, it also checks that the log still begins with what they covered:
-so an auditor who keeps just one notices a fork or a rewind without anybody's help.
+checkpoint, every tile, bundle and body, the root, each entry's signature and whether the log's
+rules and the policies allow it, the list that devices get and its proof, and the candidate that
+waits for cosignatures. If you pass checkpoints that you saved earlier, it also checks that the log
+still begins with what they covered: so an auditor who keeps just one notices a fork or a rewind
+without anybody's help.
 """
 
 from __future__ import annotations
@@ -17,29 +18,39 @@ from dataclasses import dataclass
 from typing import Final
 
 from chorister.clock import Clock
-from chorister.errors import CheckpointTime, DecodeError, LogForked, LogRewound, LogWithheld
+from chorister.errors import (
+    CheckpointTime,
+    DecodeError,
+    LogForked,
+    LogRewound,
+    LogWithheld,
+    WrongList,
+)
 from chorister.policy import Policy
 from chorister.policy.model import MAX_POLICY_BYTES
+from chorister.recipe import SignedRecipe
 from chorister.transparency.checkpoint import (
-    MAX_NOTE,
+    MAX_PROOF,
     MAX_SKEW,
     Checkpoint,
-    Cosignature,
+    ListProof,
     SignedCheckpoint,
 )
 from chorister.transparency.client import (
     ABOUT,
     CANDIDATE,
     CHECKPOINT,
-    Source,
+    PROOF,
     list_path,
     policy_path,
-    read_entry,
-    read_leaves,
 )
+from chorister.transparency.cosigner import check_body, fetch_body
+from chorister.transparency.entries import ListEntry
+from chorister.transparency.note import MAX_NOTE, Cosignature
 from chorister.transparency.reader import accept_list
 from chorister.transparency.state import MAX_LIST, CurrentList, Logged, LogState
-from chorister.transparency.tree import HASH_SIZE, consistency_proof, verify_consistency
+from chorister.transparency.tiles import Source, TileTree, check_tiles, read_entries
+from chorister.transparency.tree import HASH_SIZE, consistency_proof, leaf_hash, verify_consistency
 from chorister.transparency.trust import Authority
 
 _MAX_ABOUT_BYTES: Final = 65_536
@@ -51,7 +62,13 @@ class Audit:
 
     checkpoint: Checkpoint
     cosignatures: tuple[Cosignature, ...]
+    # The earliest time at which a cosigner said that this is the newest checkpoint.
+    time: int
     entries: tuple[Logged, ...]
+    # The recipes of the entries that are one, by the entry's index.
+    recipes: dict[int, SignedRecipe]
+    # The list that closes the log, and what it says.
+    last_list: ListEntry
     current: CurrentList
     # The checkpoint that waits for cosignatures, if it is not the published one.
     candidate: Checkpoint | None
@@ -100,10 +117,19 @@ def _read_policy(source: Source, digest: bytes) -> Policy:
     return Policy.load(data)
 
 
-def read_entries(source: Source, leaves: Sequence[bytes], state: LogState) -> Iterator[Logged]:
-    """Fetch entries and apply the log's rules to each."""
-    for leaf in leaves:
-        yield state.append(read_entry(source, leaf))
+def replay(
+    source: Source, state: LogState, entries: Iterable[bytes], recipes: dict[int, SignedRecipe]
+) -> Iterator[Logged]:
+    """Apply the log's rules to entries that follow, and fetch and verify their bodies.
+
+    Recipes are added to `recipes` by the index of their entry.
+    """
+    for data in entries:
+        logged = state.append(data)
+        recipe = check_body(logged, fetch_body(source, logged.entry))
+        if recipe is not None:
+            recipes[logged.index] = recipe
+        yield logged
 
 
 def audit(
@@ -123,22 +149,32 @@ def audit(
     signed = SignedCheckpoint.parse(source.read(CHECKPOINT, limit=MAX_NOTE))
     checkpoint = signed.checkpoint
     cosignatures = authority.check_signatures(signed)
+    time = min(cosignature.time for cosignature in cosignatures)
     if clock is not None:
-        _check_fresh(checkpoint, clock.now(), authority.max_age)
-    leaves = list(read_leaves(source, 0, checkpoint.size))
-    state = LogState()
-    entries, unjudged = _judge(read_entries(source, leaves, state), authority, judge_all)
+        _check_fresh(time, clock.now(), authority.max_age)
+    state, recipes = LogState(), dict[int, SignedRecipe]()
+    logged = read_entries(source, 0, checkpoint.size)
+    entries, unjudged = _judge(replay(source, state, logged, recipes), authority, judge_all)
     if not hmac.compare_digest(state.frontier.root, checkpoint.root):
         raise LogForked("the root of the entries is not the checkpoint's")
-    current = state.check_list(checkpoint)
-    accept_list(source.read(list_path(checkpoint.list_digest), limit=MAX_LIST), checkpoint)
+    tree = TileTree()
+    tree.extend(logged.leaf for logged in entries)
+    check_tiles(source, tree)
+    last_list = state.check_current(time)
+    current = accept_list(
+        source.read(list_path(last_list.digest), limit=MAX_LIST), last_list.digest
+    )
+    _check_proof(source, signed)
     for kept in earlier:
-        _check_extends(kept, signed, leaves, authority)
-    candidate, waiting_for = _check_candidate(source, checkpoint, state, authority, judge_all)
+        _check_extends(kept, signed, tree.leaves, authority)
+    candidate, waiting_for = _check_candidate(source, signed, state, authority, judge_all)
     return Audit(
         checkpoint=checkpoint,
         cosignatures=cosignatures,
+        time=time,
         entries=entries,
+        recipes=recipes,
+        last_list=last_list,
         current=current,
         candidate=candidate,
         waiting_for=waiting_for,
@@ -160,13 +196,25 @@ def _judge(
     return tuple(judged), unjudged
 
 
-def _check_fresh(checkpoint: Checkpoint, now: int, max_age: int) -> None:
-    if checkpoint.time > now + MAX_SKEW or checkpoint.time < now - max_age:
+def _check_fresh(time: int, now: int, max_age: int) -> None:
+    if time > now + MAX_SKEW or time < now - max_age:
         raise CheckpointTime(
-            f"the checkpoint's time is {checkpoint.time - now:+} s from now; "
+            f"the checkpoint was cosigned {time - now:+} s from now; "
             f"devices refuse it if it is older than {max_age} s",
-            time=checkpoint.time,
+            time=time,
             now=now,
+        )
+
+
+def _check_proof(source: Source, signed: SignedCheckpoint) -> None:
+    """Require that devices are shown this log; their file may be a checkpoint older or newer."""
+    proof = ListProof.parse(source.read(PROOF, limit=MAX_PROOF))
+    proof.check_last()
+    checkpoint = proof.signed.checkpoint
+    if checkpoint.size == signed.checkpoint.size and checkpoint != signed.checkpoint:
+        raise LogForked(
+            "devices are shown another log than everybody else",
+            evidence=(signed.encode(), proof.signed.encode()),
         )
 
 
@@ -181,11 +229,8 @@ def _check_extends(
     kept.check_log(authority.origin, authority.all_log_keys)
     if old == checkpoint:
         return
-    if old.size > checkpoint.size or old.time >= checkpoint.time:
-        raise LogRewound(
-            f"the log showed {old.size} entries at {old.time}, "
-            f"and now {checkpoint.size} at {checkpoint.time}"
-        )
+    if old.size > checkpoint.size:
+        raise LogRewound(f"the log showed {old.size} entries, and now {checkpoint.size}")
     try:
         verify_consistency(
             old_size=old.size,
@@ -200,7 +245,7 @@ def _check_extends(
 
 def _check_candidate(
     source: Source,
-    published: Checkpoint,
+    published: SignedCheckpoint,
     state: LogState,
     authority: Authority,
     judge_all: bool,
@@ -212,14 +257,16 @@ def _check_candidate(
         return None, ()  # The copy of a log need not have one.
     signed = SignedCheckpoint.parse(data)
     candidate = signed.checkpoint
-    if candidate == published:
+    if candidate == published.checkpoint:
         return None, ()
     signed.check_log(authority.origin, authority.log_keys)
-    if candidate.size < published.size or candidate.time <= published.time:
-        raise LogRewound("the candidate is smaller than the published checkpoint, or not later")
-    new = list(read_leaves(source, published.size, candidate.size))
-    _judge(read_entries(source, new, state), authority, judge_all)
-    if not hmac.compare_digest(state.frontier.root, candidate.root):
+    if candidate.size < published.checkpoint.size:
+        raise LogRewound("the candidate is smaller than the published checkpoint")
+    new = list(read_entries(source, state.size, candidate.size))
+    root = state.frontier.extend(leaf_hash(data) for data in new).root
+    if not hmac.compare_digest(root, candidate.root):
         raise LogForked("the candidate does not extend the published log")
-    state.check_list(candidate, "candidate")
+    _judge(replay(source, state, new, {}), authority, judge_all)
+    if not state.closed:
+        raise WrongList("the candidate's last entry is not a list")
     return candidate, authority.missing(signed)

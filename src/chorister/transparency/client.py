@@ -1,49 +1,41 @@
 """The log's files, in a folder or at a URL, and how to add to a log.
 
     checkpoint            the newest checkpoint with all its cosignatures
+    list.tlog-proof       the same checkpoint, with the proof that its last entry is a list
     candidate             the checkpoint that waits for cosignatures
     list/HEX              a current list, by its digest
-    entry/HEX             an entry's body, by its leaf hash
-    tile/0/NNN            256 leaf hashes; tile/0/NNN.p/W the first W of a tile that is not full yet
+    body/HEX              a recipe's body or an HPKE config's entry, by its SHA-256
+    tile/...              tiles and entry bundles, see `tiles`
     policy/HEX.toml       a policy that the registry serves, by its digest
     about.json            the log's name and the digests of its policies
 
-Tiles are those of c2sp.org/tlog-tiles at level 0. Files whose names contain a digest or a number
-never change. A file is trusted for its digest or its signatures, never for where it came from. If
-it is missing or too long, `LogWithheld` is raised.
+Files whose names contain a digest or a number never change. A file is trusted for its digest or its
+signatures, never for where it came from. If it is missing or too long, `LogWithheld` is raised.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import httpx2
 
+from chorister.canonical import sha256
 from chorister.closing import Closing
 from chorister.errors import LogWithheld, ServiceError, SubmissionRefused, Unreachable
 from chorister.http_client import TooLong, WebClient, printable
-from chorister.transparency.checkpoint import SignatureLine
-from chorister.transparency.entries import MAX_ENTRY, Entry
-from chorister.transparency.tree import HASH_SIZE, leaf_hash
+from chorister.transparency.entries import SignedEntry, Submission
+from chorister.transparency.note import SignatureLine
+from chorister.transparency.tiles import Source
 
 CHECKPOINT: Final = "checkpoint"
+PROOF: Final = "list.tlog-proof"
 CANDIDATE: Final = "candidate"
 ABOUT: Final = "about.json"
-TILE_WIDTH: Final = 256
 _MAX_ANSWER_BYTES: Final = 65_536
-
-
-class Source(Protocol):
-    """Anything that can read a log's files."""
-
-    def read(self, path: str, *, limit: int) -> bytes:
-        """Return a file of at most `limit` bytes; raises `LogWithheld`."""
-        ...
 
 
 class FolderSource:
@@ -105,9 +97,9 @@ class HTTPSource(Closing):
 class RegistryClient(HTTPSource):
     """A registry to write to. Repeating a call changes nothing."""
 
-    def submit(self, entry: Entry) -> int:
+    def submit(self, entry: SignedEntry, body: bytes = b"") -> int:
         """Add an entry to the log; return its index. The next checkpoint makes it public."""
-        index = self._post("entries", entry.encode()).get("index")
+        index = self._post("entries", Submission.of(entry, body).encode()).get("index")
         if isinstance(index, bool) or not isinstance(index, int) or index < 0:
             raise ServiceError("the registry's answer has no index; is this a registry?")
         return index
@@ -141,8 +133,8 @@ class RegistryClient(HTTPSource):
         return document
 
 
-def entry_path(address: bytes) -> str:
-    return f"entry/{address.hex()}"
+def body_path(digest: bytes) -> str:
+    return f"body/{digest.hex()}"
 
 
 def list_path(digest: bytes) -> str:
@@ -153,35 +145,12 @@ def policy_path(digest: bytes) -> str:
     return f"policy/{digest.hex()}.toml"
 
 
-def tile_path(number: int, width: int) -> str:
-    """Return a tile's path: its number in groups of three digits, all but the last after an x."""
-    groups = [f"{number % 1000:03}"]
-    while number := number // 1000:
-        groups.insert(0, f"x{number % 1000:03}")
-    full = "tile/0/" + "/".join(groups)
-    return full if width == TILE_WIDTH else f"{full}.p/{width}"
-
-
-def read_leaves(source: Source, start: int, size: int) -> Iterator[bytes]:
-    """Yield the leaf hashes of entries `start` to `size` - 1, from the tiles of a log of `size`."""
-    for number in range(start // TILE_WIDTH, -(-size // TILE_WIDTH)):
-        first = number * TILE_WIDTH
-        width = min(TILE_WIDTH, size - first)
-        path = tile_path(number, width)
-        tile = source.read(path, limit=width * HASH_SIZE)
-        if len(tile) != width * HASH_SIZE:
-            raise LogWithheld(f"{path} has {len(tile)} bytes, not {width * HASH_SIZE}", path=path)
-        for index in range(max(start, first), first + width):
-            at = (index - first) * HASH_SIZE
-            yield tile[at : at + HASH_SIZE]
-
-
-def read_entry(source: Source, address: bytes, *, limit: int = MAX_ENTRY) -> bytes:
-    """Return an entry's body, which must hash to its address."""
-    path = entry_path(address)
+def read_body(source: Source, digest: bytes, *, limit: int) -> bytes:
+    """Return the body with this SHA-256."""
+    path = body_path(digest)
     data = source.read(path, limit=limit)
-    if not hmac.compare_digest(leaf_hash(data), address):
-        raise LogWithheld(f"{path} is not the entry with that hash", path=path)
+    if not hmac.compare_digest(sha256(data), digest):
+        raise LogWithheld(f"{path} is not the body with that digest", path=path)
     return data
 
 

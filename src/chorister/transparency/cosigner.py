@@ -1,16 +1,21 @@
 """What an aggregator checks before it cosigns. One honest cosigner prevents a second log.
 
-`Cosigner.cosign` reads the candidate and all new entries, and signs only if
+An aggregator is a cosigner with additional statements (c2sp.org/tlog-cosignature): beyond what a
+witness checks, it vouches that the log's rules hold and that its last entry is the current list.
+`Cosigner.cosign` reads all new entries and bodies of a checkpoint, and signs only if
 
 1. the log signed it, with a key of the policy, under the name that this cosigner follows;
-2. its time is at most five minutes from our clock, and after the last one that we signed, so that
-   everybody can tell which of two checkpoints is newer;
-3. it is not smaller than the last one that we signed, and its root is that of *our* entries
+2. it is not smaller than the last one that we signed, and its root is that of *our* entries
    followed by the new ones, all of them fetched: it is the same log, and nothing is withheld;
-4. the log's rules allow every new entry, and its signature verifies;
-5. every new HPKE config in our name is one that we created, and was not logged before;
-6. its current list is the one that follows from the entries at its time, and within the limits
-   (`state`), so that no device has to fetch more.
+3. the log's rules allow every new entry, its signature verifies, and every body is what its entry
+   says: so each list is the one that follows from the entries before it, at a time after that of
+   the list before, and within the limits (`state`), so that no device has to fetch more;
+4. every new HPKE config in our name is one that we created, and was not logged before;
+5. its last entry is a list, at most five minutes ahead of our clock, which has not changed by time
+   alone until five minutes before our clock.
+
+The same tree may be signed again and again, each time with a new time and after checking 5 again:
+that is how a device knows that the list of an old checkpoint is still current.
 
 Then `accept` gets the new recipes (an aggregator stores their task ids), checkpoint and entries are
 written durably, and only then is the cosignature handed out. After a crash on the way some steps
@@ -18,11 +23,11 @@ are repeated and none is skipped, so `accept` must be idempotent.
 
 **The head** is what a cosigner remembers, in a folder with two files. `head` is the last checkpoint
 with the cosigner's own cosignature, always replaced as a whole. `entries` has the entries that it
-covers, each after its length in four bytes; any more were fetched for a checkpoint that was never
-cosigned, and are cut off. Entries are synced before the head, and the head before the cosignature
-is handed out. A folder without a head is not an empty log but a lost memory: `Head.open` raises
-`HeadLost`, and only the operator can create a new one. A cosigner that silently started over would
-sign the second half of a fork.
+covers with their bodies, each after its length in four bytes; any more were fetched for a
+checkpoint that was never cosigned, and are cut off. Entries are synced before the head, and the
+head before the cosignature is handed out. A folder without a head is not an empty log but a lost
+memory: `Head.open` raises `HeadLost`, and only the operator can create a new one. A cosigner that
+silently started over would sign the second half of a fork.
 """
 
 from __future__ import annotations
@@ -50,18 +55,20 @@ from chorister.errors import (
     StorageDamaged,
 )
 from chorister.recipe import SignedRecipe
-from chorister.transparency.checkpoint import (
-    MAX_NOTE,
-    MAX_SKEW,
-    Checkpoint,
-    Note,
-    SignatureLine,
-    SignedCheckpoint,
-)
-from chorister.transparency.client import CANDIDATE, Source, read_entry, read_leaves
+from chorister.transparency.checkpoint import Checkpoint, SignedCheckpoint
+from chorister.transparency.client import CANDIDATE, read_body
 from chorister.transparency.disk import Disk, locked
-from chorister.transparency.entries import HPKEConfigEntry
+from chorister.transparency.entries import (
+    MAX_HPKE_CONFIG_ENTRY,
+    Entry,
+    HPKEConfigEntry,
+    RecipeEntry,
+    Submission,
+)
+from chorister.transparency.note import MAX_NOTE, Note, SignatureLine
 from chorister.transparency.state import Logged, LogState
+from chorister.transparency.tiles import Source, read_entries
+from chorister.transparency.tree import leaf_hash
 
 _LENGTH_BYTES: Final = 4
 
@@ -70,7 +77,7 @@ _LENGTH_BYTES: Final = 4
 class CosignerIdentity:
     """Who cosigns, and which log."""
 
-    # The aggregator's name: its URL as policies spell it.
+    # The aggregator's name: its URL without the scheme (`note.key_name`).
     name: str
     key: Ed25519PrivateKey
     # The log's name, and the keys that may sign for it.
@@ -118,59 +125,58 @@ class Cosigner:
         """The checkpoint that was signed last."""
         return self.head.last.checkpoint
 
-    def cosign(self, source: Source) -> SignatureLine:
-        """Check the candidate and cosign it; raises a `LogError` that says what is wrong.
+    def cosign(self, source: Source, candidate: SignedCheckpoint | None = None) -> SignatureLine:
+        """Check a checkpoint and cosign it; raises a `LogError` that says what is wrong.
 
-        Entries are fetched and checked without the lock, which a hostile log could otherwise hold
-        for a long time; if another checkpoint was signed meanwhile, the checks are repeated.
+        Without `candidate` it is the one that the log shows. Entries are fetched and checked
+        without the lock, which a hostile log could otherwise hold for a long time; if another
+        checkpoint was signed meanwhile, the checks are repeated.
         """
-        candidate = SignedCheckpoint.parse(source.read(CANDIDATE, limit=MAX_NOTE))
+        if candidate is None:
+            candidate = SignedCheckpoint.parse(source.read(CANDIDATE, limit=MAX_NOTE))
         candidate.check_log(self.identity.origin, self.identity.log_keys)
         while True:
             with self._lock:
                 last, old = self.head.last, self.head.state
-            if candidate.checkpoint == last.checkpoint:
-                return last.note.signatures[-1]
             state, entries = self._check(candidate, source, last, old)
             with self._lock:
                 if self.head.last is last:
-                    signed = self.identity.head(candidate, self.clock.now())
+                    signed = self.identity.head(candidate, self._time(last))
                     self.head.commit(signed, entries, state)
                     return signed.note.signatures[-1]
 
+    def _time(self, last: SignedCheckpoint) -> int:
+        """Return the time to sign with: devices refuse one that is before an earlier one."""
+        now = self.clock.now()
+        own = self.identity.key.public_key().public_bytes_raw()
+        before = last.note.cosignature(self.identity.name, [own])
+        if before is not None and now < before.time:
+            raise CheckpointTime(
+                f"our clock is {before.time - now} s behind the time of our last cosignature: "
+                "set the clock",
+                time=before.time,
+                now=now,
+            )
+        return now
+
     def _check(
         self, candidate: SignedCheckpoint, source: Source, last: SignedCheckpoint, old: LogState
-    ) -> tuple[LogState, list[bytes]]:
+    ) -> tuple[LogState, list[Submission]]:
         """Check a candidate; return the new state and the entries that it adds."""
         checkpoint = candidate.checkpoint
-        self._check_time(checkpoint, last.checkpoint)
         if checkpoint.size < last.checkpoint.size:
             raise LogRewound(
                 f"the log had {last.checkpoint.size} entries and now shows {checkpoint.size}"
             )
-        state, entries, logged = self._extend(candidate, source, last, old)
+        state, entries, logged, recipes = self._extend(candidate, source, last, old)
         self._check_own_configs(logged, old)
-        state.check_list(checkpoint, "candidate")
-        self.accept([item.recipe for item in logged if item.recipe is not None])
+        state.check_current(self.clock.now())
+        self.accept(recipes)
         return state, entries
-
-    def _check_time(self, checkpoint: Checkpoint, last: Checkpoint) -> None:
-        now = self.clock.now()
-        if abs(checkpoint.time - now) > MAX_SKEW:
-            raise CheckpointTime(
-                f"the candidate's time is {checkpoint.time - now:+} s off our clock, "
-                f"more than {MAX_SKEW} s",
-                time=checkpoint.time,
-                now=now,
-            )
-        if checkpoint.time <= last.time:
-            raise LogRewound(
-                f"the candidate's time {checkpoint.time} is not after {last.time}, signed before"
-            )
 
     def _extend(
         self, candidate: SignedCheckpoint, source: Source, last: SignedCheckpoint, old: LogState
-    ) -> tuple[LogState, list[bytes], list[Logged]]:
+    ) -> tuple[LogState, list[Submission], list[Logged], list[SignedRecipe]]:
         """Fetch the new entries and append them to ours, if that is the checkpoint's tree."""
         checkpoint = candidate.checkpoint
         if checkpoint.size - old.size > self.max_new_entries:
@@ -178,26 +184,36 @@ class Cosigner:
                 f"there are {checkpoint.size - old.size} new entries, but a cosigner takes at most "
                 f"{self.max_new_entries} at once; its operator can raise the limit"
             )
-        leaves = list(read_leaves(source, old.size, checkpoint.size))
+        room, new = self.max_new_bytes, []
+        for data in read_entries(source, old.size, checkpoint.size):
+            room = self._take(room, len(data))
+            new.append(data)
         # Before any body is fetched: a fork shows without them.
-        if not hmac.compare_digest(old.frontier.extend(leaves).root, checkpoint.root):
+        root = old.frontier.extend(leaf_hash(data) for data in new).root
+        if not hmac.compare_digest(root, checkpoint.root):
             raise LogForked(
                 f"the log of {checkpoint.size} entries does not extend the {old.size} seen before",
                 evidence=(last.encode(), candidate.encode()),
             )
-        state, room = old.copy(), self.max_new_bytes
-        entries, logged = [], []
-        for leaf in leaves:
-            entry = read_entry(source, leaf)
-            room -= len(entry)
-            if room < 0:
-                raise EntryRefused(
-                    f"over {self.max_new_bytes} bytes of new entries at once; "
-                    "the cosigner's operator can raise the limit"
-                )
-            logged.append(state.append(entry))
-            entries.append(entry)
-        return state, entries, logged
+        state = old.copy() if new else old
+        entries, logged, recipes = [], [], []
+        for data in new:
+            logged.append(state.append(data))
+            body = fetch_body(source, logged[-1].entry)
+            room = self._take(room, len(body))
+            entries.append(Submission(data, body))
+            recipe = check_body(logged[-1], body)
+            if recipe is not None:
+                recipes.append(recipe)
+        return state, entries, logged, recipes
+
+    def _take(self, room: int, size: int) -> int:
+        if size > room:
+            raise EntryRefused(
+                f"over {self.max_new_bytes} bytes of new entries at once; "
+                "the cosigner's operator can raise the limit"
+            )
+        return room - size
 
     def _check_own_configs(self, logged: Sequence[Logged], old: LogState) -> None:
         name = self.identity.name
@@ -217,6 +233,28 @@ class Cosigner:
                     f"an HPKE config was logged in our name ({name}) that we did not create, "
                     f"signed by key {entry.signer.hex()}: if that key is ours, it is stolen"
                 )
+
+
+def fetch_body(source: Source, entry: Entry) -> bytes:
+    """Return a recipe's body; empty for other entries.
+
+    An HPKE config has its own entry as its body, which devices fetch: it has to be there, too.
+    """
+    if isinstance(entry, RecipeEntry):
+        return read_body(source, entry.body_digest, limit=entry.body_size)
+    if isinstance(entry, HPKEConfigEntry):
+        read_body(source, entry.address, limit=MAX_HPKE_CONFIG_ENTRY)
+    return b""
+
+
+def check_body(logged: Logged, body: bytes) -> SignedRecipe | None:
+    """Return the recipe of an entry that is one; its body has to be what the entry says."""
+    if not isinstance(logged.entry, RecipeEntry):
+        return None
+    try:
+        return logged.entry.open_body(body)
+    except DecodeError as error:
+        raise EntryRefused(f"entry {logged.index}: {error}") from error
 
 
 # --- What a cosigner remembers ------------------------------------------------------------------
@@ -243,7 +281,7 @@ class Head:
         cls,
         folder: Path,
         first: SignedCheckpoint,
-        entries: Sequence[bytes] = (),
+        entries: Sequence[Submission] = (),
         *,
         disk: Disk | None = None,
     ) -> Self:
@@ -282,11 +320,13 @@ class Head:
     def close(self) -> None:
         self._lock.close()
 
-    def entries(self) -> Iterator[bytes]:
-        """Yield the entries that the head covers, in the log's order."""
+    def entries(self) -> Iterator[Submission]:
+        """Yield the entries that the head covers, with their bodies, in the log's order."""
         return _frames(self._folder / "entries", self.last.checkpoint.size)
 
-    def commit(self, last: SignedCheckpoint, entries: Sequence[bytes], state: LogState) -> None:
+    def commit(
+        self, last: SignedCheckpoint, entries: Sequence[Submission], state: LogState
+    ) -> None:
         """Remember a checkpoint and its new entries. Durable when this returns."""
         if self._broken:
             raise StorageDamaged("an earlier write failed; restart the cosigner to recover")
@@ -313,13 +353,7 @@ def create_head(
 ) -> Head:
     """Start to cosign a log that this cosigner never cosigned before: the operator's decision."""
     empty = LogState()
-    first = Checkpoint(
-        origin=identity.origin,
-        size=0,
-        root=empty.frontier.root,
-        time=0,
-        list_digest=empty.current(0).digest,
-    )
+    first = Checkpoint(origin=identity.origin, size=0, root=empty.frontier.root)
     unsigned = SignedCheckpoint(checkpoint=first, note=Note(text=first.text, signatures=()))
     return Head.create(folder, identity.head(unsigned, clock.now()), disk=disk)
 
@@ -340,9 +374,12 @@ def adopt_head(
     checkpoint.check_log(identity.origin, identity.log_keys)
     cosignature = checkpoint.note.check_cosignature(identity.name, [own])
     target, state = checkpoint.checkpoint, LogState()
-    entries = [read_entry(source, leaf) for leaf in read_leaves(source, 0, target.size)]
-    for entry in entries:
-        state.append(entry)
+    entries = []
+    for data in read_entries(source, 0, target.size):
+        logged = state.append(data)
+        body = fetch_body(source, logged.entry)
+        check_body(logged, body)
+        entries.append(Submission(data, body))
     if not hmac.compare_digest(state.frontier.root, target.root):
         raise LogForked("the log's entries are not those of the checkpoint to adopt")
     return Head.create(folder, identity.head(checkpoint, cosignature.time), entries, disk=disk)
@@ -352,10 +389,10 @@ def _replay(path: Path, last: SignedCheckpoint, disk: Disk) -> tuple[LogState, i
     """Return the state after the head's entries, and where they end; cut off any after them."""
     state, end = LogState(), 0
     try:
-        for entry in _frames(path, last.checkpoint.size):
-            state.append(entry)
-            end += _LENGTH_BYTES + len(entry)
-    except (OSError, LogError) as error:
+        for submission in _frames(path, last.checkpoint.size):
+            state.append(submission.entry)
+            end += _LENGTH_BYTES + len(submission.encode())
+    except (OSError, LogError, DecodeError) as error:
         raise StorageDamaged(
             f"{path} is damaged ({error}); restore the folder, or have the operator adopt a "
             "checkpoint"
@@ -370,16 +407,17 @@ def _replay(path: Path, last: SignedCheckpoint, disk: Disk) -> tuple[LogState, i
     return state, end
 
 
-def _frames(path: Path, count: int) -> Iterator[bytes]:
+def _frames(path: Path, count: int) -> Iterator[Submission]:
     with path.open("rb") as file:
         for _ in range(count):
             prefix = file.read(_LENGTH_BYTES)
             size = int.from_bytes(prefix)
-            entry = file.read(size)
-            if len(prefix) != _LENGTH_BYTES or len(entry) != size:
+            framed = file.read(size)
+            if len(prefix) != _LENGTH_BYTES or len(framed) != size:
                 return
-            yield entry
+            yield Submission.parse(framed)
 
 
-def _framed(entries: Sequence[bytes]) -> bytes:
-    return b"".join(len(entry).to_bytes(_LENGTH_BYTES) + entry for entry in entries)
+def _framed(entries: Sequence[Submission]) -> bytes:
+    encoded = (entry.encode() for entry in entries)
+    return b"".join(len(each).to_bytes(_LENGTH_BYTES) + each for each in encoded)

@@ -1,20 +1,23 @@
-"""What a device checks before it trusts a question: no tree, only signatures and digests.
+"""What a device checks before it trusts a question: one proof, some signatures and digests.
 
-A checkpoint is accepted if the log and both aggregators signed it, if it is younger than the
-policy's limit, and if it is neither older nor smaller than the last one accepted. The list must
-have the checkpoint's digest, and a body the address on the list. As an honest aggregator cosigns
-one history only, every device with the same checkpoint sees the same questions and the same keys.
+A device fetches one `ListProof`: a list, the path from it to the root, and the checkpoint. It is
+accepted if the list is the *last* entry of the tree (an old list is in the tree, too); if the log,
+both aggregators and enough witnesses signed the checkpoint; if each aggregator signed within the
+policy's maximum age; if the **device time** T, the earlier of the two, is not before the last one
+accepted; and if the tree is not smaller than the last one, and the same if it has the same size.
+The list must have the digest of its entry, and a body the address on the list. As an honest
+aggregator cosigns one history only, and only with the current list at its end, every device sees
+the same questions and the same keys, and none that ended earlier.
 
 **What is requested** must not depend on what this device remembers or what its clock says, or a
 registry could recognise it (docs/concepts/log.md, "What a poll shows"). So `read_log` always
-fetches the checkpoint and its list; and then nothing, if the files that list and policy require are
+fetches the proof and its list; and then nothing, if the files that list and policy require are
 exactly those of the last complete reading, or all of them in the list's order. It forgets the last
 ones before it fetches the first, so that an interrupted reading leaves no trace of them, and checks
 time and size last, when everything is fetched.
 
-The caller stores the time and the size of what it accepted and passes them as `not_before` and
-`not_smaller` (a size counts only for the log of that name, 0 for any other), and keeps the bodies
-of a complete reading until the next one.
+The caller stores what it accepted and passes it as `last` (its size and root only for the log of
+that name), and keeps the bodies of a complete reading until the next one.
 """
 
 from __future__ import annotations
@@ -22,29 +25,44 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
+from chorister.canonical import sha256
 from chorister.clock import Clock
 from chorister.errors import (
     CheckpointTime,
     DecodeError,
     LogError,
+    LogForked,
     LogRewound,
-    LogSignatureInvalid,
     LogWithheld,
     NotAuthorized,
     WrongList,
 )
-from chorister.transparency.checkpoint import MAX_NOTE, MAX_SKEW, Checkpoint, SignedCheckpoint
-from chorister.transparency.client import CHECKPOINT, Source, list_path, read_entry
+from chorister.transparency.checkpoint import MAX_PROOF, Checkpoint, ListProof
+from chorister.transparency.client import PROOF, list_path, read_body
 from chorister.transparency.entries import (
     MAX_HPKE_CONFIG_ENTRY,
     HPKEConfigEntry,
-    RecipeEntry,
+    RecipeBody,
     parse_entry,
 )
 from chorister.transparency.state import MAX_LIST, CurrentList, ListedRecipe, check_quotas
-from chorister.transparency.tree import leaf_hash
+from chorister.transparency.tiles import Source
 from chorister.transparency.trust import CosignerKeys, Trust
+
+
+class LastAccepted(NamedTuple):
+    """What a device remembers of a log; the defaults are for one that it never read."""
+
+    # The device time, POSIX seconds.
+    time: int = 0
+    size: int = 0
+    # Empty if it is not known.
+    root: bytes = b""
+
+
+NOTHING_ACCEPTED: Final = LastAccepted()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +70,11 @@ class Current:
     """What is current according to an accepted checkpoint."""
 
     checkpoint: Checkpoint
-    # The entries of the policy's authors, in the list's order. They are public, not yet permitted:
+    # The device time: when both aggregators still said that this is the newest checkpoint.
+    time: int
+    # The bodies of the policy's authors, in the list's order. They are public, not yet permitted:
     # their JWS must still be verified against the policy.
-    recipes: tuple[RecipeEntry, ...]
+    recipes: tuple[RecipeBody, ...]
     leader_config: HPKEConfigEntry
     helper_config: HPKEConfigEntry
 
@@ -83,8 +103,7 @@ def read_log(
     trusts: Sequence[Trust],
     *,
     clock: Clock,
-    not_before: int = 0,
-    not_smaller: int = 0,
+    last: LastAccepted = NOTHING_ACCEPTED,
     kept: Callable[[], Iterable[bytes]],
     forget: Callable[[], None],
 ) -> Reading:
@@ -92,57 +111,49 @@ def read_log(
 
     `kept` returns the bodies of the last complete reading; `forget` deletes them.
     """
-    signed = SignedCheckpoint.parse(source.read(CHECKPOINT, limit=MAX_NOTE))
-    checkpoint = signed.checkpoint
+    proof = ListProof.parse(source.read(PROOF, limit=MAX_PROOF))
+    proof.check_last()
     refusals: dict[int, LogError | DecodeError] = {}
+    times: dict[int, tuple[int, int]] = {}
     for number, trust in enumerate(trusts):
         try:
-            check_cosigned(signed, trust)
+            leader, helper = trust.check_signatures(proof.signed)
+            times[number] = leader.time, helper.time
         except (LogError, DecodeError) as error:
             refusals[number] = error
     cosigned = [trust for number, trust in enumerate(trusts) if number not in refusals]
     if not cosigned:
         return Reading(outcomes=tuple(refusals.values()), bodies=None)
-    listed = accept_list(source.read(list_path(checkpoint.list_digest), limit=MAX_LIST), checkpoint)
+    digest = proof.entry.digest
+    listed = accept_list(source.read(list_path(digest), limit=MAX_LIST), digest)
     wanted = _wanted(listed, cosigned)
-    bodies = {leaf_hash(body): body for body in kept()}
+    bodies = {sha256(body): body for body in kept()}
     if bodies.keys() != wanted.keys():
         if bodies:
             forget()
         bodies = {
-            address: read_entry(source, address, limit=limit) for address, limit in wanted.items()
+            address: read_body(source, address, limit=limit) for address, limit in wanted.items()
         }
     outcomes: list[Current | LogError | DecodeError] = []
     for number, trust in enumerate(trusts):
         try:
             if number in refusals:
                 raise refusals[number]
-            _check_recent(checkpoint, trust.max_age, clock, not_before, not_smaller)
-            outcomes.append(_open(checkpoint, listed, bodies, trust))
+            _check_recent(proof.signed.checkpoint, times[number], trust.max_age, clock, last)
+            outcomes.append(_open(proof, listed, bodies, trust, min(times[number])))
         except (LogError, DecodeError) as error:
             outcomes.append(error)
     return Reading(outcomes=tuple(outcomes), bodies=bodies)
 
 
-def check_cosigned(signed: SignedCheckpoint, trust: Trust) -> None:
-    """Require the log's signature and both cosignatures, at times when honest cosigners sign."""
-    for cosignature in trust.check_signatures(signed):
-        late = cosignature.time - signed.checkpoint.time
-        if abs(late) > 2 * MAX_SKEW:
-            raise LogSignatureInvalid(
-                f"{cosignature.name} cosigned {late:+} s after the checkpoint's time, which no "
-                "honest cosigner does"
-            )
-
-
-def accept_list(data: bytes, checkpoint: Checkpoint) -> CurrentList:
-    """Parse a list and check that it is the checkpoint's."""
+def accept_list(data: bytes, digest: bytes) -> CurrentList:
+    """Parse a list and check that it is the one that the log names."""
     try:
         current = CurrentList.parse(data)
     except DecodeError as error:
         raise WrongList(f"the list served is malformed: {error}") from error
-    if not hmac.compare_digest(current.digest, checkpoint.list_digest):
-        raise WrongList("the list served is not the one that the checkpoint names")
+    if not hmac.compare_digest(current.digest, digest):
+        raise WrongList("the list served is not the one that the log names")
     return current
 
 
@@ -162,55 +173,61 @@ def _may_ask(row: ListedRecipe, trust: Trust) -> bool:
 
 
 def _check_recent(
-    checkpoint: Checkpoint, max_age: int, clock: Clock, not_before: int, not_smaller: int
+    checkpoint: Checkpoint, times: tuple[int, int], max_age: int, clock: Clock, last: LastAccepted
 ) -> None:
     """Check what depends on this device alone: no request may come after it."""
-    if checkpoint.time < not_before:
+    if min(times) < last.time:
         raise LogRewound(
-            f"a checkpoint of {not_before} was accepted before this one of {checkpoint.time}"
+            f"a checkpoint of {last.time} was accepted before this one of {min(times)}"
         )
-    if checkpoint.size < not_smaller:
+    if checkpoint.size < last.size:
         raise LogRewound(
-            f"a checkpoint of {not_smaller} entries was accepted before this one of "
-            f"{checkpoint.size}"
+            f"a checkpoint of {last.size} entries was accepted before this one of {checkpoint.size}"
         )
+    same_size = checkpoint.size == last.size
+    if same_size and last.root and not hmac.compare_digest(checkpoint.root, last.root):
+        raise LogForked(f"two different logs of {last.size} entries are signed")
     now = clock.now()
     # A clock that is slow by less than the limit must not silence a device; cosigners have good
-    # clocks, and sign nothing that is more than five minutes in the future.
-    if abs(now - checkpoint.time) > max_age:
-        raise CheckpointTime(
-            f"the checkpoint's time is {checkpoint.time - now:+} s from this device's clock; "
-            f"the policy allows {max_age} s",
-            time=checkpoint.time,
-            now=now,
-        )
+    # clocks. Both times count: one aggregator alone can neither age a checkpoint nor renew it.
+    for time in times:
+        if abs(now - time) > max_age:
+            raise CheckpointTime(
+                f"an aggregator cosigned the checkpoint {time - now:+} s from this device's "
+                f"clock; the policy allows {max_age} s",
+                time=time,
+                now=now,
+            )
 
 
 def _open(
-    checkpoint: Checkpoint, listed: CurrentList, bodies: dict[bytes, bytes], trust: Trust
+    proof: ListProof, listed: CurrentList, bodies: dict[bytes, bytes], trust: Trust, time: int
 ) -> Current:
     """Read one pair's recipes and configs from the bodies."""
+    # Valid when the list was made, and when both aggregators still vouched for it.
+    valid = (proof.entry.time, time)
     return Current(
-        checkpoint=checkpoint,
+        checkpoint=proof.signed.checkpoint,
+        time=time,
         recipes=tuple(
             _recipe(row, bodies[row.address]) for row in listed.recipes if _may_ask(row, trust)
         ),
-        leader_config=_config(listed, bodies, trust.leader, checkpoint.time),
-        helper_config=_config(listed, bodies, trust.helper, checkpoint.time),
+        leader_config=_config(listed, bodies, trust.leader, valid),
+        helper_config=_config(listed, bodies, trust.helper, valid),
     )
 
 
-def _recipe(row: ListedRecipe, body: bytes) -> RecipeEntry:
-    entry = parse_entry(body)
-    if not isinstance(entry, RecipeEntry):
-        raise WrongList(f"the list says that {row.address.hex()} is a recipe, but it is not")
-    if entry.author_key != row.author_key or len(body) != row.size:
-        raise WrongList(f"the list has a wrong author or size for {row.address.hex()}")
-    return entry
+def _recipe(row: ListedRecipe, body: bytes) -> RecipeBody:
+    if len(body) != row.size:
+        raise WrongList(f"the list has a wrong size for {row.address.hex()}")
+    return RecipeBody(author_key=row.author_key, jws=body)
 
 
 def _config(
-    listed: CurrentList, bodies: dict[bytes, bytes], aggregator: CosignerKeys, time: int
+    listed: CurrentList,
+    bodies: dict[bytes, bytes],
+    aggregator: CosignerKeys,
+    times: tuple[int, ...],
 ) -> HPKEConfigEntry:
     """Return the aggregator's one current HPKE config; its signature is verified."""
     address = dict(listed.hpke_configs).get(aggregator.name)
@@ -222,6 +239,6 @@ def _config(
     entry.check_signature()
     if entry.signer not in aggregator.keys:
         raise NotAuthorized(f"the HPKE config of {aggregator.name} is signed by an unknown key")
-    if not entry.not_before <= time < entry.not_after:
+    if not all(entry.not_before <= time < entry.not_after for time in times):
         raise WrongList(f"the HPKE config of {aggregator.name} on the list is not valid now")
     return entry

@@ -5,6 +5,10 @@ They are the same for the registry, a cosigner and an auditor, and need no polic
 the keys that signed them. So what may be appended follows from the entries alone, and the current
 list from the entries and a time. The list gives each body's author and size, so that a device knows
 which bodies it needs, and how large they are, before it fetches any.
+
+A list is itself an entry, and closes a batch: its digest must be that of the list that follows from
+the entries before it at its time, which is later than that of the list before. Time only goes
+forward, so what has closed by a list's time is forgotten.
 """
 
 from __future__ import annotations
@@ -12,12 +16,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
 from chorister.canonical import key_id
 from chorister.errors import (
+    CheckpointTime,
     DecodeError,
     DuplicateEntry,
     EntryRefused,
@@ -27,29 +32,28 @@ from chorister.errors import (
     QuotaExceeded,
     WrongList,
 )
-from chorister.recipe import SignedRecipe
-from chorister.transparency.checkpoint import Checkpoint, check_key_name
+from chorister.transparency.checkpoint import MAX_SKEW
 from chorister.transparency.entries import (
-    MAX_ENTRY,
-    EndReason,
+    MAX_BODY,
     Entry,
     HPKEConfigEntry,
     KeyRevocation,
+    ListEntry,
     RecipeEnd,
     RecipeEntry,
-    open_recipe,
     parse_entry,
 )
+from chorister.transparency.note import check_key_name
 from chorister.transparency.tree import Frontier, leaf_hash
 
 MAX_LIST: Final = 1 << 20
 """Bytes. Every device fetches the list at every poll."""
 MAX_OPEN_RECIPES: Final = 100
 """Recipes of one author on the list for one analysis."""
-MAX_OPEN_BYTES: Final = MAX_ENTRY
+MAX_OPEN_BYTES: Final = MAX_BODY
 """The bytes of their bodies together: as many as one recipe may have."""
 
-_HEADER: Final = "chorister current list v2\n"
+_HEADER: Final = "chorister current list v3\n"
 _LINE: Final = re.compile(
     r"hpke ([!-*,-~]{1,255}) ([0-9a-f]{64})"
     r"|recipe ([!-*,-~]{1,255}) ([0-9a-f]{64}) ([0-9a-f]{64}) ([1-9][0-9]{0,7})"
@@ -68,9 +72,8 @@ class ListedRecipe(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, analysis: str, entry: RecipeEntry) -> ListedRecipe:
-        data = entry.encode()
-        return cls(analysis, entry.author_key, leaf_hash(data), len(data))
+    def of(cls, entry: RecipeEntry) -> ListedRecipe:
+        return cls(entry.analysis, entry.author_key, entry.body_digest, entry.body_size)
 
     def encode(self) -> str:
         return f"recipe {self.analysis} {self.author_key.hex()} {self.address.hex()} {self.size}\n"
@@ -165,20 +168,19 @@ class Logged:
     """An entry in its place, verified."""
 
     index: int
-    address: bytes
+    # The leaf hash.
+    leaf: bytes
     entry: Entry
-    # The opened recipe, if the entry is one.
-    recipe: SignedRecipe | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _LoggedRecipe:
-    """What the rules remember of a recipe."""
+class ClosedList:
+    """The list that closed the last batch."""
 
+    entry: ListEntry
     index: int
-    listed: ListedRecipe
-    # When its answer period ends, POSIX seconds.
-    closes: int
+    # The inclusion proof in the tree that ends with it.
+    path: tuple[bytes, ...]
 
 
 class LogState:
@@ -186,18 +188,23 @@ class LogState:
 
     def __init__(self) -> None:
         self.frontier = Frontier()
+        self.last_list: ClosedList | None = None
         self._index_of: dict[bytes, int] = {}
-        self._recipes: dict[bytes, _LoggedRecipe] = {}
-        self._ended: dict[bytes, EndReason] = {}
+        # By the recipe's digest: all that ever were, and those that may still be listed.
+        self._recipes: dict[bytes, tuple[int, ListedRecipe]] = {}
+        self._open: dict[bytes, RecipeEntry] = {}
+        self._ended: set[bytes] = set()
         self._revoked: dict[bytes, int] = {}
-        self._hpke: dict[str, list[tuple[HPKEConfigEntry, bytes]]] = {}
+        self._hpke: dict[str, list[HPKEConfigEntry]] = {}
 
     def copy(self) -> LogState:
         other = LogState()
         other.frontier = self.frontier
+        other.last_list = self.last_list
         other._index_of = dict(self._index_of)
         other._recipes = dict(self._recipes)
-        other._ended = dict(self._ended)
+        other._open = dict(self._open)
+        other._ended = set(self._ended)
         other._revoked = dict(self._revoked)
         other._hpke = {name: list(entries) for name, entries in self._hpke.items()}
         return other
@@ -207,26 +214,30 @@ class LogState:
         """The number of entries."""
         return self.frontier.size
 
+    @property
+    def closed(self) -> bool:
+        """Whether the last entry is a list."""
+        return self.last_list is not None and self.last_list.index == self.size - 1
+
     def check(self, data: bytes) -> Logged:
         """Check that these bytes may be the next entry, without adding them.
 
         Raises `EntryRefused`, which says which entry and why.
         """
-        index, address = self.size, leaf_hash(data)
-        if address in self._index_of:
+        index, leaf = self.size, leaf_hash(data)
+        if leaf in self._index_of:
             raise DuplicateEntry(
-                f"entry {index} repeats entry {self._index_of[address]}",
-                index=self._index_of[address],
+                f"entry {index} repeats entry {self._index_of[leaf]}", index=self._index_of[leaf]
             )
         try:
             entry = parse_entry(data)
-            recipe = None
-            if isinstance(entry, RecipeEntry):
-                recipe = open_recipe(entry)
-                self._check_recipe(entry, recipe)
+            if isinstance(entry, ListEntry):
+                self._check_list(entry)
             else:
                 entry.check_signature()
-                if isinstance(entry, RecipeEnd):
+                if isinstance(entry, RecipeEntry):
+                    self._check_recipe(entry)
+                elif isinstance(entry, RecipeEnd):
                     self._check_end(entry)
                 elif isinstance(entry, KeyRevocation) and entry.key in self._revoked:
                     raise DuplicateEntry(
@@ -235,7 +246,7 @@ class LogState:
                     )
         except (DecodeError, LogSignatureInvalid) as error:
             raise EntryRefused(f"entry {index}: {error}") from error
-        return Logged(index=index, address=address, entry=entry, recipe=recipe)
+        return Logged(index=index, leaf=leaf, entry=entry)
 
     def append(self, data: bytes) -> Logged:
         """Check these bytes and add them as the next entry."""
@@ -248,72 +259,106 @@ class LogState:
         if logged.index != self.size:
             raise InternalError(f"entry {logged.index} was checked, but {self.size} is next")
         entry = logged.entry
-        if logged.recipe is not None and isinstance(entry, RecipeEntry):
-            self._recipes[logged.recipe.digest] = _LoggedRecipe(
-                index=logged.index,
-                listed=ListedRecipe.of(logged.recipe.recipe.analysis, entry),
-                closes=logged.recipe.recipe.window.closes,
-            )
+        if isinstance(entry, RecipeEntry):
+            self._recipes[entry.recipe_digest] = logged.index, ListedRecipe.of(entry)
+            self._open[entry.recipe_digest] = entry
         elif isinstance(entry, RecipeEnd):
-            self._ended[entry.recipe_digest] = entry.reason
+            self._ended.add(entry.recipe_digest)
+            self._open.pop(entry.recipe_digest, None)
         elif isinstance(entry, KeyRevocation):
             self._revoked[entry.key] = logged.index
+            self._keep_open(lambda recipe: recipe.author_key != entry.key)
         elif isinstance(entry, HPKEConfigEntry):
-            self._hpke.setdefault(entry.aggregator, []).append((entry, logged.address))
-        self._index_of[logged.address] = logged.index
-        self.frontier = self.frontier.extend([logged.address])
+            self._hpke.setdefault(entry.aggregator, []).append(entry)
+        else:
+            self.last_list = ClosedList(
+                entry=entry, index=logged.index, path=self.frontier.next_path
+            )
+            self._keep_open(lambda recipe: entry.time < recipe.closes)
+        self._index_of[logged.leaf] = logged.index
+        self.frontier = self.frontier.extend([logged.leaf])
 
     def current(self, time: int) -> CurrentList:
-        """Return the current list at `time`."""
+        """Return the current list at `time`, which must not be before the last list's."""
+        if self.last_list is not None and time < self.last_list.entry.time:
+            raise InternalError("what was current before the last list is forgotten")
         return CurrentList.of(
             hpke_configs=self._current_hpke(time),
-            recipes=(recipe.listed for recipe in self._open(time)),
+            recipes=(ListedRecipe.of(entry) for entry in self.open_entries(time)),
         )
 
-    def check_list(self, checkpoint: Checkpoint, what: str = "checkpoint") -> CurrentList:
-        """Require that a checkpoint's list follows from the entries and is within the limits."""
-        current = self.current(checkpoint.time)
-        if not hmac.compare_digest(current.digest, checkpoint.list_digest):
+    def check_current(self, now: int) -> ListEntry:
+        """Require that the log ends with a list that is current, by a clock that may be wrong.
+
+        The list's time is at most `MAX_SKEW` after `now`, and from then until `MAX_SKEW` before
+        `now` nothing has changed by time alone.
+        """
+        if self.last_list is None or not self.closed:
+            raise WrongList("the last entry is not a list: nothing says what is current")
+        entry = self.last_list.entry
+        if entry.time > now + MAX_SKEW:
+            raise CheckpointTime(
+                f"the list's time is {entry.time - now:+} s off our clock, more than {MAX_SKEW} s",
+                time=entry.time,
+                now=now,
+            )
+        at = max(entry.time, now - MAX_SKEW)
+        if not hmac.compare_digest(self.current(at).digest, entry.digest):
             raise WrongList(
-                f"the {what}'s list is not the one that follows from the entries: the log lies, "
-                "or it was made by another version of Chorister; then wait for the next"
+                f"the list of {entry.time} is out of date: something closed, began or expired "
+                "since, and the log has to add the list that follows"
+            )
+        return entry
+
+    def recipes_since(self, size: int) -> Iterator[ListedRecipe]:
+        """Yield the recipes that a log of `size` entries did not have, ended or not."""
+        for index, listed in reversed(self._recipes.values()):
+            if index < size:
+                return
+            yield listed
+
+    def open_entries(self, time: int) -> Iterator[RecipeEntry]:
+        """Yield the recipes on the list at `time`."""
+        return (entry for entry in self._open.values() if time < entry.closes)
+
+    def hpke_entries(self, aggregator: str) -> tuple[HPKEConfigEntry, ...]:
+        """Return all configs that an aggregator ever published, in the log's order."""
+        return tuple(self._hpke.get(aggregator, ()))
+
+    def _keep_open(self, keep: Callable[[RecipeEntry], bool]) -> None:
+        self._open = {digest: entry for digest, entry in self._open.items() if keep(entry)}
+
+    def _current_hpke(self, time: int) -> Iterator[tuple[str, bytes]]:
+        for name, entries in self._hpke.items():
+            valid = [entry for entry in entries if entry.not_before <= time < entry.not_after]
+            if valid:
+                yield name, valid[-1].address
+
+    def _check_list(self, entry: ListEntry) -> None:
+        if self.last_list is not None and entry.time <= self.last_list.entry.time:
+            raise EntryRefused(
+                f"entry {self.size}: the list's time {entry.time} is not after "
+                f"{self.last_list.entry.time}, that of the list before"
+            )
+        current = self.current(entry.time)
+        if not hmac.compare_digest(current.digest, entry.digest):
+            raise WrongList(
+                f"entry {self.size}: the list is not the one that follows from the entries: the "
+                "log lies, or another version of Chorister wrote it"
             )
         check_quotas(current.recipes)
         if len(current.encode()) > MAX_LIST:
             raise QuotaExceeded(f"the current list has more than {MAX_LIST:,} bytes")
-        return current
 
-    def recipes_since(self, size: int) -> Iterator[ListedRecipe]:
-        """Yield the recipes that a log of `size` entries did not have, ended or not."""
-        return (each.listed for each in self._recipes.values() if each.index >= size)
-
-    def open_recipes(self, time: int) -> frozenset[bytes]:
-        """Return the addresses of the recipes on the list at `time`."""
-        return frozenset(recipe.listed.address for recipe in self._open(time))
-
-    def hpke_entries(self, aggregator: str) -> tuple[HPKEConfigEntry, ...]:
-        """Return all configs that an aggregator ever published, in the log's order."""
-        return tuple(entry for entry, _ in self._hpke.get(aggregator, ()))
-
-    def _open(self, time: int) -> Iterator[_LoggedRecipe]:
-        for digest, recipe in self._recipes.items():
-            revoked = recipe.listed.author_key in self._revoked
-            if digest not in self._ended and not revoked and time < recipe.closes:
-                yield recipe
-
-    def _current_hpke(self, time: int) -> Iterator[tuple[str, bytes]]:
-        for name, entries in self._hpke.items():
-            valid = [at for entry, at in entries if entry.not_before <= time < entry.not_after]
-            if valid:
-                yield name, valid[-1]
-
-    def _check_recipe(self, entry: RecipeEntry, recipe: SignedRecipe) -> None:
-        if recipe.digest in self._recipes:
-            before = self._recipes[recipe.digest].index
+    def _check_recipe(self, entry: RecipeEntry) -> None:
+        if entry.recipe_digest in self._recipes:
+            before, _ = self._recipes[entry.recipe_digest]
             raise DuplicateEntry(
                 f"entry {self.size}: this recipe is already in the log, as entry {before}",
                 index=before,
             )
+        if any(entry.body_digest == each.body_digest for each in self._open.values()):
+            raise EntryRefused(f"entry {self.size}: its body is that of another recipe")
         if entry.author_key in self._revoked:
             raise EntryRefused(
                 f"entry {self.size}: the author's key was revoked "
@@ -321,12 +366,11 @@ class LogState:
             )
 
     def _check_end(self, entry: RecipeEnd) -> None:
-        recipe = self._recipes.get(entry.recipe_digest)
-        if recipe is None:
+        if entry.recipe_digest not in self._recipes:
             raise EntryRefused(f"entry {self.size} ends a recipe that is not in the log")
         if entry.recipe_digest in self._ended:
             raise EntryRefused(f"entry {self.size} ends a recipe that has already ended")
-        if entry.signer != recipe.listed.author_key:
+        if entry.signer != self._recipes[entry.recipe_digest][1].author_key:
             raise EntryRefused(
                 f"entry {self.size} ends a recipe with a key other than the one that signed it"
             )

@@ -1,8 +1,7 @@
 """The Merkle tree of RFC 9162, section 2.1, with SHA-256.
 
 The log is an ordered list of entries. `leaf_hash` domain-separates an entry (0x00) from an inner
-node (0x01), so no entry can be passed off as a subtree. Everything here works on leaf hashes: an
-entry's leaf hash is also the address of its body, so whoever has the tiles has the tree.
+node (0x01), so no entry can be passed off as a subtree. Everything here works on leaf hashes.
 
 `Frontier` appends in O(log n); the registry, cosigners and auditors recompute roots with it. Proofs
 are for those who do not want all entries: an inclusion proof shows that an entry is in the tree, a
@@ -23,7 +22,7 @@ EMPTY_ROOT = hashlib.sha256(b"").digest()
 
 
 def leaf_hash(entry: bytes) -> bytes:
-    """MTH({d}) = SHA-256(0x00 || d), section 2.1.1; also the address of the entry's body."""
+    """MTH({d}) = SHA-256(0x00 || d), section 2.1.1."""
     return hashlib.sha256(b"\x00" + entry).digest()
 
 
@@ -55,6 +54,11 @@ class Frontier:
             peaks.append(node)
             size += 1
         return Frontier(size=size, peaks=tuple(peaks))
+
+    @property
+    def next_path(self) -> tuple[bytes, ...]:
+        """The inclusion proof of the next leaf in the tree that ends with it."""
+        return self.peaks[::-1]
 
     @property
     def root(self) -> bytes:

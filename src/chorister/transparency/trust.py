@@ -1,8 +1,8 @@
 """Whose signatures count, according to policies, which devices, aggregators and auditors all have.
 
-`Trust` is for a device: the log's name and keys, the two cosigners of one pair, and the authors of
-its analyses. `Authority` is for the registry and auditors: over all policies, who may publish
-recipes, revoke keys and publish HPKE configs.
+`Trust` is for a device: the log's name and keys, the two cosigners of one pair, further witnesses,
+and the authors of its analyses. `Authority` is for the registry and auditors: over all policies,
+who may publish recipes, revoke keys and publish HPKE configs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from typing import Self
 from chorister.canonical import b64url_decode
 from chorister.errors import InvalidInput, LogSignatureInvalid, NotAuthorized
 from chorister.policy import AggregatorPair, Policy
-from chorister.transparency.checkpoint import Cosignature, SignedCheckpoint, check_key_name
-from chorister.transparency.entries import HPKEConfigEntry, KeyRevocation, RecipeEnd, RecipeEntry
+from chorister.policy.model import Aggregator
+from chorister.policy.witnesses import WitnessPolicy
+from chorister.transparency.checkpoint import SignedCheckpoint
+from chorister.transparency.entries import HPKEConfigEntry, KeyRevocation, RecipeEntry
+from chorister.transparency.note import Cosignature, check_key_name, key_name
 from chorister.transparency.state import Logged
 
 
@@ -23,7 +26,7 @@ from chorister.transparency.state import Logged
 class CosignerKeys:
     """An aggregator as a cosigner."""
 
-    # Its URL as the policy spells it.
+    # Its URL without the scheme.
     name: str
     # Several for rotation; a signature by any of them counts.
     keys: tuple[bytes, ...]
@@ -43,6 +46,8 @@ class Trust:
     helper: CosignerKeys
     # Seconds.
     max_age: int
+    # Which further witnesses have to have cosigned, if any.
+    witnesses: WitnessPolicy | None
     # For the analyses that this pair serves: analysis -> author keys. Nothing else is fetched.
     authors: Mapping[str, frozenset[bytes]]
 
@@ -57,9 +62,10 @@ class Trust:
         return cls(
             origin=policy.log.origin,
             log_keys=_decoded(policy.log_keys),
-            leader=CosignerKeys(name=pair.leader.url, keys=_decoded(pair.leader.cosigning_keys)),
-            helper=CosignerKeys(name=pair.helper.url, keys=_decoded(pair.helper.cosigning_keys)),
+            leader=_cosigner(pair.leader),
+            helper=_cosigner(pair.helper),
             max_age=policy.checkpoint_max_age,
+            witnesses=policy.log.witness_policy,
             authors={
                 name: frozenset(_decoded(analysis.author_keys))
                 for name, analysis in policy.analyses.items()
@@ -68,12 +74,18 @@ class Trust:
         )
 
     def check_signatures(self, signed: SignedCheckpoint) -> tuple[Cosignature, Cosignature]:
-        """Require the log's name, its signature and both cosignatures."""
+        """Require the log's name, its signature, both cosignatures, and enough witnesses."""
         signed.check_log(self.origin, self.log_keys)
-        return (
+        pair = (
             signed.note.check_cosignature(self.leader.name, self.leader.keys),
             signed.note.check_cosignature(self.helper.name, self.helper.keys),
         )
+        if self.witnesses is not None and not is_witnessed(signed, self.witnesses):
+            raise LogSignatureInvalid(
+                f"the cosignatures of witnesses do not reach the quorum {self.witnesses.quorum} "
+                "of the policy"
+            )
+        return pair
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +101,8 @@ class Authority:
     log_keys: frozenset[bytes]
     # Name -> keys, of every aggregator that has to cosign.
     cosigners: dict[str, frozenset[bytes]]
+    # Further witnesses, of each policy that requires any.
+    witnesses: tuple[WitnessPolicy, ...]
     # The shortest of the policies' limits, seconds.
     max_age: int
     # Of today's and earlier policies: analysis -> author keys,
@@ -112,6 +126,11 @@ class Authority:
             origin=origins[0],
             log_keys=_log_keys(today),
             cosigners=_cosigners(today),
+            witnesses=tuple(
+                policy.log.witness_policy
+                for policy in today
+                if policy.log.witness_policy is not None
+            ),
             max_age=min(policy.checkpoint_max_age for policy in today),
             authors=_authors(ever),
             hpke_signers=_cosigners(ever),
@@ -125,16 +144,15 @@ class Authority:
             return any(entry.key in keys for keys in self.authors.values())
         if isinstance(entry, HPKEConfigEntry):
             return entry.aggregator in self.hpke_signers
-        return logged.recipe is None or logged.recipe.recipe.analysis in self.authors
+        return not isinstance(entry, RecipeEntry) or entry.analysis in self.authors
 
     def check_entry(self, logged: Logged) -> None:
         """Require that the key that signed an entry may do so."""
         entry = logged.entry
-        if isinstance(entry, RecipeEntry) and logged.recipe is not None:
-            analysis = logged.recipe.recipe.analysis
-            if entry.author_key not in self.authors.get(analysis, frozenset()):
+        if isinstance(entry, RecipeEntry):
+            if entry.author_key not in self.authors.get(entry.analysis, frozenset()):
                 raise NotAuthorized(
-                    f"entry {logged.index}: no policy lists this author's key for {analysis}"
+                    f"entry {logged.index}: no policy lists this author's key for {entry.analysis}"
                 )
         elif isinstance(entry, KeyRevocation):
             peers = [keys for keys in self.authors.values() if entry.key in keys]
@@ -145,32 +163,58 @@ class Authority:
                     f"entry {logged.index}: only the key itself, another author key of its "
                     "analysis or the log can revoke a key"
                 )
-        elif isinstance(entry, HPKEConfigEntry):
-            if entry.signer not in self.hpke_signers.get(entry.aggregator, frozenset()):
-                raise NotAuthorized(
-                    f"entry {logged.index}: no policy lists this key for {entry.aggregator}"
-                )
-        # The log's rules make sure that the end of a recipe is signed with the recipe's own key.
-        elif not isinstance(entry, RecipeEnd):
-            raise NotAuthorized(f"entry {logged.index}: nobody may publish such an entry")
+        elif isinstance(entry, HPKEConfigEntry) and entry.signer not in self.hpke_signers.get(
+            entry.aggregator, frozenset()
+        ):
+            raise NotAuthorized(
+                f"entry {logged.index}: no policy lists this key for {entry.aggregator}"
+            )
+        # The log's rules make sure that the end of a recipe is signed with the recipe's own key,
+        # and that a list follows from the entries before it.
 
     def check_signatures(self, signed: SignedCheckpoint) -> tuple[Cosignature, ...]:
-        """Require the log's name, its signature and every cosigner's."""
+        """Require the log's name, its signature, every cosigner's, and enough witnesses."""
         signed.check_log(self.origin, self.log_keys)
-        return tuple(
+        found = tuple(
             signed.note.check_cosignature(name, keys)
             for name, keys in sorted(self.cosigners.items())
         )
+        missing = self.missing(signed)
+        if missing:
+            raise LogSignatureInvalid(f"cosignatures are missing: {', '.join(missing)}")
+        return found
+
+    def oldest(self, signed: SignedCheckpoint) -> int:
+        """Return the time of the oldest cosignature that counts; 0 if there is none."""
+        found = (
+            signed.note.cosignature(name, keys) for name, keys in sorted(self.cosigners.items())
+        )
+        return min((each.time for each in found if each is not None), default=0)
 
     def missing(self, signed: SignedCheckpoint) -> tuple[str, ...]:
-        """Return the cosigners that have not signed a checkpoint yet."""
+        """Return who has not signed a checkpoint yet: cosigners, and quorums of witnesses."""
         absent = []
         for name, keys in sorted(self.cosigners.items()):
             try:
                 signed.note.check_cosignature(name, keys)
             except LogSignatureInvalid:
                 absent.append(name)
-        return tuple(absent)
+        quorums = {each.quorum for each in self.witnesses if not is_witnessed(signed, each)}
+        return (*absent, *(f"witnesses of quorum {name}" for name in sorted(quorums)))
+
+
+def is_witnessed(signed: SignedCheckpoint, policy: WitnessPolicy) -> bool:
+    """Whether enough witnesses have cosigned; those that claim to have must verify."""
+    cosigned = {
+        name
+        for name, witness in policy.witnesses.items()
+        if signed.note.cosignature(witness.name, [witness.key]) is not None
+    }
+    return policy.satisfied(cosigned)
+
+
+def _cosigner(side: Aggregator) -> CosignerKeys:
+    return CosignerKeys(name=key_name(side.url), keys=_decoded(side.cosigning_keys))
 
 
 def _log_keys(policies: Iterable[Policy]) -> frozenset[bytes]:
@@ -181,8 +225,8 @@ def _cosigners(policies: Iterable[Policy]) -> dict[str, frozenset[bytes]]:
     pairs = [pair for policy in policies for pair in policy.aggregators]
     sides = [side for pair in pairs for side in (pair.leader, pair.helper)]
     for side in sides:
-        check_key_name(side.url)
-    return _by_name((side.url, side.cosigning_keys) for side in sides)
+        check_key_name(key_name(side.url))
+    return _by_name((key_name(side.url), side.cosigning_keys) for side in sides)
 
 
 def _authors(policies: Iterable[Policy]) -> dict[str, frozenset[bytes]]:
