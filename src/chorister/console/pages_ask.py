@@ -128,7 +128,9 @@ def _values(visit: Visit, algorithm: AlgorithmForm) -> dict[str, str]:
 def _planned(
     visit: Visit, view: StudyView, algorithm: AlgorithmForm, values: dict[str, str], *, take: bool
 ) -> AlgorithmRun[Any]:
-    key = (view.key, algorithm.name, len(view.study.rounds), tuple(sorted(values.items())))
+    # What was asked in other studies counts as well.
+    asked = len(view.study.fleet.archive.all_rounds())
+    key = (view.key, algorithm.name, asked, tuple(sorted(values.items())))
     return visit.workspace.runs.planned(
         key, lambda: plan_run(algorithm, view.study, values), take=take
     )
