@@ -56,7 +56,7 @@ Each message says what is wrong and what to do; attributes carry the values for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
 
 from chorister.clock import utc_text
@@ -105,12 +105,12 @@ class PolicyError(InvalidInput):
         message: str,
         *,
         field: str | None = None,
-        problems: Sequence[tuple[str, str]] = (),
+        problems: tuple[tuple[str, str], ...] = (),
     ) -> None:
         super().__init__(f"{field}: {message}" if field else message)
         self.why = message
         self.field = field
-        self.problems = tuple(problems) or ((field or "", message),)
+        self.problems = problems or ((field or "", message),)
 
 
 class DecodeError(ChoristerError, ValueError):

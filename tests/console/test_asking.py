@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
+from chorister.console.algorithms import ALGORITHMS
+from chorister.fleet.deployment_files import _suggestions
 from tests.console.test_access import STUDY, Site, begin, csrf
 
 HTMX = {"hx-request": "true"}
@@ -158,3 +162,32 @@ def test_item_13_forms_know_the_policy(ada: TestClient) -> None:
     assert "user.age" not in ada.get(f"{STUDY}/run/heatmap").text
     table = {"rows": "user.locale", "columns": "user.age", "columns_cells": "0, 50, 100"}
     assert "Run it" in planned(ada, "crosstab", table)
+
+
+def test_item_13_samples_ship_with_what_to_type(site: Site, ada: TestClient) -> None:
+    connection = site.workspace.connections["rehearsal"]
+    suggestions = {
+        "user.age": "10 to 80 by 10", "keyboard.ngram": "how\nare\nyou", "map": "-5, 42, 9, 52",
+        "keyboard.perplexity": "0 to 50 by 5",
+    }  # fmt: skip
+    site.workspace.connections["rehearsal"] = replace(connection, suggestions=suggestions)
+    page = ada.get(f"{STUDY}/ask").text
+    assert 'value="10 to 80 by 10"' in page
+    assert 'value="-5, 42, 9, 52"' in page
+    assert ">how\nare\nyou</textarea>" in page
+    assert ">how\nare\nyou</textarea>" in ada.get(f"{STUDY}/run/ngrams").text
+    assert 'value="-5, 42, 9, 52"' in ada.get(f"{STUDY}/run/heatmap").text
+    assert 'name="to" value="50"' in ada.get(f"{STUDY}/run/distribution").text
+    # What a form begins with can be run as it is.
+    view = site.workspace.find("ada", "rehearsal", "ada", STUDY.rpartition("/")[2])
+    for name in ("ngrams", "heatmap", "distribution", "crosstab"):
+        values = ALGORITHMS[name].beginning(view.study, suggestions)
+        assert "Run it" in planned(ada, name, values), name
+
+
+def test_item_13_the_sample_of_up_suggests_every_field() -> None:
+    suggested = tomllib.loads(_suggestions())
+    assert set(suggested) == {
+        "user.age", "user.score", "user.area", "user.commute", "visits.latitude",
+        "visits.longitude", "keyboard.text", "map",
+    }  # fmt: skip

@@ -15,11 +15,14 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
+from chorister.analyst.request import Real, as_exact, budgets_of, proportional_delta
 from chorister.analyst.rounds import PlanBasis
 from chorister.analyst.spending import LedgerClasses, LedgerModel, expected_ledgers, with_others
+from chorister.canonical import decimal_text
 from chorister.device.ledger.budget import Charge, Limit
 from chorister.errors import BudgetExceeded, CohortTooSmall
 from chorister.policy import Renyi
+from chorister.policy.values import number_text
 
 if TYPE_CHECKING:
     from chorister.analyst.cohorts import PlannedRound
@@ -196,6 +199,89 @@ def _all_answered(study: Study) -> CohortTooSmall:
         reports=0,
         needed=study.terms.cohort.smallest,
     )
+
+
+# --- What a plan may spend ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanBudget:
+    """What a plan may spend, and the share of the fleet that can pay for it."""
+
+    epsilon: Decimal
+    delta: Decimal
+    ledger: LedgerModel
+    share: float
+    remarks: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        study: Study,
+        refs: tuple[str, ...],
+        cohorts: str,
+        rounds: int,
+        epsilon: Real | None,
+        delta: Real | None,
+    ) -> PlanBudget:
+        """What is given, or else all that is left; raises `BudgetExceeded` if that is too little.
+
+        What others may have spent is left out of what is offered, but refuses nothing: nobody knows
+        which devices answered them.
+        """
+        own, bound = known_ledgers(study.fleet)
+        # One question to everyone does not need devices that are new to the study.
+        fresh = cohorts == "disjoint" and rounds > 1
+        reports = rounds if cohorts == "everyone" else 1
+        offered = allowance(study, bound if epsilon is None else own, refs, fresh=fresh)
+        whole = offered.epsilon if epsilon is None else as_exact(epsilon)
+        budgets = budgets_of(study.fleet.policy, study.terms, refs)
+        if delta is not None:
+            part = as_exact(delta)
+        elif epsilon is None:
+            part = offered.delta
+        else:
+            part = min(proportional_delta(budgets, whole), offered.delta)
+        paying = [
+            (ledger, weight)
+            for ledger, weight in own.classes.values()
+            if (not fresh or ledger.is_new_to(study.name))
+            and can_pay(study, ledger, refs, epsilon=whole, delta=part, reports=reports)
+        ]
+        if not paying:
+            raise exhausted(study, offered.ledger, refs, epsilon=whole, delta=part, reports=reports)
+        share = min(1.0, sum(weight for _, weight in paying))
+        return cls(
+            epsilon=whole,
+            delta=part,
+            ledger=max(paying, key=lambda each: each[1])[0],
+            share=1.0 if share > 1.0 - 1e-9 else share,
+            remarks=tuple(_remarks(study, refs, own, bound, whole, part, reports, share)),
+        )
+
+
+def _remarks(
+    study: Study,
+    refs: tuple[str, ...],
+    own: LedgerClasses[float],
+    bound: LedgerClasses[float],
+    epsilon: Decimal,
+    delta: Decimal,
+    reports: int,
+    share: float,
+) -> Iterator[str]:
+    if any(ledger.charges for ledger in own.ledgers):
+        left = f"{share:.0%} of the devices have that much left after earlier questions."
+        yield f"It needs epsilon {decimal_text(epsilon)}, delta {number_text(delta)}: {left}"
+    refused = None
+    if not any(
+        can_pay(study, ledger, refs, epsilon=epsilon, delta=delta, reports=reports)
+        for ledger in bound.ledgers
+    ):
+        refused = exhausted(
+            study, bound.fullest, refs, epsilon=epsilon, delta=delta, reports=reports
+        )
+    yield from others_in_words(study.fleet.others(), refused)
 
 
 # --- Whether a whole plan fits ------------------------------------------------------------------

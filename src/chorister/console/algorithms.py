@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, Literal
@@ -60,6 +61,29 @@ class AlgorithmForm:
         """The fields that fit an input."""
         fields = map_fields(study) if self.of_a_map else field_choices(study)
         return [field for field in fields if field.type in given.types]
+
+    def beginning(self, study: Study, suggestions: Mapping[str, str]) -> dict[str, str]:
+        """What the form begins with: defaults, and what the fleet suggests for its first fields."""
+        values = {each.name: each.value for each in self.inputs}
+        for each in self.inputs:
+            fields = self.choices(study, each) if each.kind == "field" else []
+            if not fields:
+                continue
+            # As the page selects them: y and columns are the second field.
+            place = min(int(each.name in ("y", "columns")), len(fields) - 1)
+            values[each.name] = fields[place].ref
+            given = suggestions.get(fields[place].ref, "")
+            if "vocabulary" in values:
+                values["vocabulary"] = given
+            if f"{each.name}_cells" in values:
+                values[f"{each.name}_cells"] = given or "\n".join(fields[place].values)
+            if given and "from" in values:
+                with suppress(InvalidInput, IndexError):
+                    ends = numbers(given, each.name)
+                    values["from"], values["to"] = str(ends[0]), str(ends[-1])
+        if "box" in values:
+            values["box"] = suggestions.get("map", "")
+        return values
 
     def fits(self, study: Study) -> bool:
         """Whether the analysis of a study has fields for it."""

@@ -21,6 +21,9 @@ Name: TypeAlias = Annotated[
 _Origin: TypeAlias = Annotated[
     str, StringConstraints(pattern=r"^https?://[a-z0-9.:\[\]-]+$", max_length=255, strict=True)
 ]
+_Suggestion: TypeAlias = Annotated[
+    str, StringConstraints(min_length=1, max_length=20_000, strict=True)
+]
 _AnyModel = TypeVar("_AnyModel", bound=Model)
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -56,6 +59,8 @@ class ConnectionConfig(Model):
     """For a rehearsal: where its studies are kept."""
     analysts: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
     """Who may use it; all analysts if left out."""
+    suggestions: dict[Text, _Suggestion] | None = None
+    """What forms begin with, by field ("user.age"); "map" has the box of a map."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> ConnectionConfig:

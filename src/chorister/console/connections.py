@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -104,6 +104,7 @@ class FleetConnection:
     folder: Path
     analysts: frozenset[str] | None  # who may use it; None: everyone
     poll_seconds: float  # between two requests about an open round
+    suggestions: Mapping[str, str] = field(default_factory=dict)  # what forms begin with
 
     @property
     def policy(self) -> Policy:
@@ -151,6 +152,7 @@ def open_connection(config: ConnectionConfig) -> FleetConnection:
         folder=folder,
         analysts=None if config.analysts is None else frozenset(config.analysts),
         poll_seconds=5.0 if config.profile is not None else 0.2,
+        suggestions=config.suggestions or {},
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -176,7 +176,21 @@ def map_fields(study: Study) -> list[FieldChoice]:
     """
     real = [field for field in field_choices(study) if field.type == "real"]
     tables = [field.ref.partition(".")[0] for field in real]
-    return [field for field, table in zip(real, tables, strict=True) if tables.count(table) > 1]
+    found = [field for field, table in zip(real, tables, strict=True) if tables.count(table) > 1]
+    # In the order of a map: x, then y.
+    return sorted(found, key=lambda field: field.name.startswith(("lat", "north", "y")))
+
+
+def suggested_form(study: Study, suggestions: Mapping[str, str]) -> Form:
+    """The form to begin with: the values that the policy declares, and what the fleet suggests."""
+    pairs: list[tuple[str, str]] = []
+    for each in field_choices(study):
+        given = suggestions.get(each.ref) or "\n".join(each.values)
+        if given:
+            names = ("edges",) if each.type != "text" else ("values", "words")
+            pairs.extend((f"{name}:{each.ref}", given) for name in names)
+    pairs.extend((("map:box", suggestions["map"]),) if "map" in suggestions else ())
+    return Form(pairs)
 
 
 def asked_question(study: Study, form: Form) -> tuple[Question, int | None]:

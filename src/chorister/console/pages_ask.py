@@ -19,6 +19,7 @@ from chorister.console.forms import (
     field_choices,
     form_of,
     map_fields,
+    suggested_form,
     whole,
 )
 from chorister.console.pages_studies import find_study
@@ -53,7 +54,7 @@ class FormProblem:
 def show_ask(visit: Visit) -> Response:
     """Show the form, empty or filled in from an earlier round."""
     view = find_study(visit, to_ask=True)
-    form = Form([])
+    form = suggested_form(view.study, view.connection.suggestions)
     like = visit.request.query_params.get("like", "")
     if like.isascii() and like.isdigit() and len(like) <= 6:
         form = form_of(view.round(int(like)).recipe, view.study)
@@ -127,7 +128,9 @@ def _values(visit: Visit, algorithm: AlgorithmForm) -> dict[str, str]:
 def _planned(
     visit: Visit, view: StudyView, algorithm: AlgorithmForm, values: dict[str, str], *, take: bool
 ) -> AlgorithmRun[Any]:
-    key = (view.key, algorithm.name, len(view.study.rounds), tuple(sorted(values.items())))
+    # What was asked in other studies counts as well.
+    asked = len(view.study.fleet.archive.all_rounds())
+    key = (view.key, algorithm.name, asked, tuple(sorted(values.items())))
     return visit.workspace.runs.planned(
         key, lambda: plan_run(algorithm, view.study, values), take=take
     )
@@ -136,7 +139,7 @@ def _planned(
 def show_form(visit: Visit) -> Response:
     view = find_study(visit, to_ask=True)
     algorithm = _algorithm(visit, view)
-    values = {each.name: each.value for each in algorithm.inputs}
+    values = algorithm.beginning(view.study, view.connection.suggestions)
     return _run_page(visit, view, algorithm, values, None, None)
 
 

@@ -119,8 +119,13 @@ def totals(records: Iterable[Record]) -> list[str]:
             f"Every answer is mixed with noise and hidden among at least {least:,} devices, so "
             "results hardly depend on what you answered; epsilon bounds how much. Smaller is safer."
         )
-        by_purpose = Counter(charge.analysis for charge in charges)
-        listed = ", ".join(f"{name} ({times})" for name, times in sorted(by_purpose.items()))
+        purposes = {
+            entry.question.analysis: entry.question.purpose or entry.question.analysis
+            for entry in entries
+            if entry.question is not None
+        }
+        taken = Counter(charge.analysis for charge in charges)
+        listed = "; ".join(f"{purposes.get(name, name)} ({taken[name]})" for name in sorted(taken))
         said.append(f"What it took part in: {listed}.")
     return [visible(text) for text in said]
 
@@ -210,9 +215,8 @@ def _plain(entry: AuditEntry) -> Iterator[tuple[str, str]]:
         )
     if (sent := entry.sent) is not None:
         yield (
-            "Left the device",
-            f"one report in two sealed halves, for {sent.leader} and its helper; neither can read "
-            "it alone",
+            "Report",
+            f"in two sealed halves, for {sent.leader} and its helper; neither can read it alone",
         )
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from chorister.canonical import b64url_encode, sha256
+from chorister.fleet.people import AREAS, COMMUTES, VOCABULARY
 from chorister.key_files import (
     new_secret,
     token_digest,
@@ -155,6 +156,8 @@ class DeploymentFiles:
             'name = "local"\n'
             'title = "The fleet of this machine"\n'
             'profile = "../analyst/profile.toml"\n\n'
+            "# What the console's forms begin with, for the people of this sample.\n"
+            f"[connections.suggestions]\n{_suggestions()}\n"
             "[fleet]\n"
             'folder = "../fleet"\n'
             'policy = "../policy.toml"\n',
@@ -189,6 +192,21 @@ class DeploymentFiles:
 
     def _text(self, name: str, text: str) -> None:
         (self._folder / name).write_text(text, encoding="utf-8")
+
+
+def _suggestions() -> str:
+    """What to ask the sample's people, so that the first answer shows something."""
+    words = {
+        "user.age": "10 to 90 by 10",
+        "user.score": "0 to 100 by 10",
+        "user.area": "\n".join(AREAS),
+        "user.commute": "\n".join(COMMUTES),
+        "visits.latitude": "42 to 52 by 1",
+        "visits.longitude": "-5 to 9 by 1",
+        "keyboard.text": "\n".join(VOCABULARY),
+        "map": "-5, 42, 9, 52",
+    }
+    return "".join(f'"{name}" = {json.dumps(text)}\n' for name, text in words.items())
 
 
 # --- Policies -----------------------------------------------------------------------------------

@@ -327,7 +327,7 @@ class Policy(Model):
         except ValidationError as error:
             found = [(field or "", message) for field, message in all_errors(error)]
             field, message = found[0]
-            raise PolicyError(message, field=field or None, problems=found) from None
+            raise PolicyError(message, field=field or None, problems=tuple(found)) from None
 
     @cached_property
     def digest(self) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -106,18 +106,19 @@ def _malformed(data: bytes, error: PolicyError) -> Iterator[PolicyProblem]:
         yield PolicyProblem(kind="malformed", field="", why=error.why, remedy=remedy, line=line)
         return
     lines = line_numbers(data.decode())
+    missing = [field for field, why in error.problems if why == "this field is missing"]
     for field, why in dict.fromkeys((*error.problems, *_references(tree))):
         yield PolicyProblem(
             kind="malformed",
             field=_without_variants(field),
             why=why,
-            remedy=_remedy(field, why),
+            remedy=_remedy(field, why, missing),
             line=_line(lines, field),
         )
 
 
-def _remedy(field: str, why: str) -> str:
-    name = field.rpartition(".")[2]
+def _remedy(field: str, why: str, missing: Sequence[str]) -> str:
+    table, _, name = field.rpartition(".")
     if why == "this field is missing":
         example = _EXAMPLES.get(name)
         remedy = f"add {name} = {example}" if example else f"add {name}"
@@ -125,7 +126,9 @@ def _remedy(field: str, why: str) -> str:
             remedy += "; a rehearsal does without: check with --rehearsal"
         return remedy
     if why == "unknown field":
-        similar = difflib.get_close_matches(name, _KNOWN, n=1)
+        absent = [each.rpartition(".")[2] for each in missing if each.rpartition(".")[0] == table]
+        similar = difflib.get_close_matches(name, absent, n=1, cutoff=0.3)
+        similar = similar or difflib.get_close_matches(name, sorted(_KNOWN), n=1)
         return f"write {similar[0]}, or remove it" if similar else "remove it"
     if why == "no stream or profile has this field":
         return "declare it under [streams] or [profiles], or correct its name"
