@@ -33,6 +33,7 @@ from chorister.errors import (
     WindowOver,
 )
 from chorister.recipe import Recipe
+from chorister.transparency.entries import Entry
 from tests.aggregator.inprocess_pair import InProcessPair, a_pair, wait_until
 from tests.aggregator.operators import TOKENS, Addresses, Operators
 from tests.aggregator.server_processes import server_processes
@@ -149,6 +150,27 @@ def test_a_target_ends_the_recipe_early(world: World) -> None:
         study.cancel()
 
 
+def test_a_registry_that_is_busy_when_the_target_is_reached_is_told_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = world.study()
+    question = world.question(study)
+    round_ = study.post(question, target=3)
+    world.upload(round_.recipe, [1, 1, 1])
+    submit, calls = LiveFleet._submit, []
+
+    def busy_twice(fleet: LiveFleet, entry: Entry) -> None:
+        calls.append(entry)
+        if len(calls) < 3:
+            raise ServiceError("the registry can't take it now")
+        submit(fleet, entry)
+
+    monkeypatch.setattr(LiveFleet, "_submit", busy_twice)
+    assert study.ask(question, target=3).n_reports == 3
+    assert len(calls) == 3
+    assert world.clock.now() < round_.recipe.window.closes
+
+
 def test_an_unfillable_group_does_not_double_the_time(world: World) -> None:
     """Once the window is over and all reports are verified, nobody waits for what can't come."""
     study = world.study()
@@ -163,23 +185,13 @@ def test_an_unfillable_group_does_not_double_the_time(world: World) -> None:
     assert world.clock.now() < closes + 100  # and not the 300 seconds that jobs may take
 
 
-def test_a_group_that_is_still_released_is_waited_for(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_that_is_still_released_is_waited_for(world: World) -> None:
     """A leader that has not released a full batch yet is not finished, whatever it lacks."""
     study = world.study()
     question = world.question(study, arms=["first", "second"])
     round_ = study.post(question)
     world.upload(round_.recipe, [1, 1, 2, 2])
     world.clock.set(round_.recipe.window.closes)
-    calls = []
-    poll = Collector.poll
-
-    def slow(self: Collector, *arguments: Any, **options: Any) -> object:
-        calls.append(1)
-        return None if len(calls) < 12 else poll(self, *arguments, **options)
-
-    monkeypatch.setattr(Collector, "poll", slow)
     wait_until(lambda: world.connection().progress(round_).filled >= 0.5, "verified reports")
     assert not world.connection()._finishing(study.rounds[0])[1]
 
