@@ -176,17 +176,23 @@ def test_rounds_of_every_algorithm_end_at_their_target() -> None:
     """The cohorts are as large as the target says, not as large as the fleet."""
     for run in _algorithm_runs("0.6"):
         for planned in run.plan.rounds:
-            assert planned.target == max(
-                math.floor(0.6 * planned.expected_reports), planned.min_cohort
-            )
+            assert planned.target is not None
+            assert planned.min_cohort <= planned.target == planned.expected_reports
         assert f"ends at {run.plan.rounds[0].target:,} reports" in run.plan.explain()
         assert next(iter(run)).result.n_reports == run.plan.rounds[0].target
+    study = fleet().study("target", analysis=ANALYSIS)
+    whole, early = (
+        study.plan_rounds((1,), reads=AGE, target=target).rounds[0] for target in (None, "0.6")
+    )
+    assert early.expected_reports == math.floor(0.6 * whole.expected_reports)
+    assert early.min_cohort <= whole.min_cohort
 
 
 def test_a_target_that_no_round_can_reach_is_refused_before_anything_is_asked() -> None:
     study = fleet().study("target", analysis=ANALYSIS)
-    for wrong in (2, 10**9, "1.5", -1):
-        with pytest.raises(InvalidInput, match="a share from 0 to 1"):
+    for wrong, words in ((2, "minimum cohort|hides nobody"), (10**9, "a share from 0 to 1"),
+                         ("1.5", "a share from 0 to 1"), (-1, "a share from 0 to 1")):  # fmt: skip
+        with pytest.raises(InvalidInput, match=words):
             study.plan_rounds((1,), reads={"user": ["age"]}, target=wrong)
     assert not study.rounds
     plan = study.plan_rounds((1,), reads={"user": ["age"]}, target=50_000)

@@ -185,23 +185,13 @@ def test_an_unfillable_group_does_not_double_the_time(world: World) -> None:
     assert world.clock.now() < closes + 100  # and not the 300 seconds that jobs may take
 
 
-def test_a_group_that_is_still_released_is_waited_for(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_that_is_still_released_is_waited_for(world: World) -> None:
     """A leader that has not released a full batch yet is not finished, whatever it lacks."""
     study = world.study()
     question = world.question(study, arms=["first", "second"])
     round_ = study.post(question)
     world.upload(round_.recipe, [1, 1, 2, 2])
     world.clock.set(round_.recipe.window.closes)
-    calls = []
-    poll = Collector.poll
-
-    def slow(self: Collector, *arguments: Any, **options: Any) -> object:
-        calls.append(1)
-        return None if len(calls) < 12 else poll(self, *arguments, **options)
-
-    monkeypatch.setattr(Collector, "poll", slow)
     wait_until(lambda: world.connection().progress(round_).filled >= 0.5, "verified reports")
     assert not world.connection()._finishing(study.rounds[0])[1]
 

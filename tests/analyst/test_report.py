@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 
 import chorister as ch
+from chorister.errors import InvalidInput
 from tests.analyst.fleets import fleet, generous
 from tests.keyboard import ANALYSIS
 
@@ -85,3 +86,44 @@ def test_a_result_comes_back_from_its_json() -> None:
     result = _result()
     again = ch.Result.from_json(result.to_json())
     assert (again.estimate == result.estimate).all()
+
+
+# --- Notebooks ----------------------------------------------------------------------------------
+
+
+def test_everything_that_a_cell_may_end_with_has_rich_html(items: dict[str, Any]) -> None:
+    """A chart, words and a table, which run nothing and load nothing."""
+    study = fleet().study("notebook", analysis=ANALYSIS)
+    question = study.histogram(ch.intervals("age", [0, 30, 60, 90]))
+    result = question.run()
+    run = ch.distribution(study, "age", 0, 50)
+    shown = {
+        "study": study, "question": question, "cost": question.cost(), "result": result,
+        "run": run, "plan": run.plan, "history": study.history(), "status": study.status(),
+        "comparison": result.compare(question.again().run()), "planned mean":
+        study.mean("age", 0, 100).cost(), **items,
+    }  # fmt: skip
+    for name, item in shown.items():
+        text = item._repr_html_()
+        page = Loads()
+        page.feed(text)
+        assert page.found == [], name
+        assert "script" not in page.tags, name
+        assert "<p>" in text or "<table>" in text, name
+    for name in ("result", "distribution"):
+        assert "<svg" in shown[name]._repr_html_()
+        assert "<table>" in shown[name]._repr_html_()
+    for name in ("statistic", "comparison"):
+        assert "<table>" in shown[name]._repr_html_()
+
+
+def test_without_the_packages_that_draw_there_is_still_a_table(
+    items: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> None:
+        raise InvalidInput(f"this needs {name}")
+
+    monkeypatch.setattr("chorister.analyst.report.needed", absent)
+    text = items["result"]._repr_html_()
+    assert "<svg" not in text
+    assert "<table>" in text

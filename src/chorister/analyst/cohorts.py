@@ -240,37 +240,8 @@ def plan_rounds(
     left of its budgets; a delta in proportion to epsilon). Raises `BudgetExceeded` if less is left.
 
     Rounds end at their `target` instead of at the end of their windows: a number of reports for
-    each, or a share from 0 to 1 of those that each expects (but at least the minimum cohort).
+    each, or a share from 0 to 1 of those that each expects. The minimum cohort follows from it.
     """
-    plan = _planned(
-        study, shares, reads, epsilon, delta, mechanism, crowd, cohorts, devices
-    )  # fmt: skip
-    if target is None:
-        return plan
-    wanted = as_exact(target)
-    return replace(
-        plan, rounds=tuple(replace(each, target=_target(each, wanted)) for each in plan.rounds)
-    )
-
-
-def _target(planned: PlannedRound, wanted: Decimal) -> int:
-    """At how many reports a round ends, so that enough are sure to come."""
-    least, most = planned.min_cohort, planned.expected_reports
-    if 0 < wanted <= 1:
-        return max(math.floor(float(wanted) * most), least)
-    if wanted != wanted.to_integral_value() or not least <= wanted <= most:
-        raise InvalidInput(
-            f"the target of a round is a share from 0 to 1 of the reports that it expects, or a "
-            f"whole number; for these rounds, one from {least:,} to {most:,}, not {wanted}"
-        )
-    return int(wanted)
-
-
-def _planned(
-    study: Study, shares: Sequence[Real], reads: Mapping[str, Iterable[str]], epsilon: Real | None,
-    delta: Real | None, mechanism: Mechanism | str | None, crowd: Crowd | None,
-    cohorts: Cohorts | None, devices: int | None,
-) -> RoundsPlan:  # fmt: skip
     known = devices if devices is not None else study.fleet.devices
     if known is None:
         raise InvalidInput("say about how many devices there are: devices=...")
@@ -282,7 +253,8 @@ def _planned(
         enough_for_each((1,), known, smallest, margin)
     budget = PlanBudget.of(study, refs, chosen, len(shares), epsilon, delta)
     devices_left = math.floor(known * budget.share)
-    planner = _Planner(study, refs, mechanism, crowd, budget.ledger)
+    wanted = None if target is None else as_exact(target)
+    planner = _Planner(study, refs, mechanism, crowd, budget.ledger, wanted)
     if chosen == "everyone":
         enough_for_each((1,), devices_left, smallest, margin)
         each = [float(as_exact(share)) for share in shares]
@@ -328,6 +300,7 @@ class _Planner:
     mechanism: Mechanism | str | None
     crowd: Crowd | None
     ledger: LedgerModel  # of the devices that the plan is for
+    target: Decimal | None
 
     def round(
         self,
@@ -339,6 +312,10 @@ class _Planner:
     ) -> PlannedRound:
         fleet = self.study.fleet
         cohort = expected_cohort(expected, Decimal(share), fleet.margin)
+        reports, target = max(round(expected), 1), None
+        if self.target is not None:
+            target = reports = self._ending(reports)
+            cohort = min(cohort, target)
         request = PrivacyRequest(
             epsilon=epsilon, delta=delta, mechanism=self.mechanism, crowd=self.crowd
         )
@@ -346,13 +323,30 @@ class _Planner:
         randomizer = OneHotRandomizer(
             mechanism=privacy.mechanism, local_epsilon=privacy.local_epsilon, length=_BINS
         )
-        reports = max(round(expected), 1)
+        if target is not None and target < privacy.min_cohort:
+            raise InvalidInput(
+                f"a round that ends at {target:,} reports is below its minimum cohort of "
+                f"{privacy.min_cohort:,}: raise the target, or leave it out"
+            )
         return PlannedRound(
             privacy=privacy,
             participation=who,
             expected_reports=reports,
             std_error=float(randomizer.std_error(reports, 0.0, privacy.noise_trials)),
+            target=target,
         )
+
+    def _ending(self, expected: int) -> int:
+        """At how many reports a round ends that expects so many."""
+        wanted = self.target or Decimal(1)
+        if 0 < wanted <= 1:
+            return max(math.floor(float(wanted) * expected), 1)
+        if wanted != wanted.to_integral_value() or not 1 < wanted <= expected:
+            raise InvalidInput(
+                "the target of a round is a share from 0 to 1 of the reports that it expects, or "
+                f"a whole number of reports: here up to {expected:,}, not {wanted}"
+            )
+        return int(wanted)
 
     def everyone(
         self, shares: list[float], devices: int, epsilon: Decimal, delta: Decimal

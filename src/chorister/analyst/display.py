@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from chorister.analyst import report
 from chorister.analyst.estimate import column_names, part_columns
 from chorister.analyst.tables import ROWS_SHOWN, drawable, html_table, needed
 from chorister.canonical import decimal_text
@@ -114,7 +115,9 @@ def notebook_html(result: Result) -> str:
     if result.marked:
         checks = " ".join(check.explain() for check in result.weight if check.marked)
         warning = f"<p><strong>{html.escape(checks)}</strong></p>"
-    return f"<div><p>{html.escape(summary)}</p>{warning}{html_table(shown.columns())}{more}</div>"
+    chart = report.inline_chart(result.plot)
+    words = f"<p>{html.escape(summary)}</p>{warning}"
+    return f"<div>{chart}{words}{html_table(shown.columns())}{more}</div>"
 
 
 def bar_chart(result: Result, *, top: int = 30) -> altair.LayerChart:

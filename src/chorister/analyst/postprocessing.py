@@ -24,7 +24,7 @@ from chorister.analyst.estimate import (
     part_columns,
     quantile,
 )
-from chorister.analyst.tables import Tabular, html_table
+from chorister.analyst.tables import Tabular, html_table, paragraphs
 from chorister.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ class Comparison(Tabular):
         )
 
     def _repr_html_(self) -> str:
-        return html_table(self.columns())
+        return f"<div>{paragraphs(self.explain())}{html_table(self.columns())}</div>"
 
 
 def compare(first: Result, other: Result, *, population: bool = False) -> Comparison:

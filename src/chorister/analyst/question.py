@@ -14,7 +14,7 @@ from chorister.analyst.spending import LedgerModel, expected_ledgers, fresh_shar
 from chorister.analyst.tables import paragraphs
 from chorister.canonical import decimal_text, dumps, sha256
 from chorister.encoding import AnyFeature, DenyList, Encoding, Selection
-from chorister.errors import BudgetExceeded, CohortTooSmall, InvalidInput
+from chorister.errors import BudgetExceeded, ChoristerError, CohortTooSmall, InvalidInput
 from chorister.privacy import Setting, accuracy_for_cohort, cost_of_accuracy
 from chorister.privacy.planning import Cost
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON
@@ -112,6 +112,12 @@ class Question:
     def run(self, target: int | None = None, *, bar: bool | None = None) -> Result:
         """Ask and wait: until `target` reports, or until the window ends with enough of them."""
         return self.study.ask(self, target=target, bar=bar)
+
+    def _repr_html_(self) -> str:
+        try:
+            return self.cost()._repr_html_()
+        except ChoristerError as error:
+            return paragraphs(f"This question can't be asked: {error}.")
 
 
 def _dump(model: Any) -> Any:  # noqa: ANN401 (a model, and its JSON)

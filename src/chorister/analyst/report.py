@@ -5,13 +5,14 @@ from __future__ import annotations
 import html
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from chorister.analyst.tables import drawable, html_table, needed
 from chorister.canonical import decimal_text
 from chorister.clock import utc_minute
+from chorister.errors import InvalidInput
 from chorister.policy.values import legible
 
 if TYPE_CHECKING:
@@ -69,6 +70,14 @@ def html_report(
         "</main></body></html>\n",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def inline_chart(plot: Callable[[], Any]) -> str:
+    """A chart for a notebook; nothing where the packages that draw are not installed."""
+    try:
+        return f"<figure>{_svg(plot().to_dict())}</figure>"
+    except InvalidInput:
+        return ""
 
 
 def _asked(result: Result) -> str:

@@ -34,6 +34,7 @@ from chorister.analyst.spending import (
     study_budget,
 )
 from chorister.analyst.study_status import History, OnProgress, Progress, StudyStatus, progress_bar
+from chorister.analyst.tables import paragraphs
 from chorister.encoding import AnyFeature, DenyList, Selection
 from chorister.errors import (
     CohortTooSmall,
@@ -78,6 +79,10 @@ class Study:
 
     def __repr__(self) -> str:
         return f"<Study {self.name!r} of {self.analysis}: {len(self.rounds)} rounds>"
+
+    def _repr_html_(self) -> str:
+        words = paragraphs(f"{self!r}\n{self.status().explain()}")
+        return f"<div>{words}{self.history()._repr_html_()}</div>"
 
     # --- Planning -------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from chorister.analyst.estimate import Estimates
 from chorister.analyst.json_files import require_format, write_atomically
 from chorister.analyst.question import Question
 from chorister.analyst.result import Result
-from chorister.analyst.tables import Tabular
+from chorister.analyst.tables import Tabular, html_table, paragraphs
 from chorister.canonical import sha256
 from chorister.errors import DecodeError, InvalidInput, StudyError
 
@@ -101,6 +101,9 @@ class AlgorithmRun(Generic[T_co]):
         if self._result is None:
             raise StudyError("this run failed earlier: start it again to resume")
         return self._result
+
+    def _repr_html_(self) -> str:
+        return f"<div>{paragraphs(repr(self))}{self.plan._repr_html_()}</div>"
 
     def __repr__(self) -> str:
         state = "finished" if self._result is not None else f"{len(self._seen)} asked"
@@ -213,6 +216,14 @@ class AlgorithmResult(Tabular):
     @abstractmethod
     def plot(self) -> Any:  # noqa: ANN401 (an Altair chart)
         """A chart of what was found."""
+
+    def _notebook_columns(self) -> dict[str, Any]:
+        """What a notebook shows as a table."""
+        return self.columns()
+
+    def _repr_html_(self) -> str:
+        chart, words = report.inline_chart(self.plot), paragraphs(self.explain())
+        return f"<div>{chart}{words}{html_table(self._notebook_columns())}</div>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to a file, atomically."""

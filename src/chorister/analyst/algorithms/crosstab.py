@@ -34,7 +34,6 @@ from chorister.analyst.preflight import require_fitting
 from chorister.analyst.request import Real, reads_of, simple_query
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
-from chorister.analyst.tables import html_table, paragraphs
 from chorister.encoding import Categories, Encoding, Intervals, Selection
 from chorister.errors import CohortTooSmall, InvalidInput
 from chorister.policy import Crowd
@@ -178,9 +177,6 @@ class Crosstab(AlgorithmResult):
     def __repr__(self) -> str:
         high, wide = (_axis(feature).size for feature in self.both.features)
         return f"<Crosstab: {high} x {wide} cells, {self.devices:,} devices>"
-
-    def _repr_html_(self) -> str:
-        return paragraphs(self.explain()) + html_table(self.columns())
 
 
 @resumable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html as escaping
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -208,8 +207,8 @@ class Distribution(AlgorithmResult):
             f"{self.devices:,} devices>"
         )
 
-    def _repr_html_(self) -> str:
-        return f"<p>{escaping.escape(self.explain())}</p>{tables.html_table(self.quantiles())}"
+    def _notebook_columns(self) -> dict[str, Any]:
+        return self.quantiles()
 
     def _settings(self) -> dict[str, Any]:
         return {"low": str(self.low), "high": str(self.high)}

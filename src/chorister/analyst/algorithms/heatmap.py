@@ -38,7 +38,6 @@ from chorister.analyst.preflight import require_fitting
 from chorister.analyst.request import Real, grid, reads_of, simple_query
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
-from chorister.analyst.tables import html_table, paragraphs
 from chorister.encoding import Grid, Selection
 from chorister.errors import CohortTooSmall, InvalidInput
 from chorister.policy import Crowd
@@ -157,9 +156,6 @@ class HeatMap(AlgorithmResult):
 
     def __repr__(self) -> str:
         return f"<HeatMap: {len(self._columns['cell']):,} cells, {self.devices:,} devices>"
-
-    def _repr_html_(self) -> str:
-        return paragraphs(self.explain()) + html_table(self.columns())
 
     def _settings(self) -> dict[str, Any]:
         return {"depth": self.depth}

@@ -44,7 +44,6 @@ from chorister.analyst.question import Question
 from chorister.analyst.request import Real
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
-from chorister.analyst.tables import html_table, paragraphs
 from chorister.encoding import Categories, DenyList, PrefixTree, canonical_texts
 from chorister.errors import CohortTooSmall, InvalidInput
 from chorister.policy import Crowd
@@ -210,9 +209,6 @@ class Ngrams(AlgorithmResult):
     def __repr__(self) -> str:
         sizes = ", ".join(f"{len(self.found(n + 1)):,}" for n in range(self.depth))
         return f"<Ngrams: {sizes} of length 1 to {self.depth}>"
-
-    def _repr_html_(self) -> str:
-        return paragraphs(self.explain()) + html_table(self.columns())
 
     def _settings(self) -> dict[str, Any]:
         return {"drawn": self.drawn, **({"lists": list(self.lists)} if self.lists else {})}

@@ -41,7 +41,6 @@ from chorister.analyst.question import Question
 from chorister.analyst.request import Real
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
-from chorister.analyst.tables import html_table, paragraphs
 from chorister.encoding import Categories, DenyList, canonical_texts
 from chorister.errors import CohortTooSmall, InvalidInput
 from chorister.policy import Crowd
@@ -159,9 +158,6 @@ class Words(AlgorithmResult):
 
     def __repr__(self) -> str:
         return f"<Words: {len(self.found()):,} in {len(self.results)} rounds>"
-
-    def _repr_html_(self) -> str:
-        return paragraphs(self.explain()) + html_table(self.columns())
 
     def _settings(self) -> dict[str, Any]:
         return {"rounds": self.rounds}
