@@ -56,8 +56,9 @@ class Cells95:
     errors: Floats
 
     @classmethod
-    def of(cls, rows: Estimates, truth: NDArray[np.int64]) -> Cells95:
-        ends = rows.interval()
+    def of(cls, rows: Estimates, truth: NDArray[np.int64], step: float) -> Cells95:
+        """Of estimates that change by `step` with every bit."""
+        ends = rows.interval(step=step)
         hits = (ends.low <= truth) & (truth <= ends.high)
         return cls(hits, ends.high - ends.low, rows.value - truth)
 

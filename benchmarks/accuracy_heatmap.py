@@ -128,7 +128,8 @@ def measure(
                 reports=np.full(value.shape, DEVICES, dtype=np.int64),
             )
             measured.add(level, mask, value, rows.variance)
-            found.append(Cells95.of(rows, whole[level][mask]))
+            step = release.randomizer.step * factor
+            found.append(Cells95.of(rows, whole[level][mask], step))
     return Cells95.joined(found)
 
 

@@ -176,7 +176,7 @@ def intervals_of(round_: Round, shares: Floats, counts: Ints) -> Cells95:
         slope=np.full(value.shape, slope),
         reports=np.full(value.shape, round_.reports, dtype=np.int64),
     )
-    return Cells95.of(rows, counts.ravel())
+    return Cells95.of(rows, counts.ravel(), law.step)
 
 
 def interactive(
