@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from chorister.analyst.estimate import Estimates
+
 Floats = NDArray[np.float64]
 WANTED = {"k3": 1.1, "k1": 1.3}
 
@@ -45,6 +47,28 @@ def ratio(ours: Floats, theirs: Floats) -> tuple[float, float]:
     return of(seeds), error
 
 
+@dataclass(frozen=True, eq=False)
+class Cells95:
+    """95 % intervals of cells: which cover, how wide they are, and how far the estimates err."""
+
+    hits: NDArray[np.bool_]
+    widths: Floats
+    errors: Floats
+
+    @classmethod
+    def of(cls, rows: Estimates, truth: NDArray[np.int64], step: float) -> Cells95:
+        """Of estimates that change by `step` with every bit."""
+        ends = rows.interval(step=step)
+        hits = (ends.low <= truth) & (truth <= ends.high)
+        return cls(hits, ends.high - ends.low, rows.value - truth)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Cells95]) -> Cells95:
+        hits = np.concatenate([each.hits for each in parts])
+        widths = np.concatenate([each.widths for each in parts])
+        return cls(hits, widths, np.concatenate([each.errors for each in parts]))
+
+
 @dataclass
 class Coverage:
     """How often intervals of cells cover, and how wide they are, by family and setting.
@@ -54,12 +78,12 @@ class Coverage:
 
     found: dict[str, list[tuple[float, float, float]]] = field(default_factory=dict)
 
-    def add(self, k: str, hits: NDArray[np.bool_], widths: Floats, errors: Floats) -> str:
+    def add(self, k: str, cells: Cells95) -> str:
         """Add all cells of all seeds, and return a line about them."""
-        part = float(hits.mean())
-        error = math.sqrt(part * (1.0 - part) / len(hits))
-        low, high = np.quantile(errors, [0.025, 0.975])
-        width = float(np.median(widths) / max(high - low, 1e-300))
+        part = float(cells.hits.mean())
+        error = math.sqrt(part * (1.0 - part) / len(cells.hits))
+        low, high = np.quantile(cells.errors, [0.025, 0.975])
+        width = float(np.median(cells.widths) / max(high - low, 1e-300))
         self.found.setdefault(k, []).append((part, error, width))
         return f"  {k} intervals of cells cover {part:.4f} ± {error:.4f}, {width:.2f} times as wide"
 

@@ -17,8 +17,8 @@ Ints = NDArray[np.int64]
 Pairs = tuple[Ints, Ints]
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
-CHOSEN_ON = ("adult", "schedule", "normal", "uniform", "timetable", "band", "flights")
-HELD_OUT = ("diamonds", "zipf", "ring", "blocks", "heaped")
+CHOSEN_ON = ("adult", "schedule", "normal", "uniform", "timetable", "band", "flights", "blocks")
+HELD_OUT = ("diamonds", "zipf", "ring", "heaped")
 FILES = {
     "adult": "adult.csv.gz",
     "diamonds": "diamonds.csv.gz",

@@ -13,7 +13,8 @@ The same for families of other data, as ratios to static with the fit (see `_rat
 at the finest level, and of one minus the precision of the hundred heaviest cells. Ratios of errors
 at 64 x 64 and of L1 are printed too: fine cells cost accuracy in sums, and with one report a device
 there is no other round to make up for it. `coverage_k3` and `_k1` are the least coverage over
-families of the 95 % intervals of the last round's cells.
+families of the 95 % intervals of the last round's cells, `interval_width_k3` and `_k1` the largest
+median width over the central 95 % of the errors of what was measured.
 With `--data FILE` (any CSV file whose first two columns are x and y) that file is the only family.
 
     python benchmarks/accuracy_heatmap.py [--data FILE] [--seeds N] [--quick] [--families-only]
@@ -35,7 +36,7 @@ from rich.table import Table
 
 from _accuracy import Floats, Ints, Release1, in_parallel, print_json, single, split, verdict
 from _places import CHOSEN_ON, at_hand, points
-from _ratios import Comparison
+from _ratios import Cells95, Comparison, Coverage
 from chorister.analyst.algorithms.map_rules import DISJOINT_RULES, EVERYONE_RULES, Partition
 from chorister.analyst.algorithms.pyramid import Measured, fit_map, spread_evenly, summed
 from chorister.analyst.consistency import norm_sub
@@ -109,12 +110,12 @@ def measure(
     counts: list[Ints],
     release: Release1,
     whole: list[Ints],
-) -> tuple[int, int]:
+) -> Cells95:
     """Ask one round about a partition; its cohort stands for all devices.
 
-    Returns how many cells' intervals cover what all devices hold, and the number of cells.
+    Returns its intervals beside what all devices hold.
     """
-    hits = 0
+    found: list[Cells95] = []
     factor = DEVICES / release.reports
     slope = release.slope * factor + factor - 1.0
     for level, mask in enumerate(partition.masks):
@@ -127,9 +128,9 @@ def measure(
                 reports=np.full(value.shape, DEVICES, dtype=np.int64),
             )
             measured.add(level, mask, value, rows.variance)
-            ends, truth = rows.interval(step=release.randomizer.step * factor), whole[level][mask]
-            hits += int(np.count_nonzero((ends.low <= truth) & (truth <= ends.high)))
-    return hits, len(partition)
+            step = release.randomizer.step * factor
+            found.append(Cells95.of(rows, whole[level][mask], step))
+    return Cells95.joined(found)
 
 
 def started() -> Measured:
@@ -167,7 +168,7 @@ class Run:
     scores: list[float]
     image: Floats
     bins: int  # of its largest question
-    coverage: tuple[int, int]  # cells of the last round whose interval covers, and all of them
+    intervals: Cells95  # of the last round
 
 
 def interactive(task: Task, *, once: bool, limit: int) -> Run:
@@ -194,9 +195,9 @@ def interactive(task: Task, *, once: bool, limit: int) -> Run:
                 seen, sigma, depth=DEPTH, most_cells=limit - 1
             )
         most = max(most, len(partition) + 1)
-        coverage = measure(rng, measured, partition, cohort, release, whole)
+        intervals = measure(rng, measured, partition, cohort, release, whole)
     found = fit_map(measured, DEPTH).at(DEPTH)
-    return Run(metrics(found, whole[-1]), found, most, coverage)
+    return Run(metrics(found, whole[-1]), found, most, intervals)
 
 
 def work(task: Task) -> dict[str, Any]:
@@ -208,7 +209,7 @@ def work(task: Task) -> dict[str, Any]:
         found |= {
             name: free.scores,
             f"{name}_10000": bound.scores,
-            f"{name}_coverage": free.coverage,
+            f"{name}_intervals": free.intervals,
         }
     return found
 
@@ -240,8 +241,7 @@ def squares(rows: Floats) -> Floats:
 
 def compare(sources: list[str], cases: list[tuple[float, bool]], seeds: int) -> dict[str, float]:
     """Print ours beside static, family by family, and return the worst ratios."""
-    comparison = Comparison(METRICS, SHOWN)
-    coverage: dict[str, list[tuple[float, float]]] = {"k3": [], "k1": []}
+    comparison, coverage = Comparison(METRICS, SHOWN), Coverage()
     for source in sources:
         kind = "chosen on" if source in CHOSEN_ON else "held out"
         tasks = [Task(source, *case, FIRST_SEED + seed) for case in cases for seed in range(seeds)]
@@ -266,15 +266,11 @@ def compare(sources: list[str], cases: list[tuple[float, bool]], seeds: int) -> 
                 parts = (f"{m} {v:.3f}" for m, v in zip(METRICS, row, strict=True))
                 print(f"  {name:12} {'  '.join(parts)}")
             print("\n".join(comparison.lines(source, setting)))
-            for k, rows in coverage.items():
-                hits, cells = np.sum([each[f"{k}_coverage"] for each in found], axis=0)
-                part = hits / cells
-                rows.append((part, math.sqrt(part * (1.0 - part) / cells)))
-                print(f"  {k} intervals of cells cover {part:.4f} ± {rows[-1][1]:.4f}", flush=True)
+            for k in ours:
+                joined = Cells95.joined([each[f"{k}_intervals"] for each in found])
+                print(coverage.add(k, joined), flush=True)
     numbers = comparison.summary(CHOSEN_ON, [each for each in sources if each not in CHOSEN_ON])
-    for k, rows in coverage.items():
-        numbers[f"coverage_{k}"], numbers[f"coverage_{k}_se"] = min(rows)
-    return numbers
+    return numbers | coverage.keys()
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from _budgets import Round, one_question, rounds
-from _ratios import Comparison, Coverage
+from _ratios import Cells95, Comparison, Coverage
 from _tables import CHOSEN_ON, at_hand, pairs
 from chorister.analyst.algorithms.crosstab_rules import (
     Precision,
@@ -164,35 +164,24 @@ def precision(round_: Round, devices: int) -> Precision:
     return Precision((round_.sigma / n) ** 2, 1.0 / n + (1.0 / n - 1.0 / devices))
 
 
-@dataclass(frozen=True, eq=False)
-class Intervals95:
-    """Of all cells of a last round: which cover, how wide they are, and how far estimates err."""
-
-    hits: NDArray[np.bool_]
-    widths: Floats
-    errors: Floats
-
-    @classmethod
-    def of(cls, round_: Round, shares: Floats, counts: Ints) -> Intervals95:
-        """The intervals of measured shares, for the devices that answered."""
-        value, truth = shares.ravel() * round_.reports, counts.ravel()
-        law, trials = round_.randomizer, round_.noise_trials
-        base = float(law.variance(round_.reports, 0.0, trials))
-        slope = float(law.variance(round_.reports, 1.0, trials)) - base
-        rows = Estimates(
-            value=value,
-            base=np.full(value.shape, base),
-            slope=np.full(value.shape, slope),
-            reports=np.full(value.shape, round_.reports, dtype=np.int64),
-        )
-        ends = rows.interval(step=law.step)
-        hits = (ends.low <= truth) & (truth <= ends.high)
-        return cls(hits, ends.high - ends.low, value - truth)
+def intervals_of(round_: Round, shares: Floats, counts: Ints) -> Cells95:
+    """The intervals of measured shares, for the devices that answered."""
+    value = shares.ravel() * round_.reports
+    law, trials = round_.randomizer, round_.noise_trials
+    base = float(law.variance(round_.reports, 0.0, trials))
+    slope = float(law.variance(round_.reports, 1.0, trials)) - base
+    rows = Estimates(
+        value=value,
+        base=np.full(value.shape, base),
+        slope=np.full(value.shape, slope),
+        reports=np.full(value.shape, round_.reports, dtype=np.int64),
+    )
+    return Cells95.of(rows, counts.ravel(), law.step)
 
 
 def interactive(
     people: People, plan: tuple[Round, ...], k: int, once: Round, rng: np.random.Generator
-) -> tuple[Floats, Intervals95]:
+) -> tuple[Floats, Cells95]:
     """Both margins, then the product of their buckets; or everything at once where that pays."""
     cells = people.high * people.wide
     if cells <= LIMIT and full_table_pays(cells, once.sigma / people.count):
@@ -201,7 +190,7 @@ def interactive(
         fitted = fit_table(
             seen, precision(once, people.count), *every, np.ones(people.high), np.ones(people.wide)
         )
-        return fitted, Intervals95.of(once, seen, people.everyone)
+        return fitted, intervals_of(once, seen, people.everyone)
     first, second, third = plan
     if k == 1:
         order = rng.permutation(people.count)
@@ -238,7 +227,7 @@ def interactive(
         seen, table_precision, row_starts, column_starts, rows, columns,
         row_precision=row_precision, column_precision=column_precision,
     )  # fmt: skip
-    return fitted, Intervals95.of(third, seen, counts)
+    return fitted, intervals_of(third, seen, counts)
 
 
 def run(
@@ -246,7 +235,7 @@ def run(
     seeds: int,
     cases: list[tuple[float, str]],
     grids: tuple[int, ...] = GRIDS,
-    intervals: dict[str, list[Intervals95]] | None = None,
+    intervals: dict[str, list[Cells95]] | None = None,
 ) -> dict[str, list[tuple[float, float]]]:
     queries = Rectangles.drawn(people.high, people.wide)
     truth, answers = people.shares, queries.sums(people.shares)
@@ -287,7 +276,7 @@ def family(
 ) -> None:
     """Print ours beside static for one family."""
     people = People.read(source)
-    intervals: dict[str, list[Intervals95]] = {}
+    intervals: dict[str, list[Cells95]] = {}
     found = run(people, seeds, cases, FEW_GRIDS, intervals)
     scores = {name: np.array(values) for name, values in found.items()}
 
@@ -324,12 +313,8 @@ def family(
             print(f"  {name:12} L1 {l1:.4f}  root range MSE {rms:.2e}")
         print("\n".join(comparison.lines(source, setting)))
         for k in ours:
-            cells = intervals[f"interactive {k}{tail}"]
-            parts = (
-                np.concatenate([getattr(each, name) for each in cells])
-                for name in ("hits", "widths", "errors")
-            )
-            print(coverage.add(k, *parts), flush=True)
+            joined = Cells95.joined(intervals[f"interactive {k}{tail}"])
+            print(coverage.add(k, joined), flush=True)
 
 
 def keys(scores: dict[str, list[tuple[float, float]]]) -> dict[str, float]:

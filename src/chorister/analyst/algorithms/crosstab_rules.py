@@ -45,6 +45,7 @@ _DETAIL_NOISE: Final = (0.7235, 0.2854, 0.1779, 0.1222, 0.0858, 0.0606, 0.0428) 
 _RAKES: Final = 50
 _NOISY_MARGIN: Final = 0.08  # of all fine cells together
 _SPIKY_MARGIN: Final = 0.15
+_SHIFTS: Final = (0.0, 1 / 3, 2 / 3)  # of blocks
 _TINY: Final = 1e-12
 
 
@@ -233,36 +234,36 @@ def _pulled(cells: Floats, expected: Floats, precision: Precision) -> Floats:
 
     Many cells may deviate together, each by less than its noise. Their sums show it, so blocks of
     cells are pulled first, and what is inside them only towards what the block around it says.
+    Where blocks begin is arbitrary: the result is the mean over several places.
     """
-    ratio = np.ones((1, 1))
-    steps = 2 ** np.arange(max(max(cells.shape) - 1, 0).bit_length() + 1)
-    for step in steps[::-1].tolist():
-        seen, usual = _blocks(cells, step), _blocks(expected, step)
-        count = _blocks(np.ones(cells.shape), step)
-        if usual.size == 1:
-            continue
-        prior = np.maximum(_halved(ratio, seen.shape) * usual, 0.0)
-        # Cells with small expectations deviate little from them: use strata by expectation.
-        strata = np.floor(0.5 * np.log2(np.maximum(prior, _TINY))).astype(np.int64)
-        scale = np.sqrt(np.maximum(prior, _TINY))
-        noise = precision.variance(prior, count)
-        found = shrink(seen, noise, prior, strata=strata, scales=scale)
-        ratio = found / np.maximum(usual, _TINY)
-    return ratio * expected if ratio.shape == cells.shape else expected
-
-
-def _blocks(cells: Floats, step: int) -> Floats:
-    """Sum blocks of `step` by `step` cells."""
-    rows, columns = (np.arange(0, size, step) for size in cells.shape)
-    found: Floats = np.add.reduceat(np.add.reduceat(cells, rows, axis=0), columns, axis=1)
+    found = np.zeros(cells.shape)
+    for shift in _SHIFTS:
+        found += _pulled_by_blocks(cells, expected, precision, shift) / len(_SHIFTS)
     return found
 
 
-def _halved(blocks: Floats, shape: tuple[int, ...]) -> Floats:
-    """Give each of the smaller blocks the value of the one around it."""
-    for axis, size in enumerate(shape):
-        blocks = np.repeat(blocks, 2, axis=axis).take(range(size), axis=axis)
-    return blocks
+def _pulled_by_blocks(
+    cells: Floats, expected: Floats, precision: Precision, shift: float
+) -> Floats:
+    """The same for blocks that begin at one place, as a part of the largest block's size."""
+    fitted = expected
+    largest = max(max(cells.shape) - 1, 0).bit_length() - 1
+    for step in (2**level for level in range(largest, -1, -1)):
+        blocks = [(np.arange(size) + int(shift * 2**largest)) // step for size in cells.shape]
+        rows, columns = (np.flatnonzero(np.diff(each, prepend=-1)) for each in blocks)
+        seen, prior, count = (
+            np.add.reduceat(np.add.reduceat(each, rows, axis=0), columns, axis=1)
+            for each in (cells, fitted, np.ones(cells.shape))
+        )
+        # Cells with small expectations deviate little from them: use strata by expectation.
+        prior = np.maximum(prior, _TINY)
+        strata = np.floor(0.5 * np.log2(prior)).astype(np.int64)
+        found = shrink(
+            seen, precision.variance(prior, count), prior, strata=strata, scales=np.sqrt(prior)
+        )
+        inside = np.ix_(*(each - each[0] for each in blocks))
+        fitted = fitted * np.maximum(found / prior, 0.0)[inside]
+    return fitted
 
 
 def _margin(
