@@ -338,12 +338,30 @@ def test_a_lost_zygote_is_started_before_the_moment() -> None:
         assert not any(lost)
 
 
+def test_a_new_sandbox_is_ready_before_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was started again, perhaps because of data, must look like any other."""
+    started: list[bool] = []
+
+    class Noted(type(the_sandbox())):  # type: ignore[misc]
+        def __init__(self, **options: bool) -> None:
+            super().__init__(**options)
+            home.network.requested = lambda: started.append(not self._untried)
+
+    with at_work(EMPTY, a_generous_policy(), seed=None, recipes=RECIPES[:1]) as home:
+        home.restart(timing=replace(TIMING, settle=0), sandbox=None)
+        monkeypatch.setattr("chorister.device.device.Sandbox", Noted)
+        assert home.device.run_once().answered
+        home.device.close()
+    assert started
+    assert all(started)
+
+
 def test_a_sandbox_that_does_not_start_stops_neither_polls_nor_uploads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a process that was started again, for example, after data had filled the memory."""
 
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise SandboxUnavailable("out of memory")
 
     with at_work(EMPTY, a_generous_policy(), seed=None, recipes=RECIPES[:1]) as home:
