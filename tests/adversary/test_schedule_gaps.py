@@ -25,6 +25,7 @@ from chorister.device.device import Device
 from chorister.device.loop import keep_running
 from chorister.device.outbox import make_report
 from chorister.device.run import Hook, RunStep
+from chorister.device.sandbox import Sandbox
 from chorister.device.schedule import Schedule
 from chorister.device.store import EventStore
 from chorister.errors import InternalError, InvalidInput, SandboxUnavailable
@@ -338,12 +339,32 @@ def test_a_lost_zygote_is_started_before_the_moment() -> None:
         assert not any(lost)
 
 
+def test_a_new_sandbox_is_ready_before_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was started again, perhaps because of data, must look like any other."""
+    made: list[Sandbox] = []
+    ready: list[bool] = []
+
+    def start(**options: bool) -> Sandbox:
+        made.append(Sandbox(**options))
+        return made[0]
+
+    with at_work(EMPTY, a_generous_policy(), seed=None, recipes=RECIPES[:1]) as home:
+        home.restart(timing=replace(TIMING, settle=0), sandbox=None)
+        home.network.requested = lambda: ready.append(not made[0]._untried)
+        monkeypatch.setattr("chorister.device.device.Sandbox", start)
+        assert home.device.run_once().answered
+        home.device.close()
+    assert len(made) == 1
+    assert ready
+    assert all(ready)
+
+
 def test_a_sandbox_that_does_not_start_stops_neither_polls_nor_uploads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a process that was started again, for example, after data had filled the memory."""
 
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise SandboxUnavailable("out of memory")
 
     with at_work(EMPTY, a_generous_policy(), seed=None, recipes=RECIPES[:1]) as home:

@@ -187,12 +187,14 @@ class Agent:
 
     def _prepare(self, tally: Tally) -> None:
         """Clean up after a crash, which data may have caused, before the drawn moment."""
-        with suppress(SandboxUnavailable):  # what is queued leaves without it
-            self._sandbox().revive()
+        with suppress(SandboxUnavailable):
+            self._sandbox()  # starts meanwhile
         if self._newest_checkpoint():
             with suppress(LedgerError):  # a poll may still help; then it is raised again
                 self._settle()
                 self._finish_interrupted(tally)
+        with suppress(SandboxUnavailable):  # what is queued leaves without it
+            self._sandbox().revive()
 
     def _reserve(self, queries: int, tally: Tally) -> int:
         """Keep every process quiet for the time that data may take; the first call counts."""

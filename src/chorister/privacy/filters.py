@@ -95,22 +95,15 @@ class Filter(ABC):
         """The total guarantee so far."""
 
     @abstractmethod
-    def _added(self, charge: StatedCost) -> Self:
-        """This filter after one more charge, unchecked."""
-
     def after(self, charges: Iterable[StatedCost]) -> Self:
         """The filter after charges that were already made, whether or not it would allow them.
 
         For a ledger whose policy changed: what was spent under other limits still counts.
         """
-        state = self
-        for charge in charges:
-            state = state._added(charge)
-        return state
 
     def add(self, charge: StatedCost) -> Self:
         """The filter after this charge; raises BudgetExceeded if the budget does not allow it."""
-        after = self._added(charge)
+        after = self.after((charge,))
         total, before = after.spent, self.spent
         if total.epsilon > self.epsilon:
             raise BudgetExceeded(
@@ -136,13 +129,13 @@ class BasicFilter(Filter):
         """Both sums."""
         return Spent(epsilon=self.total_epsilon, delta=self.total_delta)
 
-    def _added(self, charge: StatedCost) -> Self:
-        return replace(
-            self,
-            total_epsilon=UP.add(self.total_epsilon, charge.epsilon),
-            total_delta=UP.add(self.total_delta, charge.delta),
-            charges=self.charges + 1,
-        )
+    def after(self, charges: Iterable[StatedCost]) -> Self:
+        """Both sums, with these charges."""
+        epsilon, delta, count = self.total_epsilon, self.total_delta, self.charges
+        for charge in charges:
+            epsilon, delta = UP.add(epsilon, charge.epsilon), UP.add(delta, charge.delta)
+            count += 1
+        return replace(self, total_epsilon=epsilon, total_delta=delta, charges=count)
 
 
 @final
@@ -194,21 +187,21 @@ class RenyiFilter(Filter):
         excess = max(Decimal(0), UP.subtract(self.bounding, reserve))
         return Spent(epsilon=rounded_up(best, _UNIT), delta=UP.add(self.delta, excess))
 
-    def _added(self, charge: StatedCost) -> Self:
-        release = charge.release
-        members = release.setting.members(release.cohort)
-        sums = self.totals or (Decimal(0),) * len(self.orders)
-        totals = tuple(
-            UP.add(total, _divergence(release.setting, members, order))
-            for order, total in zip(self.orders, sums, strict=True)
-        )
-        honest = release.setting.bounded_reports(release.cohort)
-        return replace(
-            self,
-            totals=totals,
-            bounding=UP.add(self.bounding, self._price_of_bounding(honest)),
-            charges=self.charges + 1,
-        )
+    def after(self, charges: Iterable[StatedCost]) -> Self:
+        """The sum of divergences at every order, with these charges."""
+        totals = self.totals or (Decimal(0),) * len(self.orders)
+        bounding, count = self.bounding, self.charges
+        for charge in charges:
+            setting, cohort = charge.release.setting, charge.release.cohort
+            members = setting.members(cohort)
+            totals = tuple(
+                UP.add(total, _divergence(setting, members, order))
+                for order, total in zip(self.orders, totals, strict=True)
+            )
+            price = self._price_of_bounding(setting.bounded_reports(cohort))
+            bounding = UP.add(bounding, price)
+            count += 1
+        return replace(self, totals=totals if count else (), bounding=bounding, charges=count)
 
     def _price_of_bounding(self, honest: int) -> Decimal:
         """`(1 + e^eps) m 2^-80`, rounded up."""

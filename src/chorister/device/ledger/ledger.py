@@ -43,7 +43,7 @@ import apsw
 from chorister.clock import Clock
 from chorister.device.database import transaction, upgrade
 from chorister.device.ledger.budget import Charge, Standing
-from chorister.device.ledger.counting import PolicyTerms, later
+from chorister.device.ledger.counting import Counts, PolicyTerms, later
 from chorister.device.ledger.head_store import HeadStore
 from chorister.device.ledger.ledger_entries import (
     MAX_OFFSET,
@@ -106,6 +106,8 @@ class Ledger:
         self._randbelow = randbelow
         self._chain = Chain()
         self._appended = False  # in the transaction that is now open
+        # What the limits allowed last: a charge, the time, and the counts, all of which are frozen.
+        self._allowed: tuple[Charge, int, Counts] | None = None
         upgrade(connection, "ledger", _SCHEMA)
         connection.set_commit_hook(self._committing, id=self)
         connection.set_rollback_hook(self._transaction_ended, id=self)
@@ -136,7 +138,7 @@ class Ledger:
             return self._add(Restarted(**self._beginning(now), why="head-missing"))
         if head is not None and not chain.ends_with(head):
             if chain.continues_with(head):
-                self._insert(head)
+                self._insert(head.sequence, head.canonical())
                 return head
             if chain.has(head):
                 return self._add(Restarted(**self._beginning(now), why="head-behind"))
@@ -188,7 +190,12 @@ class Ledger:
         if charge.recipe in chain.recipes:
             why = "this recipe was charged before: it is answered at most once"
             raise QueryRefused(check="once", why=why, field="id")
+        if self._allowed is not None:
+            same, then, counts = self._allowed
+            if same is charge and then == now and counts is chain.counts:
+                return
         chain.counts.check(charge, self._policy, now)
+        self._allowed = (charge, now, chain.counts)
 
     def append(self, charge: Charge, now: int) -> Charged:
         """Check the charge, then write it, inside the caller's open `transaction`.
@@ -290,16 +297,16 @@ class Ledger:
 
     def _add(self, entry: _E) -> _E:
         entry = self._chain.dated(entry)
+        data = entry.canonical()
         if self._head_store is not None:
-            self._head_store.save(entry.canonical())
-        self._insert(entry)
+            self._head_store.save(data)
+        self._insert(entry.sequence, data)
         return entry
 
-    def _insert(self, entry: Entry) -> None:
-        data = entry.canonical()
-        self._connection.execute("INSERT INTO ledger VALUES (?, ?)", (entry.sequence, data))
+    def _insert(self, sequence: int, data: bytes) -> None:
+        self._connection.execute("INSERT INTO ledger VALUES (?, ?)", (sequence, data))
         self._appended = True
-        self._chain.extend(entry.sequence, data)
+        self._chain.extend(sequence, data)
 
     def _committing(self) -> bool:
         self._transaction_ended()

@@ -14,6 +14,7 @@ import resource
 import signal
 import struct
 import sys
+from functools import cache
 from typing import Any, Final
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -85,6 +86,12 @@ def leave_network() -> list[str]:
     return [_NO_NAMESPACE.format(why=os.strerror(ctypes.get_errno()))]
 
 
+def build_filter() -> None:
+    """Build the filter of system calls once, in the zygote, and not in every sandbox."""
+    if platform.machine() in _CALLS:
+        _program(platform.machine())
+
+
 def go_first() -> list[str]:
     """Make the zygote and its forks the first processes to be killed if memory runs out."""
     try:
@@ -152,7 +159,7 @@ def _filter_system_calls() -> list[str]:
         weaknesses = [_NO_FILTER.format(why=f"{platform.system()} on {platform.machine()}")]
     else:
         libc = _libc()
-        program = _program(calls)  # kept until the kernel has copied it
+        program = _program(platform.machine())
         header = ctypes.create_string_buffer(
             struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(program)), 16
         )
@@ -166,8 +173,10 @@ def _filter_system_calls() -> list[str]:
     return [*weaknesses, _PRIVILEGED] if os.geteuid() == 0 else weaknesses
 
 
-def _program(calls: dict[str, Any]) -> ctypes.Array[ctypes.c_char]:
+@cache
+def _program(machine: str) -> ctypes.Array[ctypes.c_char]:
     """Return a classic BPF program: this machine's numbers, listed calls, no executable memory."""
+    calls = _CALLS[machine]
     load, equal, any_bit, answer = 0x20, 0x15, 0x45, 0x06
     allow, refuse, kill = 0x7FFF_0000, 0x0005_0000 | _EPERM, 0x8000_0000
     number, architecture, protection = 0, 4, 16 + 2 * 8
@@ -196,6 +205,7 @@ def _program(calls: dict[str, Any]) -> ctypes.Array[ctypes.c_char]:
     return ctypes.create_string_buffer(program, len(program))
 
 
+@cache
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 4]

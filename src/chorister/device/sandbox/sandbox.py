@@ -181,9 +181,11 @@ class Sandbox(Closing):
         raise QueryRefused(check="query", why="it makes the sandbox fail", field="query")
 
     def revive(self) -> None:
-        """Restart a lost zygote before it is needed, when nothing waits for it."""
+        """Restart a lost zygote, and wait for a new one, before it is needed."""
         with self._lock:
             self._restart_if_lost(uptime() + _START_SECONDS)
+        if self._untried:
+            self._try()
 
     def _restart_if_lost(self, until: float) -> None:
         if self._zygote.is_lost():

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from chorister.device.sandbox.confinement import (
+    build_filter,
     confine,
     die_with_parent,
     go_first,
@@ -56,6 +57,7 @@ def main(descriptor: int) -> None:
     """Serve the device at the other end of `descriptor` until it closes it."""
     os.environ.clear()
     device = socket.socket(fileno=descriptor)
+    build_filter()
     weaknesses = leave_network() + go_first() + _try_confinement()
     # Collecting garbage would copy pages that sandboxes share.
     gc.disable()
