@@ -127,7 +127,7 @@ def measure(
                 reports=np.full(value.shape, DEVICES, dtype=np.int64),
             )
             measured.add(level, mask, value, rows.variance)
-            ends, truth = rows.interval(), whole[level][mask]
+            ends, truth = rows.interval(step=release.randomizer.step * factor), whole[level][mask]
             hits += int(np.count_nonzero((ends.low <= truth) & (truth <= ends.high)))
     return hits, len(partition)
 

@@ -73,15 +73,15 @@ def test_estimates_are_unbiased_and_intervals_cover(crowd: str, mechanism: str) 
     for run in range(RUNS):
         found = estimates(asked, draw_sums(asked, counts, devices, rng), devices)
         seen[run] = found.value
-        ends = found.interval()
+        ends = found.interval(step=asked.randomizer.step)
         covered += (ends.low <= counts) & (counts <= ends.high)
     trials = asked.privacy.min_cohort - 1 if crowd == "noised" else 0
     exact = asked.randomizer.std_error(devices, counts, trials) / np.sqrt(RUNS)
     z = norm.isf(ALARM / 2 / size)
     assert (np.abs(seen.mean(axis=0) - counts) < z * exact).all()
-    # Sums are whole numbers, so a cell's own coverage is off .95 by its lattice: take them all.
-    assert abs(covered.sum() / (RUNS * size) - 0.95) < 0.006
-    assert all(0.93 < count / RUNS < 0.97 for count in covered)
+    # Sums are whole numbers, for which intervals allow; so they cover a little more than .95.
+    assert 0.949 < covered.sum() / (RUNS * size) < 0.97
+    assert all(count >= binom.ppf(ALARM / size, RUNS, 0.949) for count in covered)
 
 
 def test_a_fresh_cohort_covers_selected_cells_and_pooling_does_not() -> None:
@@ -96,14 +96,14 @@ def test_a_fresh_cohort_covers_selected_cells_and_pooling_does_not() -> None:
         first = estimates(asked, draw_sums(asked, counts, devices, rng), devices)
         second = estimates(asked, draw_sums(asked, counts, devices, rng), devices)
         chosen = 1 + int(np.argmax(first.value[1:]))
-        ends = second.interval()
+        ends = second.interval(step=asked.randomizer.step)
         fresh += bool(ends.low[chosen] <= 10 <= ends.high[chosen])
         both = Estimates(
             first.value + second.value,
             first.base + second.base,
             first.slope,
             first.reports + second.reports,
-        ).interval()
+        ).interval(step=asked.randomizer.step)
         pooled += bool(both.low[chosen] <= 20 <= both.high[chosen])
     assert within_binomial_error(fresh, RUNS, 0.95)
     assert not within_binomial_error(pooled, RUNS, 0.95)
@@ -167,10 +167,10 @@ def test_score_intervals_are_the_randomizers_and_normal_ones_are_symmetric() -> 
     randomizer = OneHotRandomizer(mechanism="asymmetric", local_epsilon=2, length=5)
     found = estimate(randomizer, [100, 200, 300, 150, 120], 1000, 99)
     theirs = randomizer.interval(found.value, 1000, 99)
-    ours = found.interval()
+    ours = found.interval(step=randomizer.step)
     np.testing.assert_allclose(ours.low, theirs.low)
     np.testing.assert_allclose(ours.high, theirs.high)
-    normal = found.interval(method="normal")
+    normal = found.interval(step=randomizer.step, method="normal")
     np.testing.assert_allclose(normal.low + normal.high, 2 * found.value)
     np.testing.assert_allclose(found.std_error, randomizer.std_error(1000, found.value, 99))
 
@@ -228,7 +228,28 @@ def test_far_out_the_law_of_rare_bits_is_no_normal_one(
             assert law[ends.high < held].sum() < 1.5 * nominal
 
 
+@pytest.mark.parametrize("mechanism", list(Mechanism))
+@pytest.mark.parametrize("local_epsilon", ["0.7", "2", "3.3", "6", "8"])
+def test_intervals_of_small_cohorts_cover_by_the_exact_law(
+    mechanism: Mechanism, local_epsilon: str
+) -> None:
+    """Sums are whole numbers: an interval that forgets it covers as little as 79 %."""
+    randomizer = OneHotRandomizer(
+        length=21, local_epsilon=Decimal(local_epsilon), mechanism=mechanism
+    )
+    for reports, trials in ((20, 0), (37, 0), (66, 0), (100, 0), (66, 5), (300, 0), (300, 40)):
+        sums = np.arange(reports + 2 * trials + 1)
+        ends = estimate(randomizer, sums, reports, trials).interval(step=randomizer.step)
+        for held in range(0, reports + 1, max(1, reports // 25)):
+            law = np.convolve(
+                binom.pmf(np.arange(held + 1), held, randomizer.h),
+                binom.pmf(np.arange(len(sums) - held), reports + 2 * trials - held, randomizer.q),
+            )
+            covered = law[(ends.low <= held) & (held <= ends.high)].sum()
+            assert covered >= 0.945, (reports, trials, held)
+
+
 def test_many_candidates_need_the_step_of_one_bit() -> None:
     found = estimate(OneHotRandomizer(mechanism="asymmetric", local_epsilon=2, length=5), [1], 9)
     with pytest.raises(InvalidInput, match="step"):
-        found.interval(candidates=2)
+        found.interval(candidates=2, step=0.0)

@@ -32,6 +32,7 @@ from chorister.errors import (
     WindowOver,
 )
 from chorister.recipe import Recipe
+from chorister.transparency.entries import Entry
 from tests.aggregator.inprocess_pair import InProcessPair, a_pair, wait_until
 from tests.aggregator.operators import TOKENS, Addresses, Operators
 from tests.aggregator.server_processes import server_processes
@@ -145,6 +146,27 @@ def test_a_target_ends_the_recipe_early(world: World) -> None:
     assert world.clock.now() < round_.recipe.window.closes
     with pytest.raises(ch.errors.ChoristerError):  # nobody may upload any more
         study.cancel()
+
+
+def test_a_registry_that_is_busy_when_the_target_is_reached_is_told_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = world.study()
+    question = world.question(study)
+    round_ = study.post(question, target=3)
+    world.upload(round_.recipe, [1, 1, 1])
+    submit, calls = LiveFleet._submit, []
+
+    def busy_twice(fleet: LiveFleet, entry: Entry) -> None:
+        calls.append(entry)
+        if len(calls) < 3:
+            raise ServiceError("the registry can't take it now")
+        submit(fleet, entry)
+
+    monkeypatch.setattr(LiveFleet, "_submit", busy_twice)
+    assert study.ask(question, target=3).n_reports == 3
+    assert len(calls) == 3
+    assert world.clock.now() < round_.recipe.window.closes
 
 
 def test_too_few_reports_and_too_late(world: World) -> None:

@@ -341,3 +341,38 @@ def test_simultaneous_comparisons_hold_for_rare_bits(
     chances = binom.pmf(sums.astype(np.int64), few + 2 * trials, law.q)
     assert chances.sum() == pytest.approx(1.0)
     assert float(chances[apart].sum()) * 10_000 <= 0.05
+
+
+@pytest.mark.parametrize("mechanism", ["asymmetric", "symmetric"])
+@pytest.mark.parametrize("local_epsilon", [2, 6, 8])
+@pytest.mark.parametrize("held", [(0, 0), (0, 9), (31, 12), (40, 66)])
+def test_comparisons_of_small_cohorts_cover_by_the_exact_law(
+    mechanism: str, local_epsilon: int, held: tuple[int, int]
+) -> None:
+    study = fleet(honest()).study("small", analysis=ANALYSIS)
+    question = study.histogram(
+        ch.intervals("age", range(100)),
+        local_epsilon=local_epsilon,
+        epsilon=local_epsilon,
+        mechanism=mechanism,
+        crowd="honest",
+    )
+    recipe = question.recipe(number=1, opens=0)
+    law, reports, rows = recipe.randomizer, (40, 66), recipe.encoding.size
+    laws = [
+        np.convolve(
+            binom.pmf(np.arange(f + 1), f, law.h), binom.pmf(np.arange(n - f + 1), n - f, law.q)
+        )
+        for n, f in zip(reports, held, strict=True)
+    ]
+    sums = np.arange(rows, dtype=np.uint64)
+    second = ch.Result(recipe=recipe, parts=(Part(group=(), reports=reports[1], sums=sums),))
+    true = held[1] / reports[1] - held[0] / reports[0]
+    covered = 0.0
+    for total, chance in enumerate(laws[0]):
+        same = np.full(rows, total, dtype=np.uint64)
+        first = ch.Result(recipe=recipe, parts=(Part(group=(), reports=reports[0], sums=same),))
+        found = first.compare(second)
+        holds = ((found.ci_low <= true) & (true <= found.ci_high))[: len(laws[1])]
+        covered += chance * float(laws[1][holds].sum())
+    assert covered >= 0.945

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from chorister.cli import app
 from chorister.cli.up import _terms
 from chorister.fleet.deployment import Deployment
+from chorister.fleet.simulated_fleet import devices_ready
 from chorister.fleet.supervisor import running_pid
 
 RUNNER = CliRunner()
@@ -45,6 +46,7 @@ def test_it_goes_on_where_it_was(folder: Path) -> None:
     first = call("up", where, "--fleet", "3")
     assert first["new"]
     assert first["devices"] == 3
+    assert devices_ready(folder / "fleet") == 3  # a question asked now reaches all of them
     assert Path(first["token"]).stat().st_mode & 0o777 == 0o600
     logged = entries(first)
     assert logged >= 2  # both aggregators' keys

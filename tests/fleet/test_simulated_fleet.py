@@ -1,18 +1,27 @@
-"""A fleet's folder: it is kept, it grows, and each device has a key of its own."""
+"""A fleet's folder: it is kept, it grows, and each device has a key of its own.
+
+And its devices: whoever could not answer yet is asked again.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from chorister.device.run import Run
 from chorister.errors import InvalidInput
-from chorister.fleet.device_worker import DeviceOutcome
+from chorister.fleet.device_worker import DeviceOutcome, work
 from chorister.fleet.simulated_fleet import (
     FleetPlan,
     SimulatedFleet,
     devices_that_answered,
     fleet_size,
+    keep_answering,
     store_plan,
 )
 from tests.fleet.local import create
@@ -66,3 +75,117 @@ def test_who_answered() -> None:
         DeviceOutcome(device=3, answered=("b", "a")),
     ]
     assert devices_that_answered(done, "a") == [1, 3]
+
+
+class _ScriptedDevice:
+    """Answers each poll with the next of the given runs."""
+
+    def __init__(self, *runs: Run) -> None:
+        self._runs = list(runs)
+
+    def __enter__(self) -> _ScriptedDevice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def quiet_seconds(self) -> float:
+        return 0.0
+
+    def run_once(self) -> Run:
+        return self._runs.pop(0)
+
+    def upload_due(self) -> Run:
+        return Run(uploaded=1)
+
+    def next_upload(self) -> float | None:
+        return None
+
+
+def test_only_devices_that_are_not_settled_poll_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = Run(answered=("a",))
+    devices = [
+        _ScriptedDevice(answered),
+        _ScriptedDevice(Run(problems=("the log can't be read",)), answered),
+        _ScriptedDevice(Run(refused=("a",)), Run(silent="no checkpoint yet"), answered),
+        _ScriptedDevice(Run(waiting=True), Run(declined=("a",))),
+    ]
+
+    @contextmanager
+    def no_sandbox() -> Iterator[None]:
+        yield None
+
+    monkeypatch.setattr("chorister.fleet.device_worker._sandbox", no_sandbox)
+    home = SimpleNamespace(
+        policy=create(tmp_path / "here").folder / "policy.toml",
+        open_device=lambda number, **_: devices[number],
+    )
+    monkeypatch.setattr("chorister.fleet.device_worker.signal.signal", lambda *_: None)
+
+    class Orders:
+        def __init__(self) -> None:
+            self.left = ["answer", "retry", "retry", "retry"]
+            self.sent: list[Any] = []
+
+        def recv(self) -> str:
+            if not self.left:
+                raise EOFError
+            return self.left.pop(0)
+
+        def send(self, message: object) -> None:
+            if isinstance(message, list):
+                self.sent.append(message)
+
+    script = Orders()
+    work(cast(Any, script), cast(Any, home), range(4), cast(Any, [None] * 4))
+    polled = [
+        [each.device for each in outcome if each.answered or each.declined]
+        for outcome in script.sent
+    ]
+    assert polled == [[0], [1, 3], [2], []]
+
+
+def test_a_device_that_fails_at_first_is_asked_again_but_not_forever() -> None:
+    class Scripted:
+        plan = FleetPlan(devices=2)
+
+        def __init__(self, retries: list[bool]) -> None:
+            self._retries = retries
+            self.orders: list[str] = []
+
+        def make(self, _on_count: object) -> None:
+            self.orders.append("make")
+
+        def answer(self, _on_count: object) -> list[DeviceOutcome]:
+            self.orders.append("answer")
+            return [DeviceOutcome(device=0, unsettled=True), DeviceOutcome(device=1)]
+
+        def retry(self, _on_count: object) -> list[DeviceOutcome]:
+            self.orders.append("retry")
+            settled = self._retries.pop(0)
+            return [DeviceOutcome(device=0, unsettled=not settled), DeviceOutcome(device=1)]
+
+    class EnoughError(Exception):
+        pass
+
+    def orders(retries: list[bool]) -> tuple[list[str], list[float]]:
+        fleet, pauses = Scripted(retries), []
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 10:
+                raise EnoughError
+
+        log = SimpleNamespace(current=lambda: SimpleNamespace(recipes=[recipe]))
+        with pytest.raises(EnoughError):
+            list(keep_answering(cast(Any, fleet), cast(Any, log), pause=pause))
+        return fleet.orders, pauses
+
+    recipe = SimpleNamespace(address=b"recipe")
+    assert orders([False, True]) == (["make", "answer", "retry", "retry"], [1, 2] + [1] * 8)
+    assert orders([False] * 10) == (
+        ["make", "answer"] + ["retry"] * 5,
+        [1, 2, 4, 8, 16] + [1] * 5,
+    )

@@ -63,22 +63,25 @@ class Estimates:
         self,
         confidence: float = 0.95,
         *,
+        step: float,
         candidates: int = 1,
-        step: float = 0.0,
         method: IntervalMethod = "score",
     ) -> ConfidenceInterval:
         """Intervals of the noise around each estimate.
 
-        *score*: all true counts f with `|x - f| <= z sqrt(base + slope f)`. This is also right for
-        weak signals, where the variance at the estimate is not the variance at the truth.
+        *score*: all true counts f with `|x - f| <= z sqrt(base + slope f) + step / 2`. This is also
+        right for weak signals, where the variance at the estimate is not the variance at the truth.
+        `step` is the change of an estimate by one bit; 0 if the noise is continuous. Half of it is
+        the usual correction for discrete values: without it, intervals of small cohorts cover as
+        little as 79 %.
         *normal*: the estimate plus or minus z standard errors. Neither is clipped at 0, so that
         averages of intervals stay valid. With `candidates`, they hold for that many rows at once
         (Bonferroni).
 
         That far out, a sum of rare bits reaches much higher than a normal variable: its third
-        cumulant is up to its variance times `step`, the change of an estimate by one bit. So the
-        lower ends over many candidates are lower by the first term of Cornish and Fisher; with
-        symmetric noise, where a holder's bit is missing just as rarely, the upper ends are higher.
+        cumulant is up to its variance times `step`. So the lower ends over many candidates are
+        lower by the first term of Cornish and Fisher; with symmetric noise, where a holder's bit is
+        missing just as rarely, the upper ends are higher.
         """
         z = quantile(confidence, candidates)
         if method == "normal":
@@ -92,8 +95,8 @@ class Estimates:
             )
         shift = z * z * self.slope / 2.0
         skew = max(0.0, step * (z * z - 1.0) / 6.0) if candidates > 1 else 0.0
-        least = self.value - skew
-        most = self.value + np.where(self.slope == 0.0, skew, 0.0)
+        least = self.value - skew - step / 2.0
+        most = self.value + np.where(self.slope == 0.0, skew, 0.0) + step / 2.0
         below, above = (
             np.sqrt(np.maximum(shift * shift + z * z * (self.base + self.slope * seen), 0.0))
             for seen in (least, most)

@@ -267,8 +267,13 @@ class LiveFleet(Fleet):
             progress = self.progress(round_)
             on_progress(progress)
             if round_.target is not None and (progress.reports or 0) >= round_.target:
-                self._end(round_.recipe, EndReason.TARGET_REACHED)
-                return
+                try:
+                    self._end(round_.recipe, EndReason.TARGET_REACHED)
+                except ServiceError as error:  # it may pass, and the window's end comes anyway
+                    why = f"the registry, to tell devices that the target is reached ({error})"
+                    on_progress(replace(progress, waiting_for=why))
+                else:
+                    return
             self._pause(min(_POLL_SECONDS, window.closes - self.clock.now()))
 
     def _request_batches(self, round_: Round, save: Callable[[Round], None]) -> Round:

@@ -332,14 +332,16 @@ def compare(first: Result, other: Result, *, population: bool = False) -> Compar
     skew = np.zeros_like(error)
     if candidates > 1:
         skew = (two.third - one.third) / variance * max(z * z - 1.0, 0.0) / 6.0
+    # Sums are whole numbers: half a bit of each allows for what lies between them.
+    lattice = (one.step + two.step) / 2.0
     return Comparison(
         labels=first.labels,
         first=one.value,
         second=two.value,
         difference=difference,
         std_error=error,
-        ci_low=difference - z * error - np.maximum(skew, 0.0),
-        ci_high=difference + z * error + np.maximum(-skew, 0.0),
+        ci_low=difference - z * error - np.maximum(skew, 0.0) - lattice,
+        ci_high=difference + z * error + np.maximum(-skew, 0.0) + lattice,
         confidence=first.confidence,
         candidates=candidates,
         population=population,
@@ -352,6 +354,7 @@ class _Shares(NamedTuple):
     value: Floats
     variance: Floats
     third: Floats
+    step: Floats  # what one bit changes
 
 
 def _shares(result: Result, *, population: bool) -> _Shares:
@@ -370,4 +373,9 @@ def _shares(result: Result, *, population: bool) -> _Shares:
         drawn = held * (1.0 - held / reports)
         variance = variance + drawn
         third = third + drawn * (1.0 - 2.0 * held / reports) + 3.0 * rows.slope * drawn
-    return _Shares(rows.value / reports, variance / reports**2, third / reports**3)
+    return _Shares(
+        value=rows.value / reports,
+        variance=variance / reports**2,
+        third=third / reports**3,
+        step=law.step / reports,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -59,8 +60,10 @@ def up(
         Supervisor(deployment=deployment, fleet=devices).run()
         return
     if pid is None:
-        with console.status("starting") if not json_ else contextlib.nullcontext():
-            _start(deployment, devices)
+        status = console.status("starting")
+        with status if not json_ else contextlib.nullcontext():
+            supervisor = _start(deployment, devices)
+            _await_devices(deployment, devices, supervisor, status.update)
     _print_addresses(deployment, devices, new=new, json_=json_, running=pid is not None)
 
 
@@ -175,8 +178,8 @@ def _fleet_size(deployment: Deployment, wanted: int | None, *, running: bool) ->
     return wanted
 
 
-def _start(deployment: Deployment, devices: int) -> None:
-    """Start a supervisor in the background, and wait until everything is ready."""
+def _start(deployment: Deployment, devices: int) -> subprocess.Popen[bytes]:
+    """Start a supervisor in the background, and wait until the servers are ready."""
     from chorister.fleet.deployment import COMMAND
     from chorister.fleet.supervisor import is_ready, running_pid
 
@@ -204,6 +207,27 @@ def _start(deployment: Deployment, devices: int) -> None:
             raise ServiceError(
                 f"it did not start within {_START_TIMEOUT_SECONDS:g} s; see {log.parent}"
             )
+        time.sleep(0.1)
+    return process
+
+
+def _await_devices(
+    deployment: Deployment,
+    devices: int,
+    supervisor: subprocess.Popen[bytes],
+    show: Callable[[str], None],
+) -> None:
+    """Wait until the simulated devices can answer: a question asked earlier may miss them."""
+    from chorister.fleet.simulated_fleet import devices_ready
+
+    before, deadline = -1, 0.0
+    while (ready := devices_ready(deployment.folder / "fleet")) < devices:
+        show(f"creating devices: {ready:,} of {devices:,}")
+        if ready > before:
+            before, deadline = ready, time.monotonic() + _START_TIMEOUT_SECONDS
+        if supervisor.poll() is not None or time.monotonic() > deadline:
+            logs = deployment.log("up").parent
+            raise ServiceError(f"only {ready:,} of {devices:,} devices were created; see {logs}")
         time.sleep(0.1)
 
 

@@ -23,12 +23,12 @@ from chorister.errors import ChoristerError, SandboxUnavailable, ServiceError
 from chorister.fleet.people import Person
 from chorister.policy import Policy
 
-WorkerCommand: TypeAlias = Literal["make", "answer", "answer once", "spent"]
+WorkerCommand: TypeAlias = Literal["make", "answer", "answer once", "retry", "spent"]
 KEY_BYTES: Final = 32
 _PROGRESS_SECONDS: Final = 0.2
 _LOG_TIMEOUT_SECONDS: Final = 120.0
 _SANDBOX_ATTEMPTS: Final = 5
-_MADE: Final = "made"
+MADE: Final = "made"
 """The file in a device's folder that is written last."""
 
 
@@ -84,6 +84,7 @@ class DeviceOutcome:
     declined: tuple[str, ...] = ()
     uploaded: int = 0
     dropped: int = 0
+    unsettled: bool = False  # a later poll may still answer something
     epsilon: str = "0"  # spent from the device-wide budget
     delta: str = "0"
     reports: int = 0
@@ -156,13 +157,19 @@ class _DeviceGroup:
         self._sandbox = sandbox
         self._reported = 0.0
         self._answered: set[int] = set()
+        self._unsettled: set[int] = set()
 
     def do(self, order: WorkerCommand) -> list[DeviceOutcome]:
         if order == "make":
             return self._make()
-        if order in ("answer", "answer once"):
-            return self._answer(again=order == "answer")
-        return self._spent()
+        if order == "spent":
+            return self._spent()
+        skipped: set[int] = set()
+        if order == "answer once":
+            skipped = self._answered
+        elif order == "retry":
+            skipped = set(range(len(self._numbers))) - self._unsettled
+        return self._answer(skipped.copy())
 
     def _report(self, done: int, *, last: bool = False) -> None:
         if last or time.monotonic() >= self._reported + _PROGRESS_SECONDS:
@@ -176,11 +183,11 @@ class _DeviceGroup:
         done = []
         for place, (number, person) in enumerate(zip(self._numbers, self._people, strict=True)):
             device = self._devices[place]
-            if not (device.folder / _MADE).exists():
+            if not (device.folder / MADE).exists():
                 device = self._create(number, person)
             with device:
                 self._begin_ledger(device)
-                (device.folder / _MADE).touch(mode=0o600)
+                (device.folder / MADE).touch(mode=0o600)
             done.append(DeviceOutcome(device=number))
             self._report(place + 1, last=place + 1 == len(self._numbers))
         # With the sample policy, a new ledger answers after a second.
@@ -214,11 +221,8 @@ class _DeviceGroup:
                 raise ServiceError(f"can't use the log: {run.problems[0]}")
             time.sleep(0.2)
 
-    def _answer(self, *, again: bool) -> list[DeviceOutcome]:
-        """Let all devices poll, and send each report when it is due.
-
-        Unless `again`, devices that answered before are skipped.
-        """
+    def _answer(self, skipped: set[int]) -> list[DeviceOutcome]:
+        """Let the devices poll, and send each report when it is due."""
         found = {number: DeviceOutcome(device=number) for number in self._numbers}
         due: list[tuple[float, int]] = []
         through = 0
@@ -243,13 +247,15 @@ class _DeviceGroup:
                 self._report(through)
 
         for place, number in enumerate(self._numbers):
-            if place in self._answered and not again:
+            if place in skipped:
                 through += 1
                 continue
             with self._devices[place] as device:
                 time.sleep(device.quiet_seconds())
                 run = device.run_once()
                 upload_at = device.next_upload()
+            # A refusal may be for now alone: a ledger that is too new, a window not yet open.
+            unsettled = bool(run.silent or run.waiting or run.problems or run.refused)
             found[number] = DeviceOutcome(
                 device=number,
                 answered=run.answered,
@@ -257,7 +263,9 @@ class _DeviceGroup:
                 declined=run.declined,
                 uploaded=run.uploaded,
                 dropped=run.dropped,
+                unsettled=unsettled,
             )
+            (self._unsettled.add if unsettled else self._unsettled.discard)(place)
             if run.answered:
                 self._answered.add(place)
             if upload_at is not None:

@@ -30,6 +30,7 @@ from chorister.errors import ChoristerError, InvalidInput, ServiceError
 from chorister.fleet.deployment import Deployment
 from chorister.fleet.device_worker import (
     KEY_BYTES,
+    MADE,
     DeviceOutcome,
     FleetFolder,
     WorkerCommand,
@@ -44,6 +45,8 @@ OnCount: TypeAlias = Callable[[int, int], None]
 _PLAN: Final = "fleet.json"
 _TIMING: Final = Timing(query=2, slack=1, housekeeping=1, settle=0, spread=2, poll=5)
 """Short, because made-up data needs no protection against timing."""
+_RETRY_PAUSES: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds before unsettled devices poll again. A real device would, an hour later."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +108,10 @@ class SimulatedFleet(Closing):
         polling would only take time.
         """
         return self._run("answer" if again else "answer once", on_count)
+
+    def retry(self, on_count: OnCount) -> list[DeviceOutcome]:
+        """Let only those devices poll again that could not read the log, or refused something."""
+        return self._run("retry", on_count)
 
     def spent(self, on_count: OnCount = lambda _done, _all: None) -> list[DeviceOutcome]:
         return self._run("spent", on_count)
@@ -180,27 +187,46 @@ def fleet_size(folder: Path) -> int:
     return 0 if found is None else found.devices
 
 
-def keep_answering(fleet: SimulatedFleet, deployment: Deployment) -> Iterator[str]:
+def devices_ready(folder: Path) -> int:
+    """The number of devices in a folder that exist and have begun their ledgers."""
+    return sum(1 for _ in folder.glob(f"devices/*/{MADE}"))
+
+
+def keep_answering(
+    fleet: SimulatedFleet,
+    deployment: Deployment,
+    *,
+    pause: Callable[[float], None] = time.sleep,
+) -> Iterator[str]:
     """Let all devices poll whenever the log has something new. Yields what they did."""
     fleet.make(lambda _done, _all: None)
     yield f"{fleet.plan.devices:,} devices are ready"
     seen: set[bytes] = set()
+    pauses: list[float] = []  # before the retries that are left
+    retry = False
     while True:
         try:
             entries = deployment.current().recipes
         except ChoristerError as error:
             yield f"can't use the log: {error}"
-            time.sleep(2.0)
+            pause(2.0)
             continue
         listed = {entry.address for entry in entries}
         if listed - seen:
             done = fleet.answer(lambda _done, _all: None)
+            pauses = list(_RETRY_PAUSES)
+        elif retry:
+            done = fleet.retry(lambda _done, _all: None)
+        else:
+            done = []
+        if done:
             answered = sum(len(each.answered) for each in done)
             uploaded = sum(each.uploaded for each in done)
             refused = sum(len(each.refused) for each in done)
             yield f"{answered:,} answers, {uploaded:,} uploads, {refused:,} refusals"
         seen = listed
-        time.sleep(1.0)
+        retry = bool(pauses) and any(each.unsettled for each in done)
+        pause(pauses.pop(0) if retry else 1.0)
 
 
 def _read_plan(folder: Path) -> FleetPlan | None:

@@ -316,9 +316,9 @@ class OneHotRandomizer:
     ) -> ConfidenceInterval:
         """Confidence intervals of the noise around unbiased `estimates`.
 
-        Score intervals: all true counts f with `|estimate - f| <= z sqrt(variance(f))`. The
-        variance is linear in f, so the ends solve a quadratic; its discriminant is positive for
-        every sum that can occur. Nothing is cut at 0 or n: averages of such intervals stay honest.
+        Score intervals: all true counts f with `|estimate - f| <= z sqrt(variance(f)) + step / 2`;
+        half a step because sums are whole numbers. The variance is linear in f, so the ends solve a
+        quadratic. Nothing is cut at 0 or n: averages of such intervals stay honest.
         """
         if not 0.0 < confidence < 1.0:
             raise InvalidInput(f"confidence must lie strictly between 0 and 1, not {confidence}")
@@ -326,9 +326,15 @@ class OneHotRandomizer:
         seen = np.asarray(estimates, dtype=np.float64)
         z = float(scipy.special.ndtri(0.5 + confidence / 2.0))
         shift = z * z * self.variance_slope / 2.0
-        spread = z * z * (self._base_variance(n, noise_trials) + self.variance_slope * seen)
-        half = np.sqrt(np.maximum(shift * shift + spread, 0.0))
-        return ConfidenceInterval(low=seen + shift - half, high=seen + shift + half)
+        least, most = seen - self.step / 2.0, seen + self.step / 2.0
+        base, slope = self._base_variance(n, noise_trials), self.variance_slope
+        below, above = (
+            np.sqrt(np.maximum(shift * shift + z * z * (base + slope * end), 0.0))
+            for end in (least, most)
+        )
+        return ConfidenceInterval(
+            low=np.minimum(least + shift - below, least), high=most + shift + above
+        )
 
     def total_weight(self, n: int, noise_trials: int = 0, *, bounded: bool = True) -> TotalWeight:
         """The law of the sum's total weight, which does not depend on anybody's data."""

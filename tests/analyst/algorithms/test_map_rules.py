@@ -100,7 +100,7 @@ class Simulated:
                     slope=np.full(value.shape, slope),
                     reports=np.full(value.shape, DEVICES, dtype=np.int64),
                 )
-                ends_ = rows.interval()
+                ends_ = rows.interval(step=0.0)  # the noise here is continuous
                 true = self.truth[level][mask]
                 hits.append((ends_.low <= true) & (true <= ends_.high))
             self.covered = np.concatenate(hits)  # by the intervals of the last round

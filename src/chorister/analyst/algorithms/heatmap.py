@@ -104,7 +104,9 @@ class HeatMap(AlgorithmResult):
     @cached_property
     def _columns(self) -> dict[str, Any]:
         partition, names, rows = self._last
-        found = rows.interval()
+        last = self.results[-1]
+        step = last.recipe.randomizer.step * max(self.devices / last.n_reports, 1.0)
+        found = rows.interval(step=step)
         estimate = np.concatenate(
             [self.fit.at(level)[mask] for level, mask in enumerate(partition.masks)]
         )
