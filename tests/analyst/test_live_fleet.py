@@ -32,7 +32,7 @@ from chorister.errors import (
     WindowOver,
 )
 from chorister.recipe import Recipe
-from chorister.transparency.entries import Entry
+from chorister.transparency.entries import SignedEntry
 from tests.aggregator.inprocess_pair import InProcessPair, a_pair, wait_until
 from tests.aggregator.operators import TOKENS, Addresses, Operators
 from tests.aggregator.server_processes import server_processes
@@ -157,11 +157,11 @@ def test_a_registry_that_is_busy_when_the_target_is_reached_is_told_later(
     world.upload(round_.recipe, [1, 1, 1])
     submit, calls = LiveFleet._submit, []
 
-    def busy_twice(fleet: LiveFleet, entry: Entry) -> None:
+    def busy_twice(fleet: LiveFleet, entry: SignedEntry, body: bytes = b"") -> None:
         calls.append(entry)
         if len(calls) < 3:
             raise ServiceError("the registry can't take it now")
-        submit(fleet, entry)
+        submit(fleet, entry, body)
 
     monkeypatch.setattr(LiveFleet, "_submit", busy_twice)
     assert study.ask(question, target=3).n_reports == 3
