@@ -21,7 +21,7 @@ from chorister.device import Timing
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON, MIN_LOCAL_EPSILON
 from chorister.recipe.model import MAX_RECIPE_BYTES
 from chorister.transparency.checkpoint import MAX_SKEW
-from chorister.transparency.entries import MAX_ENTRY
+from chorister.transparency.entries import MAX_BODY, MAX_ENTRY
 from tests.conftest import REPOSITORY
 
 DEMO = inspect.signature(demo).parameters["devices"].default
@@ -37,8 +37,9 @@ LOCAL = (MIN_LOCAL_EPSILON, MAX_LOCAL_EPSILON)
         ("howto/embed-a-device", "all of this in eighty lines", APP // 10 * 10, 80),
         ("reference/recipe", "at most 8,000,000 bytes", MAX_RECIPE_BYTES, 8_000_000),
         ("reference/recipe", "eps0, 0.001 to 20", LOCAL, (Decimal("0.001"), 20)),
-        ("reference/log", "An entry has at most 11 MiB", MAX_ENTRY, 11 << 20),
-        ("reference/log", "signs nothing that is more than five minutes ahead", MAX_SKEW, 300),
+        ("reference/log", "An entry has at most 65,535 bytes", MAX_ENTRY, 65_535),
+        ("reference/log", "a JWS of at most 11 MiB", MAX_BODY, 11 << 20),
+        ("reference/log", "was current within five minutes of its clock", MAX_SKEW, 300),
         ("concepts/budget", "five minutes ahead of it", MAX_SKEW, 300),
         ("concepts/aggregation", "remembered for a year", KEEP_IDS_SECONDS, 366 * 86_400),
         ("concepts/aggregation", "noticed after ten seconds", DEAD_AFTER_SECONDS, 10),

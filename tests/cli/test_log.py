@@ -248,3 +248,65 @@ def test_authorities_of_one_s_own(world: World, tmp_path: Path) -> None:
         run("verify", registry.url, "--no-fresh", "--ca-bundle", chain)
         assert "0" in run("show", registry.url, "--ca-bundle", chain)
         run("verify", registry.url, "--no-fresh", code=1)
+
+
+# --- Monitoring ----------------------------------------------------------------------------------
+
+
+def watch(world: World, *options: object, code: int = 0) -> list[dict[str, Any]]:
+    text = run("monitor", world.public, "--once", "--json", *options, code=code)
+    return [json.loads(line) for line in text.splitlines()] if code == 0 else [json.loads(text)]
+
+
+@pytest.fixture
+def watched(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr("chorister.cli.log_monitor.SystemClock", lambda: world.clock)
+    return world
+
+
+def test_monitor_tells_each_new_entry_once(watched: World, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    rows = watch(watched, "--kept", kept)
+    assert [row["kind"] for row in rows].count("recipe") == 2
+    assert watch(watched, "--kept", kept) == []
+    watched.publish(recipe_entry("third", author="second author"))
+    (row,) = watch(watched, "--kept", kept)
+    assert (row["kind"], "third of" in row["what"]) == ("recipe", True)
+    assert "third of" in run("monitor", watched.public, "--once")
+
+
+def test_monitor_notices_a_fork_between_two_looks(watched: World, tmp_path: Path) -> None:
+    """Even if both aggregators sign it: the kept checkpoint is enough."""
+    kept = tmp_path / "kept"
+    watch(watched, "--kept", kept)
+    before = kept.read_bytes()
+    other = [recipe_entry(f"r{number}").encode() for number in range(9)]
+    time = watched.clock.now() + 1
+    forge(watched.public, other, time=time, cosigned=True, name="checkpoint")
+    (wrong,) = watch(watched, "--kept", kept, code=1)
+    assert wrong["wrong"] == "LogForked"
+    assert kept.read_bytes() == before
+    kept.write_bytes(b"noise")
+    assert watch(watched, "--kept", kept, code=1)[0]["wrong"] == "StorageDamaged"
+
+
+def test_monitor_notices_a_stale_log(watched: World) -> None:
+    watched.clock.advance(3 * DAY)
+    assert watch(watched, code=1)[0]["wrong"] == "CheckpointTime"
+
+
+def test_monitor_posts_to_a_webhook(watched: World, tmp_path: Path) -> None:
+    seen: list[bytes] = []
+
+    def answer(request: Seen) -> Reply:
+        seen.append(request.body)
+        return Reply(body=b"")
+
+    with serve(answer) as hook:
+        rows = watch(watched, "--webhook", hook.url)
+    assert [json.loads(body) for body in seen] == rows
+    # One that is away loses nothing: the entries are told again.
+    kept = tmp_path / "kept"
+    away = ("--kept", kept, "--webhook", "http://127.0.0.1:1")
+    assert "webhook" in run("monitor", watched.public, "--once", *away, code=1)
+    assert not kept.exists()

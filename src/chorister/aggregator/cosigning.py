@@ -27,7 +27,7 @@ from chorister.clock import Clock
 from chorister.errors import ChoristerError, DecodeError, InvalidInput, ServiceError, StorageDamaged
 from chorister.policy import Policy
 from chorister.recipe import SignedRecipe
-from chorister.transparency.checkpoint import MAX_SKEW, SignedCheckpoint
+from chorister.transparency.checkpoint import MAX_SKEW, Checkpoint, SignedCheckpoint
 from chorister.transparency.client import CANDIDATE, HTTPSource, RegistryClient
 from chorister.transparency.cosigner import (
     Cosigner,
@@ -37,7 +37,7 @@ from chorister.transparency.cosigner import (
     create_head,
 )
 from chorister.transparency.entries import HPKEConfigEntry, RecipeEntry, parse_entry
-from chorister.transparency.note import MAX_NOTE, key_name
+from chorister.transparency.note import MAX_NOTE, SignatureLine, key_name
 
 _RESUBMIT_SECONDS: Final = 600
 _TIMEOUT_SECONDS: Final = 30.0
@@ -124,6 +124,10 @@ class Cosigning:
         self._source = HTTPSource(
             registry, timeout=_TIMEOUT_SECONDS, ca_bundle=ca_bundle, transport=transport
         )
+        # For requests, which come in another thread.
+        self._asked = HTTPSource(
+            registry, timeout=_TIMEOUT_SECONDS, ca_bundle=ca_bundle, transport=transport
+        )
         self._registry = RegistryClient(
             registry, timeout=_TIMEOUT_SECONDS, ca_bundle=ca_bundle, transport=transport
         )
@@ -154,8 +158,36 @@ class Cosigning:
     def close(self) -> None:
         """Release the head for another process."""
         self._source.close()
+        self._asked.close()
         self._registry.close()
         self._head.close()
+
+    # --- As a witness that is asked -----------------------------------------------------------
+
+    @property
+    def origin(self) -> str:
+        """The log's name."""
+        return self._identity.origin
+
+    @property
+    def last(self) -> Checkpoint:
+        """The checkpoint that was cosigned last."""
+        return self._cosigner.last
+
+    def newest(self) -> SignedCheckpoint | None:
+        """Return it with the log's signature and ours; None if the log is still empty here."""
+        newest = self._head.last
+        return newest if newest.checkpoint.size else None
+
+    def check_log(self, signed: SignedCheckpoint) -> None:
+        """Require the log's signature."""
+        signed.check_log(self._identity.origin, self._identity.log_keys)
+
+    def cosign(self, signed: SignedCheckpoint) -> SignatureLine:
+        """Check a checkpoint that somebody sent, with the log's own files, and cosign it."""
+        return self._cosigner.cosign(self._asked, signed)
+
+    # --- By itself ----------------------------------------------------------------------------
 
     def run(self) -> bool:
         """Run once. Returns False if something went wrong, which is logged."""

@@ -32,6 +32,7 @@ from chorister.aggregator.http.request_checks import (
     upload_credential_checks,
 )
 from chorister.aggregator.http.upload_route import UploadRoute
+from chorister.aggregator.http.witness_routes import WitnessRoutes
 from chorister.aggregator.jobs.aggregation_job_driver import AggregationJobDriver
 from chorister.aggregator.jobs.collection_job_driver import CollectionJobDriver
 from chorister.aggregator.jobs.garbage_collector import GarbageCollector
@@ -348,6 +349,8 @@ class Service:
             metrics=self.metrics,
             cache_seconds=self.config.config_cache,
         )
+        if self.cosigning is not None:
+            base += WitnessRoutes(self.cosigning, self.metrics, self.config.prefix).routes()
         return build_starlette([*base, *routes], self.metrics, lifespan)
 
     def metrics_updater(self) -> Periodic:

@@ -166,6 +166,7 @@ from chorister.cli import (  # noqa: E402, F401
     demo,
     device,
     log,
+    log_monitor,
     operators,
     policy,
     privacy,

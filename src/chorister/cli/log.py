@@ -68,7 +68,7 @@ def verify_command(
         raise InvalidInput("--earlier-policy needs --policy as well, for the current policy")
     kept = [SignedCheckpoint.parse(read_file(path)) for path in since or ()]
     must_be_fresh = _is_url(where) if fresh is None else fresh
-    with _source(where, ca_bundle) as source, _errors_reported(json_):
+    with open_source(where, ca_bundle) as source, errors_reported(json_):
         found = audit(
             source,
             authority=Authority.of(own, earlier=past) if own else read_policies(source).authority,
@@ -92,7 +92,7 @@ def show_command(
     json_: JSON = False,
 ) -> None:
     """List the entries. This does not verify the checkpoint's signatures: use `log verify`."""
-    with _source(where, ca_bundle) as source, _errors_reported(json_):
+    with open_source(where, ca_bundle) as source, errors_reported(json_):
         checkpoint = SignedCheckpoint.parse(source.read(CHECKPOINT, limit=MAX_NOTE)).checkpoint
         state, recipes = LogState(), dict[int, SignedRecipe]()
         entries = list(replay(source, state, read_entries(source, 0, checkpoint.size), recipes))
@@ -102,7 +102,7 @@ def show_command(
         current = {address for _, address in listed.hpke_configs}
         current |= {recipe.address for recipe in listed.recipes}
     leaves = [logged.leaf for logged in entries]
-    rows = [_row(logged, recipes.get(logged.index), current) for logged in entries]
+    rows = [describe(logged, recipes.get(logged.index), current) for logged in entries]
     if entry is not None:
         if entry >= len(rows):
             raise InvalidInput(
@@ -132,7 +132,8 @@ def _is_url(where: str) -> bool:
 
 
 @contextlib.contextmanager
-def _source(where: str, ca_bundle: Path | None) -> Iterator[Source]:
+def open_source(where: str, ca_bundle: Path | None) -> Iterator[Source]:
+    """Open a log at a URL or in a folder."""
     if _is_url(where):
         with HTTPSource(where, ca_bundle=ca_bundle) as source:
             yield source
@@ -147,7 +148,8 @@ def _source(where: str, ca_bundle: Path | None) -> Iterator[Source]:
 # --- In words ------------------------------------------------------------------------------------
 
 
-def _row(logged: Logged, recipe: SignedRecipe | None, current: set[bytes]) -> dict[str, Any]:
+def describe(logged: Logged, recipe: SignedRecipe | None, current: set[bytes]) -> dict[str, Any]:
+    """Put an entry into words; `current` has the addresses on the current list."""
     entry = logged.entry
     row: dict[str, Any] = {"index": logged.index, "address": logged.leaf.hex()}
     shown = None
@@ -233,7 +235,7 @@ def _print_summary(found: Audit, *, own_policies: bool) -> None:
 
 
 @contextlib.contextmanager
-def _errors_reported(json_: bool) -> Iterator[None]:
+def errors_reported(json_: bool) -> Iterator[None]:
     """Exit with 1 if something is wrong with the log; let bugs through."""
     try:
         yield

@@ -58,6 +58,9 @@ def _parties(policy: Policy) -> Iterator[str]:
     age = duration_text(policy.checkpoint_max_age)
     log = policy.log.origin
     yield f"a device is silent if its copy of the list of the public log {log} is older than {age}"
+    witnesses = policy.log.witness_policy
+    if witnesses is not None:
+        yield f"further witnesses have to cosign the log: quorum {legible(witnesses.quorum)}"
     yield f"digest {policy.digest.hex()}"
 
 

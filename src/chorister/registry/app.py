@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -40,6 +40,7 @@ from chorister.errors import (
 )
 from chorister.registry.public_files import PublicFiles
 from chorister.registry.registry import CheckpointStatus, Registry
+from chorister.registry.witnesses import Witnessing
 from chorister.transparency.entries import MAX_SUBMISSION
 
 T = TypeVar("T")
@@ -146,6 +147,7 @@ class _Service:
     interval: float
     entries: _Inbox
     cosignatures: _Inbox
+    witnesses: Sequence[Witnessing]
     # For checkpoints and /status. Like the threads of the inboxes they may wait for the log's
     # lock, so those who read files have other threads.
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(4))
@@ -167,6 +169,7 @@ class _Service:
                 "published": _summary(status.published),
                 "candidate": _summary(status.candidate),
                 "waiting_for": list(status.waiting_for),
+                "alarms": [each.alarm for each in self.witnesses if each.alarm is not None],
             },
             headers={"Cache-Control": "no-store"},
         )
@@ -209,7 +212,12 @@ class _Service:
 
 
 def build_app(
-    registry: Registry, public: Path, *, interval: float = 60.0, limits: Limits | None = None
+    registry: Registry,
+    public: Path,
+    *,
+    interval: float = 60.0,
+    limits: Limits | None = None,
+    witnesses: Sequence[Witnessing] = (),
 ) -> Starlette:
     """Return the registry as an ASGI application, which also keeps its checkpoints fresh."""
     limits = limits or Limits()
@@ -217,13 +225,14 @@ def build_app(
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await service.refresh()
-        task = asyncio.create_task(service.keep_fresh())
+        tasks = [asyncio.create_task(service.keep_fresh())]
+        tasks += [asyncio.create_task(each.run(registry)) for each in witnesses]
         try:
             yield
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     service = _Service(
         registry=registry,
@@ -231,6 +240,7 @@ def build_app(
         interval=interval,
         entries=_Inbox(limits=limits, max_bytes=limits.entry_bytes),
         cosignatures=_Inbox(limits=limits, max_bytes=limits.cosignature_bytes),
+        witnesses=witnesses,
     )
     return Starlette(
         routes=[

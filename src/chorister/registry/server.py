@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Final, Self
 
 import uvicorn
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 from starlette.applications import Starlette
 
 from chorister.canonical import Int, Model
@@ -19,13 +19,16 @@ from chorister.errors import ChoristerError, ServiceError, StorageDamaged
 from chorister.http_server import Deadlines, listen, server_config, server_url
 from chorister.key_files import read_signing_key
 from chorister.policy import Policy
+from chorister.policy.witnesses import parse_vkey
 from chorister.registry.app import Limits, build_app
 from chorister.registry.folder import LogFolder
 from chorister.registry.registry import Registry
+from chorister.registry.witnesses import Witnessing
 from chorister.settings_file import read_settings
 from chorister.transparency.client import ABOUT, policy_path
 from chorister.transparency.note import check_key_name
 from chorister.transparency.trust import Authority
+from chorister.transparency.witness import Witness
 
 _CONNECTIONS: Final = 512
 
@@ -33,6 +36,22 @@ _CONNECTIONS: Final = 512
 _Text = Annotated[
     str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1000, strict=True)
 ]
+
+
+def _vkey(text: str) -> str:
+    parse_vkey(text)
+    return text
+
+
+class WitnessConfig(Model):
+    """A further witness that is asked to cosign."""
+
+    key: Annotated[_Text, AfterValidator(_vkey)]
+    """Its verifier key, NAME+HASH+BASE64, as the witness publishes it."""
+    url: _Text
+    """Its submission prefix: checkpoints go to `add-checkpoint` below it."""
+    interval: Annotated[Int, Field(ge=1, le=86_400)] = 60
+    """Seconds between two checkpoints for it."""
 
 
 class RegistryConfig(Model):
@@ -50,6 +69,8 @@ class RegistryConfig(Model):
     """Seconds between checkpoints."""
     connections_per_address: Annotated[Int, Field(ge=1, le=1_000_000)] = 128
     """Connections of one IPv4 address or IPv6 /64 network; behind a proxy, at least 512."""
+    witnesses: Annotated[tuple[WitnessConfig, ...], Field(max_length=32)] = ()
+    """Further witnesses, asked in addition to the aggregators."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -158,7 +179,11 @@ def serve(
         listen(host, port) as listener,
         open_registry(config, clock, create=create) as (registry, folder),
     ):
-        app = build_app(registry, folder.public, interval=config.interval)
+        witnesses = [
+            Witnessing(witness=Witness(parse_vkey(each.key), each.url), interval=each.interval)
+            for each in config.witnesses
+        ]
+        app = build_app(registry, folder.public, interval=config.interval, witnesses=witnesses)
         ready(server_url("http", host, listener), registry)
         deadlines = Deadlines(
             # Later than the application's own deadline, which tells the sender why.

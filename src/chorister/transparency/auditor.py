@@ -151,7 +151,7 @@ def audit(
     cosignatures = authority.check_signatures(signed)
     time = min(cosignature.time for cosignature in cosignatures)
     if clock is not None:
-        _check_fresh(time, clock.now(), authority.max_age)
+        check_fresh(time, clock.now(), authority.max_age)
     state, recipes = LogState(), dict[int, SignedRecipe]()
     logged = read_entries(source, 0, checkpoint.size)
     entries, unjudged = _judge(replay(source, state, logged, recipes), authority, judge_all)
@@ -166,7 +166,7 @@ def audit(
     )
     _check_proof(source, signed)
     for kept in earlier:
-        _check_extends(kept, signed, tree.leaves, authority)
+        check_extends(kept, signed, tree.leaves, authority)
     candidate, waiting_for = _check_candidate(source, signed, state, authority, judge_all)
     return Audit(
         checkpoint=checkpoint,
@@ -196,7 +196,7 @@ def _judge(
     return tuple(judged), unjudged
 
 
-def _check_fresh(time: int, now: int, max_age: int) -> None:
+def check_fresh(time: int, now: int, max_age: int) -> None:
     if time > now + MAX_SKEW or time < now - max_age:
         raise CheckpointTime(
             f"the checkpoint was cosigned {time - now:+} s from now; "
@@ -218,7 +218,7 @@ def _check_proof(source: Source, signed: SignedCheckpoint) -> None:
         )
 
 
-def _check_extends(
+def check_extends(
     kept: SignedCheckpoint,
     signed: SignedCheckpoint,
     leaves: Sequence[bytes],

@@ -330,9 +330,10 @@ class LogState:
 
     def _current_hpke(self, time: int) -> Iterator[tuple[str, bytes]]:
         for name, entries in self._hpke.items():
-            valid = [entry for entry in entries if entry.not_before <= time < entry.not_after]
-            if valid:
-                yield name, valid[-1].address
+            valid = (each for each in reversed(entries) if each.not_before <= time < each.not_after)
+            newest = next(valid, None)
+            if newest is not None:
+                yield name, newest.address
 
     def _check_list(self, entry: ListEntry) -> None:
         if self.last_list is not None and entry.time <= self.last_list.entry.time:
