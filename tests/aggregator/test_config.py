@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from chorister.aggregator.config import (
 )
 from chorister.errors import ServiceError
 from chorister.key_files import read_secret, read_token, write_private
+from chorister.registry.server import RegistryConfig
 from tests.aggregator.operators import TOKENS, Operators
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "aggregator.md"
@@ -238,6 +240,8 @@ def test_every_setting_is_documented(title: str, model: Any, base: Any) -> None:
 def test_the_guides_settings_are_accepted(tmp_path: Path) -> None:
     page = (PAGE.parents[1] / "howto" / "run-a-pair.md").read_text()
     found = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    registry, *found = found
+    assert RegistryConfig.model_validate(tomllib.loads(registry)).origin
     assert len(found) == 2
     for text, model in zip(found, (LeaderConfig, HelperConfig), strict=True):
         path = tmp_path / "settings.toml"

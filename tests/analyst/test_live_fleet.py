@@ -238,7 +238,11 @@ def test_cancelling(world: World) -> None:
     study.cancel()
     with pytest.raises(QuestionWithdrawn):
         study.ask(question)
-    log = b"".join(path.read_bytes() for path in world.pair.operators.folder.rglob("body/*"))
+    log = b"".join(
+        path.read_bytes()
+        for path in world.pair.operators.folder.rglob("tile/entries/**/*")
+        if path.is_file()
+    )
     assert study.rounds[0].recipe.digest in log  # the recipe's end names it by its digest
 
 

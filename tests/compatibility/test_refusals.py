@@ -293,7 +293,8 @@ def test_every_file_of_a_console_from_a_newer_version(kept: Path, tmp_path: Path
 
 
 def test_every_file_of_a_live_study_from_a_newer_version(servers: OldServers) -> None:
-    opened = Servers(servers.folder, servers.clock)
+    start_log_again(servers.folder)
+    opened = Servers(servers.folder, servers.clock, begin=True)
     try:
         found = list(documents(servers.folder / "studies"))
         assert len(found) == 5  # four rounds and the study

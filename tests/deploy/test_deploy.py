@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import yaml  # type: ignore[import-untyped]
 from chorister.aggregator.config import AggregatorConfig, HelperConfig, LeaderConfig, load_config
 from chorister.aggregator.operations.metrics import Metrics
 from chorister.cli import app
+from chorister.registry.server import RegistryConfig
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -170,7 +172,8 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_guides_settings_are_accepted(tmp_path: Path) -> None:
-    found = blocks("toml")
+    *found, registry = blocks("toml")
+    assert RegistryConfig.model_validate(tomllib.loads(registry)).origin
     assert len(found) == 2
     for text, model in zip(found, (LeaderConfig, HelperConfig), strict=True):
         path = tmp_path / "settings.toml"

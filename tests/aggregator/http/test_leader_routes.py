@@ -28,6 +28,7 @@ from chorister.dap.draft import (
 from chorister.dap.http import parse_problem
 from chorister.dap.messages import CollectionJobReq, HpkeConfigList, Query, UploadErrors
 from chorister.dap.task import Task, advertise
+from chorister.transparency.note import key_name
 from tests.aggregator.inprocess_pair import InProcessPair, a_pair, wait_until
 from tests.aggregator.operators import TOKENS
 
@@ -75,7 +76,7 @@ def test_hpke_config_is_what_the_log_says_and_may_be_cached(
     assert answer.headers["cache-control"] == "public, max-age=86400"
     configs = HpkeConfigList.decode(answer.content).configs
     assert pair.leader.cosigning is not None
-    head = pair.leader.cosigning._head.state.hpke_entries(pair.operators.at.leader)
+    head = pair.leader.cosigning._head.state.hpke_entries(key_name(pair.operators.at.leader))
     assert configs == (head[-1].config,)
 
 
