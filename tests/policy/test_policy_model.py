@@ -22,6 +22,7 @@ from chorister.policy import Policy, Renyi
 from chorister.policy.model import DURATION_FIELDS
 from chorister.privacy.filters import BasicFilter, RenyiFilter
 from tests.keyboard import ANALYSIS, POLICY, POLICY_FILE, REMOVE, analysis_at, policy_at
+from tests.logworld import policy, vkey
 
 
 def test_the_papers_tables() -> None:
@@ -75,6 +76,19 @@ def test_the_digest_ignores_layout_and_sees_everything_else() -> None:
     assert Policy.load(text + b"\n# a remark\n").digest == POLICY.digest
     assert Policy.load(text.replace(b"1e-5", b"0.00001")).digest == POLICY.digest
     assert Policy.load(text.replace(b"1e-5", b"2e-5")).digest != POLICY.digest
+
+
+@pytest.mark.parametrize("whose", ["leader", "helper", "log"])
+def test_a_required_key_is_no_further_witness(whose: str) -> None:
+    """It would count twice: two aggregators that collude would be their own witness."""
+    world = policy()
+    line = f"witness twice {vkey('witness.example', whose)}\nquorum twice\n"
+    log = world.log.model_dump() | {"witnesses": line}
+    with pytest.raises(ValidationError, match=r"twice has the key of"):
+        Policy.model_validate(world.model_dump() | {"log": log})
+    other = f"witness w {vkey('witness.example', 'witness')}\nquorum w\n"
+    log = world.log.model_dump() | {"witnesses": other}
+    assert Policy.model_validate(world.model_dump() | {"log": log}).log.witness_policy
 
 
 def test_groups_have_closed_lists() -> None:

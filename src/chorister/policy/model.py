@@ -380,9 +380,22 @@ class Policy(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Policy:
-        if found := [*self._references(), *self._periods()]:
+        if found := [*self._references(), *self._periods(), *self._witnesses()]:
             raise FieldErrors(found)
         return self
+
+    def _witnesses(self) -> Iterator[tuple[str, str]]:
+        """Whoever already has to cosign adds nothing as a witness."""
+        required = {
+            b64url_decode(key)
+            for pair in self.aggregators
+            for side in (pair.leader, pair.helper)
+            for key in side.cosigning_keys
+        } | {b64url_decode(key) for key in self.log.keys}
+        witnesses = self.log.witness_policy
+        for name, witness in ({} if witnesses is None else witnesses.witnesses).items():
+            if witness.key in required:
+                yield "log.witnesses", f"{name} has the key of the log or of an aggregator"
 
     def _references(self) -> Iterator[tuple[str, str]]:
         for name in sorted(set(self.streams) & set(self.profiles)):
