@@ -96,6 +96,7 @@ docs: $(VENV)/.native
 
 browser:
 	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends chromium; }
+	@test -e target/axe/node_modules/axe-core/axe.min.js || npm install --silent --no-audit --no-fund --prefix target/axe axe-core@4.14.0
 
 wheel: $(VENV)/.native
 	@$(BIN)/maturin build --quiet --release --locked --out dist
