@@ -133,7 +133,7 @@ def test_an_analysts_day(browser: Browser, tmp_path: Path, width: int, theme: st
         page.goto(path + "/ask")
         page.check("input[name='use:user.age']")
         page.fill("input[name='edges:user.age']", "10 to 90 by 10")
-        page.fill("input[name='epsilon']", "1000")
+        page.fill("input[name='epsilon']", "40")
         expect(page.locator(".notice.bad").first).to_contain_text("epsilon", timeout=WAIT)
         assert page.locator(".ask-button:not(.second)").count() == 0
         _fits(page, "exhausted")
