@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import MutableMapping
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class _Connection(Protocol):
     transport: asyncio.Transport
+    connections: set[Any]  # of the whole server
 
 
 class AddressLimit:
@@ -36,6 +37,7 @@ class AddressLimit:
             if oldest is None:
                 return False
             del own[oldest], self._waiting[oldest]
+            oldest.connections.discard(oldest)  # now: it ends only when the event loop goes on
             oldest.transport.abort()
         own[connection] = None
         return True

@@ -25,6 +25,7 @@ class Handshake(asyncio.Protocol):
         self, connection: GuardedConnection, context: ssl.SSLContext, seconds: float
     ) -> None:
         self._connection = connection
+        self.connections: set[Any] = connection.connections
         self._context = context
         self._seconds = seconds
         self._early = bytearray()  # what the client sent together with the end of the handshake
@@ -35,7 +36,7 @@ class Handshake(asyncio.Protocol):
         if not self._connection.addresses.admit(self):
             self.transport.abort()
             return
-        self._connection.connections.add(cast("Any", self))
+        self.connections.add(self)
         self._connection.make_room()
         self._connection.waiting[self] = None
         loop = asyncio.get_running_loop()
@@ -62,7 +63,7 @@ class Handshake(asyncio.Protocol):
         self.transport.abort()
 
     def _leave(self) -> None:
-        self._connection.connections.discard(cast("Any", self))
+        self.connections.discard(self)
         self._connection.waiting.pop(self, None)
         self._connection.addresses.release(self)
 

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import pytest
 
@@ -85,9 +85,9 @@ def test_two_thousand_silent_connections_of_one_address_keep_nobody_else_out(
     with server_processes(operators):
         for role in ("registry", "leader", "helper"):
             url = getattr(operators.at, role)
-            path = "status" if role == "registry" else "hpke_config"
+            path = "/status" if role == "registry" else "/healthz"
             with silence(urlsplit(url).port or 0), WebClient(timeout=20) as web:
                 for _ in range(3):
-                    answer = web.exchange("GET", f"{url.rstrip('/')}/{path}", limit=1 << 20)
+                    answer = web.exchange("GET", urljoin(url, path), limit=1 << 20)
                     assert answer.status == 200
                     time.sleep(0.2)

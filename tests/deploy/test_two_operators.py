@@ -120,7 +120,7 @@ class Hosts:
             for role, database in zip(HOSTS, databases, strict=True)
         )
         self._exchange()
-        for operator, printed in zip((self.leader, self.helper), blocks("toml"), strict=True):
+        for operator, printed in zip((self.leader, self.helper), blocks("toml")[:2], strict=True):
             operator.configure(printed, self._own(operator))
 
     def _exchange(self) -> None:

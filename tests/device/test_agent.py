@@ -72,7 +72,7 @@ def test_nothing_is_asked_twice(home: Home) -> None:
 
 def test_all_bodies_are_fetched_whether_answered_or_not_and_once_for_each_list(home: Home) -> None:
     recipes = [a_recipe("one"), a_recipe("two", {"privacy/min_cohort": 2})]
-    for expected in (["checkpoint", "list", *["entry"] * 4], ["checkpoint", "list"]):
+    for expected in (["list.tlog-proof", "list", *["body"] * 4], ["list.tlog-proof", "list"]):
         home.network.gets.clear()
         home.ask(*recipes)
         fetched = [url.removeprefix(REGISTRY).split("/")[0] for url in home.network.gets]

@@ -36,7 +36,9 @@ STATES = {
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcesses]:
-    settings = {"leader": QUICK, "helper": QUICK}
+    # All come from one address, whose own limit other tests are about.
+    registry = {"connections_per_address": 10_000}
+    settings = {"leader": QUICK, "helper": QUICK, "registry": registry}
     folder = tmp_path_factory.mktemp("silent")
     with server_processes(Operators(folder, Addresses.local(), settings=settings)) as processes:
         yield processes
