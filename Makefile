@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: make demo, make test.
-# Each target makes .venv and the native module by itself; the second time that is quick.
+# Each target creates .venv and builds the native module if needed; after the first time, that is quick.
 
 SHELL  := /bin/bash
 # A Python that is named (make test PYTHON=python3.13) gets a virtual environment of its own.
@@ -22,9 +22,9 @@ export MATURIN_PEP517_ARGS := --locked
 
 .PHONY: help demo test soak check bench docs browser wheel lock clean
 help:
-	@echo "make demo     a real private study on this machine: servers, devices, estimates beside the truth"
+	@echo "make demo     a real private study on this machine: servers, devices, estimates next to the truth"
 	@echo "make test     all tests"
-	@echo "make soak     a long storm over two operators (SOAK_SECONDS=600, SEED=...), which prints its seed"
+	@echo "make soak     a long fault test of two operators (SOAK_SECONDS=600, SEED=...), which prints its seed"
 	@echo "make check    lint, types, import layers, clippy"
 	@echo "make bench    all benchmarks"
 	@echo "make docs     the documentation, into docs/_build/html"
@@ -52,7 +52,7 @@ endif
 	@test -e .venv || ln -s $(VENV) .venv
 	@touch $@
 
-# Compiled once, also where Python may not write bytecode by itself: the demo and the tests start many processes.
+# Bytecode is compiled once, in case Python can't write it later: the demo and the tests start many processes.
 # The editable install builds the native module in release mode, into src/chorister.
 $(VENV)/.native: $(VENV)/.python $(NATIVE) pyproject.toml
 	@command -v cargo >/dev/null || \

@@ -57,7 +57,7 @@ class Release1:
         return float(self.randomizer.variance(self.reports, 1.0, self.trials)) - self.base
 
     def draw(self, rng: np.random.Generator, counts: Ints) -> Floats:
-        """Estimates of the counts: two binomials a bin, the exact law, and the noise's."""
+        """Estimates of the counts: two binomials per bin, the exact law, and the noise's."""
         law = self.randomizer
         others = self.reports - counts + 2 * self.trials
         sums = rng.binomial(counts, law.h) + rng.binomial(others, law.q)

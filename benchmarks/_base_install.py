@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import tomllib
 import venv
+from collections.abc import Iterable
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
@@ -17,10 +18,10 @@ from packaging.utils import canonicalize_name
 REPOSITORY = Path(__file__).parent.parent
 
 
-def base_requirements() -> list[Distribution]:
+def base_requirements(also: Iterable[str] = ()) -> list[Distribution]:
     """What the project needs without any extra, and whatever that needs in turn."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    wanted = [Requirement(text) for text in project["dependencies"]]
+    wanted = [Requirement(text) for text in (*project["dependencies"], *also)]
     found: dict[str, Distribution] = {}
     while wanted:
         requirement = wanted.pop()
@@ -37,12 +38,20 @@ def base_requirements() -> list[Distribution]:
     return list(found.values())
 
 
-def base_environment(folder: Path, package: Path = REPOSITORY / "src" / "chorister") -> Path:
-    """Create a virtual environment with the package and all that it needs; return its Python."""
+def base_environment(
+    folder: Path,
+    package: Path = REPOSITORY / "src" / "chorister",
+    *,
+    also: Iterable[str] = (),
+) -> Path:
+    """Create a virtual environment with the package and all that it needs; return its Python.
+
+    `also` names distributions that are installed as well.
+    """
     venv.create(folder, symlinks=True, with_pip=False)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = folder / "lib" / version / "site-packages"
-    for found in base_requirements():
+    for found in base_requirements(also):
         for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
             link = site / top
             if not link.is_symlink():  # two may share a namespace

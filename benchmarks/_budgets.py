@@ -1,7 +1,7 @@
 """Equal aggregate epsilon for one question to everybody and for several rounds.
 
 One report a device (k = 1): the rounds go to disjoint cohorts, each at the whole epsilon. Several
-(k >= rounds): everybody answers every round; the rounds' mechanisms are fixed beforehand, so their
+(k >= rounds): everybody answers every round; the rounds' mechanisms are fixed in advance, so their
 privacy losses are convolved (exact accounting), and 1/sigma^2 is split as the shares say.
 """
 
@@ -22,7 +22,6 @@ from chorister.privacy import (
     OneHotRandomizer,
     Release,
     Setting,
-    epsilon,
     local_epsilon,
 )
 from chorister.privacy.certified import noise_trials
@@ -35,7 +34,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Round:
+class RoundNoise:
     """What one round's noise is."""
 
     reports: int
@@ -63,7 +62,7 @@ class Round:
         return float(self.randomizer.std_error(self.reports, 0.0, self.noise_trials))
 
     def draw(self, counts: Ints, rng: np.random.Generator) -> Ints:
-        """The released sums: two binomials a cell, the exact law."""
+        """The released sums: two binomials per cell, the exact law."""
         law = self.randomizer
         sums = rng.binomial(self.trials - counts, law.q)
         held = np.flatnonzero(counts)
@@ -75,21 +74,21 @@ class Round:
 
 
 @lru_cache(maxsize=256)
-def one_question(eps: float, crowd: str, devices: int) -> Round:
+def one_question(eps: float, crowd: str, devices: int) -> RoundNoise:
     """Everybody answers once."""
     found = local_epsilon(cohort=devices, epsilon=eps, delta=DELTA, crowd=Crowd(crowd))
-    return Round(reports=devices, local_epsilon=float(found), crowd=crowd)
+    return RoundNoise(reports=devices, local_epsilon=float(found), crowd=crowd)
 
 
 @lru_cache(maxsize=256)
 def rounds(
     eps: float, crowd: str, devices: int, shares: tuple[float, ...], k: int
-) -> tuple[Round, ...]:
+) -> tuple[RoundNoise, ...]:
     """Several rounds that cost any one device the same as one question does."""
     if k == 1:
         return tuple(one_question(eps, crowd, round(devices * share)) for share in shares)
     if k < len(shares):
-        raise ValueError(f"{len(shares)} rounds need {len(shares)} reports a device, not {k}")
+        raise ValueError(f"{len(shares)} rounds need {len(shares)} reports per device, not {k}")
 
     def at(sigma: float) -> list[float]:
         return [_local(devices, sigma * sigma / share) for share in shares]
@@ -103,7 +102,7 @@ def rounds(
             low = middle
         if high / low < 1.0002:
             break
-    return tuple(Round(reports=devices, local_epsilon=each, crowd=crowd) for each in at(high))
+    return tuple(RoundNoise(reports=devices, local_epsilon=each, crowd=crowd) for each in at(high))
 
 
 def spent(locals_: Sequence[float], crowd: str, devices: int) -> float:
@@ -113,12 +112,6 @@ def spent(locals_: Sequence[float], crowd: str, devices: int) -> float:
         for each in locals_
     )
     return compose_exact(FixedSequence(releases=releases), DELTA)
-
-
-def spent_once(round_: Round) -> float:
-    """Certified epsilon of a single round."""
-    setting = Setting(local_epsilon=round_.local_epsilon, crowd=round_.crowd)
-    return epsilon(setting, cohort=round_.reports, delta=DELTA).upper
 
 
 def _local(devices: int, variance: float) -> float:

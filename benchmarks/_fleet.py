@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from _question import DAY, NOW, REGISTRY, Question
+from _question import DAY, NOW, REGISTRY, QuestionLog
 from chorister.clock import SettableClock
 from chorister.device import Device, GivenKey, HeadFile, Sandbox, Timing
 from chorister.device.run import Hook, no_hook
@@ -18,10 +18,10 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 def fleet(place: Path, sandbox: Sandbox, count: int) -> dict[str, float]:
     """Make so many devices with five events each, then let each answer one recipe."""
-    question, clock = Question(), SettableClock(NOW - DAY)
+    question, clock = QuestionLog(), SettableClock(NOW - DAY)
     (place / "heads").mkdir()
     devices: dict[int, Device] = {}
-    zygote = sandbox._zygote._process.pid
+    zygote = sandbox._zygote._process.pid  # type: ignore[attr-defined]
 
     def make(number: int) -> None:
         with a_device(place, str(number), question, clock, sandbox) as device:
@@ -57,7 +57,7 @@ def fleet(place: Path, sandbox: Sandbox, count: int) -> dict[str, float]:
 def a_device(
     place: Path,
     name: str,
-    question: Question,
+    question: QuestionLog,
     clock: SettableClock,
     sandbox: Sandbox,
     hook: Hook = no_hook,
@@ -79,7 +79,7 @@ def a_device(
 
 
 def timed(count: int, work: Callable[[int], None], zygote: int) -> tuple[float, float]:
-    """Milliseconds a device: of the clock, and of all processors, the sandboxes' included.
+    """Milliseconds per device: of the clock, and of all processors, the sandboxes' included.
 
     Each device is closed in between: a thousand have more open files than a process may.
     """

@@ -22,7 +22,7 @@ import numpy as np
 REPOSITORY = Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from tests.aggregator.operators import TOKENS, Addresses, Operators, free_port  # noqa: E402
+from tests.aggregator.operators import TOKENS, OperatorAddresses, Operators, free_port  # noqa: E402
 from tests.aggregator.server_processes import COMMAND, environment, process, stop  # noqa: E402
 from tests.logworld import body_of  # noqa: E402
 
@@ -30,7 +30,7 @@ from chorister._native import HPKEKeypair  # noqa: E402
 from chorister.aggregator.config import AggregatorConfig  # noqa: E402
 from chorister.aggregator.http.report_writer import ReportWriter  # noqa: E402
 from chorister.aggregator.service import Core, open_core  # noqa: E402
-from chorister.aggregator.storage.statistics import task_status  # noqa: E402
+from chorister.aggregator.storage.counters import task_status  # noqa: E402
 from chorister.clock import SystemClock  # noqa: E402
 from chorister.dap.task import (  # noqa: E402
     Task,
@@ -42,7 +42,7 @@ from chorister.recipe import Recipe, SignedRecipe  # noqa: E402
 __all__ = [
     "COMMAND",
     "TOKENS",
-    "Pair",
+    "MeasuredPair",
     "Watch",
     "cpu_seconds",
     "environment",
@@ -64,7 +64,7 @@ class Native:
     helper: HPKEKeypair
 
     def measure(self, reports: Sequence[bytes]) -> tuple[float, float]:
-        """Reports a second, by the clock and by the CPU time of all cores."""
+        """Reports per second, by the clock and by the CPU time of all cores."""
         binding = task_binding(self.task.configuration)
         key = verify_key(bytes(32), self.task.task_id)
         spent = used = 0.0
@@ -80,7 +80,7 @@ class Native:
         return len(reports) / spent, len(reports) / used
 
 
-class Pair:
+class MeasuredPair:
     """Files, databases and keys of a pair."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Pair:
             role: {**common, **({"database": databases[role]} if databases else {})}
             for role in ("leader", "helper")
         }
-        self.operators = Operators(folder, Addresses.local(), settings=roles)
+        self.operators = Operators(folder, OperatorAddresses.local(), settings=roles)
         self.bins = bins
         recipes = [self._recipe(f"bench-{number}", min_cohort) for number in range(tasks)]
         self.recipe = recipes[0]
@@ -184,7 +184,7 @@ class Pair:
 class Watch:
     """Looks at the leader's counters from outside."""
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: MeasuredPair) -> None:
         self._core = pair.core("leader")
         found = [self._core.tasks.find(each.task_id) for each in pair.tasks]
         self._tasks = [each for each in found if each is not None]

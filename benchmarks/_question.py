@@ -29,7 +29,7 @@ NOW = 1_794_787_200
 DAY = 86_400
 
 
-class Question:
+class QuestionLog:
     """As the transport of a device: the files of a log that asks for 1,000 bins."""
 
     def __init__(self) -> None:
@@ -39,6 +39,7 @@ class Question:
         self.leader, self.helper = HPKEKeypair.generate(1), HPKEKeypair.generate(2)
         self.policy = self._policy()
         self.files: dict[str, bytes] = {}
+        self._log = Frontier()
 
     def _public(self, name: str) -> str:
         return b64url_encode(self.keys[name].public_key().public_bytes_raw())
@@ -90,9 +91,12 @@ class Question:
             recipes=[ListedRecipe.of(entry) for entry in asked],
         )
         last = ListEntry(time=time, digest=listing.digest)
-        before = Frontier().extend(leaf_hash(entry.encode()) for entry in (*configs, *asked))
-        root = before.extend([leaf_hash(last.encode())]).root
-        checkpoint = Checkpoint(origin=self.policy.log.origin, size=before.size + 1, root=root)
+        # The log grows: a device refuses two that differ at the same size.
+        before = self._log.extend(leaf_hash(entry.encode()) for entry in (*configs, *asked))
+        self._log = before.extend([leaf_hash(last.encode())])
+        checkpoint = Checkpoint(
+            origin=self.policy.log.origin, size=self._log.size, root=self._log.root
+        )
         signed = checkpoint.sign(self.keys["log"])
         for side, url in urls.items():
             signed = signed.with_cosigner(

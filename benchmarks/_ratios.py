@@ -49,7 +49,7 @@ def ratio(ours: Floats, theirs: Floats) -> tuple[float, float]:
 
 @dataclass(frozen=True, eq=False)
 class Cells95:
-    """95 % intervals of cells: which cover, how wide they are, and how far the estimates err."""
+    """95% intervals of cells: which cover, how wide they are, and how far the estimates err."""
 
     hits: NDArray[np.bool_]
     widths: Floats
@@ -73,7 +73,7 @@ class Cells95:
 class Coverage:
     """How often intervals of cells cover, and how wide they are, by family and setting.
 
-    The width is the median, over the central 95 % of the errors of the estimates themselves.
+    The width is the median, over the central 95% of the errors of the estimates themselves.
     """
 
     found: dict[str, list[tuple[float, float, float]]] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Coverage:
 
 
 @dataclass
-class Comparison:
+class RatioTable:
     """Ratios to static with the fit, by family, metric, setting and competitor."""
 
     metrics: Sequence[str]

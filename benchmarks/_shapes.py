@@ -117,7 +117,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
 
 @lru_cache(maxsize=4)
 def real_column(file: str, column: str) -> Floats:
-    """A column of numbers, on the range of the made-up ones: 0 to 100 at its .1 % quantiles."""
+    """A column of numbers, on the range of the made-up ones: 0 to 100 at its .1% quantiles."""
     values = pl.read_csv(file)[column].drop_nulls().to_numpy().astype(np.float64)
     low, high = np.quantile(values, [0.001, 0.999])
     scaled: Floats = (values - low) / (high - low) * 100.0

@@ -17,8 +17,13 @@ Ints = NDArray[np.int64]
 Pairs = tuple[Ints, Ints]
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
-CHOSEN_ON = ("adult", "schedule", "normal", "uniform", "timetable", "band", "flights", "blocks")
-HELD_OUT = ("diamonds", "zipf", "ring", "heaped")
+CHOSEN_ON = (
+    "adult", "schedule", "normal", "uniform", "timetable", "band", "flights", "blocks", "board",
+    "terraces",
+)  # fmt: skip
+HELD_OUT = (
+    "diamonds", "zipf", "ring", "heaped", "tiles", "stripes", "latin", "sparse", "quilt",
+)  # fmt: skip
 FILES = {
     "adult": "adult.csv.gz",
     "diamonds": "diamonds.csv.gz",
@@ -161,6 +166,84 @@ def heaped() -> Pairs:
     return a, np.minimum(rng.poisson(5.0 + a / 3.0), 59)
 
 
+def board() -> Pairs:
+    """A board of 4 by 6 rectangles of very different weights, 80,000 devices."""
+    rng = np.random.default_rng(42)
+    square = rng.choice(24, 80_000, p=rng.dirichlet(np.full(24, 0.5)))
+    down, across = rng.integers(0, 18, 80_000), rng.integers(0, 16, 80_000)
+    return square // 6 * 18 + down, square % 6 * 16 + across
+
+
+def tiles() -> Pairs:
+    """The same with 7 by 4 tiles of all sizes, 100,000 devices: no equal grid has their borders."""
+    return _tiled(np.random.default_rng(41), (84, 60), (7, 4), 100_000)
+
+
+def quilt() -> Pairs:
+    """The same with 6 by 9 tiles, 150,000 devices."""
+    return _tiled(np.random.default_rng(52), (60, 99), (6, 9), 150_000)
+
+
+def terraces() -> Pairs:
+    """Tiles with a diagonal in each: the margins have steps, but inside them there is more."""
+    return _tiled(np.random.default_rng(53), (80, 72), (4, 4), 120_000, follows=0.7)
+
+
+def _tiled(
+    rng: np.random.Generator,
+    size: tuple[int, int],
+    parts: tuple[int, int],
+    count: int,
+    follows: float = 0.0,
+) -> Pairs:
+    edges = [
+        np.concatenate([[0], np.sort(rng.choice(np.arange(3, n - 3), k - 1, replace=False)), [n]])
+        for n, k in zip(size, parts, strict=True)
+    ]
+    tile = rng.choice(
+        parts[0] * parts[1], count, p=rng.dirichlet(np.full(parts[0] * parts[1], 0.7))
+    )
+    at = np.divmod(tile, parts[1])
+    inside = rng.random((2, count))
+    near = (inside[0] + rng.normal(0.0, 0.1, count)) % 1.0
+    inside[1] = np.where(rng.random(count) < follows, near, inside[1])
+    a, b = (
+        edge[i] + (part * (edge[i + 1] - edge[i])).astype(np.int64)
+        for edge, i, part in zip(edges, at, inside, strict=True)
+    )
+    return a, b
+
+
+def latin() -> Pairs:
+    """5 by 5 squares whose weights are a Latin square, 120,000 devices: both margins are flat."""
+    rng = np.random.default_rng(43)
+    row = rng.integers(0, 5, 120_000)
+    column = (rng.choice(5, 120_000, p=[0.45, 0.3, 0.15, 0.07, 0.03]) + 2 * row) % 5
+    inside = rng.integers(0, 15, (2, 120_000))
+    return row * 15 + inside[0], column * 15 + inside[1]
+
+
+def stripes() -> Pairs:
+    """Rows in bands of several heights, each with a normal second value of its own, 90,000."""
+    rng = np.random.default_rng(44)
+    edges = np.array([0, 9, 22, 31, 52, 70])
+    band = rng.choice(5, 90_000, p=[0.1, 0.35, 0.2, 0.05, 0.3])
+    a = edges[band] + (rng.random(90_000) * (edges[band + 1] - edges[band])).astype(np.int64)
+    b = rng.normal(np.array([20, 50, 35, 60, 10])[band], 8.0, 90_000)
+    return a, np.clip(b, 0.0, 79.0).astype(np.int64)
+
+
+def sparse() -> Pairs:
+    """Forty single cells hold nine tenths of 70,000 devices, the rest is anywhere."""
+    rng = np.random.default_rng(45)
+    count = 70_000
+    cells = rng.integers(0, [[64], [90]], (2, 40))
+    which = rng.choice(40, count, p=rng.dirichlet(np.ones(40)))
+    free = rng.random(count) < 0.1
+    a = np.where(free, rng.integers(0, 64, count), cells[0, which])
+    return a, np.where(free, rng.integers(0, 90, count), cells[1, which])
+
+
 GENERATED: dict[str, Callable[[], Pairs]] = {
     "schedule": schedule,
     "normal": normal,
@@ -171,4 +254,11 @@ GENERATED: dict[str, Callable[[], Pairs]] = {
     "ring": ring,
     "blocks": blocks,
     "heaped": heaped,
+    "board": board,
+    "tiles": tiles,
+    "stripes": stripes,
+    "latin": latin,
+    "sparse": sparse,
+    "quilt": quilt,
+    "terraces": terraces,
 }

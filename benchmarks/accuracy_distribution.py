@@ -75,7 +75,7 @@ Column = tuple[str, str, float]  # family, setting, epsilon
 
 
 @dataclass(frozen=True)
-class Task:
+class DistributionTrial:
     file: str  # of a real column, else empty
     name: str  # of that column
     data: str  # the family
@@ -101,7 +101,7 @@ def real(path: str, name: str) -> Ints:
     return np.bincount(np.clip(steps, 0, SIZE - 1), minlength=SIZE)
 
 
-def population(task: Task) -> Ints:
+def population(task: DistributionTrial) -> Ints:
     """Counts by step."""
     if task.name:
         return real(task.file, task.name)
@@ -122,7 +122,7 @@ def error(density: Floats, truth: Ints, seed: int) -> float:
     return float(np.mean(wrong**2))
 
 
-def alone(task: Task, reports: int) -> Release1:
+def alone(task: DistributionTrial, reports: int) -> Release1:
     """One release to one cohort."""
     if task.setting == "local":
         return Release1(Decimal(str(task.epsilon)), reports, noised=False)
@@ -139,7 +139,7 @@ def measure(
     return Cells.between(edges, value / release.reports, variance / release.reports**2)
 
 
-def static(task: Task) -> list[list[float]]:
+def static(task: DistributionTrial) -> list[list[float]]:
     """Every number of cells: raw and with the fit."""
     rng = np.random.default_rng([task.seed, 1])
     truth = population(task)
@@ -154,7 +154,7 @@ def static(task: Task) -> list[list[float]]:
     return found
 
 
-def interactive(task: Task, *, once: bool) -> tuple[float, DensityFit]:
+def interactive(task: DistributionTrial, *, once: bool) -> tuple[float, DensityFit]:
     """One whole run."""
     rng = np.random.default_rng([task.seed, 2 + once])
     truth = population(task)
@@ -183,7 +183,7 @@ def interactive(task: Task, *, once: bool) -> tuple[float, DensityFit]:
     return error(fit.density, truth, task.seed), fit
 
 
-def work(task: Task) -> dict[str, Any]:
+def work(task: DistributionTrial) -> dict[str, Any]:
     """Everything of one seed and column."""
     found: dict[str, Any] = {"static": static(task), "k1": interactive(task, once=True)[0]}
     if task.setting != "local":
@@ -262,7 +262,7 @@ def main() -> None:
         columns = [each for each in columns if each[1:] in (("local", 0.8), ("honest", 0.05))]
     cells = (5, 9, 17, 33) if options.quick else CELLS
     tasks = [
-        Task(*kinds[data], data, setting, epsilon, seed, cells)
+        DistributionTrial(*kinds[data], data, setting, epsilon, seed, cells)
         for data, setting, epsilon in columns
         for seed in range(FIRST_SEED, FIRST_SEED + seeds)
     ]
@@ -381,7 +381,7 @@ def draw(folder: Path, adult: tuple[str, str]) -> None:
     charts = []
     for data in ("adult", "gaussian"):
         kind = adult if data == "adult" else ("", "")
-        task = Task(*kind, data, "honest", 0.1, 0)
+        task = DistributionTrial(*kind, data, "honest", 0.1, 0)
         truth = population(task) / population(task).sum()
         found = interactive(task, once=False)[1]
         rows = [

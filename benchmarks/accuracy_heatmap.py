@@ -13,8 +13,8 @@ The same for families of other data, as ratios to static with the fit (see `_rat
 at the finest level, and of one minus the precision of the hundred heaviest cells. Ratios of errors
 at 64 x 64 and of L1 are printed too: fine cells cost accuracy in sums, and with one report a device
 there is no other round to make up for it. `coverage_k3` and `_k1` are the least coverage over
-families of the 95 % intervals of the last round's cells, `interval_width_k3` and `_k1` the largest
-median width over the central 95 % of the errors of what was measured.
+families of the 95% intervals of the last round's cells, `interval_width_k3` and `_k1` the largest
+median width over the central 95% of the errors of what was measured.
 With `--data FILE` (any CSV file whose first two columns are x and y) that file is the only family.
 
     python benchmarks/accuracy_heatmap.py [--data FILE] [--seeds N] [--quick] [--families-only]
@@ -36,7 +36,7 @@ from rich.table import Table
 
 from _accuracy import Floats, Ints, Release1, in_parallel, print_json, single, split, verdict
 from _places import CHOSEN_ON, at_hand, points
-from _ratios import Cells95, Comparison, Coverage
+from _ratios import Cells95, Coverage, RatioTable
 from chorister.analyst.algorithms.map_rules import DISJOINT_RULES, EVERYONE_RULES, Partition
 from chorister.analyst.algorithms.pyramid import Measured, fit_map, spread_evenly, summed
 from chorister.analyst.consistency import norm_sub
@@ -54,7 +54,7 @@ WHOLE = np.ones((1, 1), dtype=np.bool_)
 
 
 @dataclass(frozen=True)
-class Task:
+class HeatmapTrial:
     source: str  # a family or a file
     epsilon: float
     noised: bool
@@ -63,7 +63,7 @@ class Task:
 
 @lru_cache(maxsize=2)
 def cell_codes(source: str) -> Ints:
-    """The finest cell of every point inside the box at the .1 % quantiles."""
+    """The finest cell of every point inside the box at the .1% quantiles."""
     x, y = points(source)
     (x0, x1), (y0, y1) = np.quantile(x, [0.001, 0.999]), np.quantile(y, [0.001, 0.999])
     inside = (x >= x0) & (x < x1) & (y >= y0) & (y < y1)
@@ -113,7 +113,7 @@ def measure(
 ) -> Cells95:
     """Ask one round about a partition; its cohort stands for all devices.
 
-    Returns its intervals beside what all devices hold.
+    Returns its intervals, each with the true count among all devices.
     """
     found: list[Cells95] = []
     factor = DEVICES / release.reports
@@ -140,7 +140,7 @@ def started() -> Measured:
     return measured
 
 
-def static(task: Task) -> list[list[list[float]]]:
+def static(task: HeatmapTrial) -> list[list[list[float]]]:
     """Every grid: raw (Norm-Sub over the grid) and with the fit."""
     rng = np.random.default_rng([task.seed, 1])
     counts = images(population(task))
@@ -156,13 +156,13 @@ def static(task: Task) -> list[list[list[float]]]:
     return found
 
 
-def population(task: Task) -> Ints:
+def population(task: HeatmapTrial) -> Ints:
     codes = cell_codes(task.source)
     return np.random.default_rng([task.seed, 0]).choice(codes, DEVICES)
 
 
 @dataclass(frozen=True)
-class Run:
+class HeatmapRun:
     """A whole interactive run."""
 
     scores: list[float]
@@ -171,7 +171,7 @@ class Run:
     intervals: Cells95  # of the last round
 
 
-def interactive(task: Task, *, once: bool, limit: int) -> Run:
+def interactive(task: HeatmapTrial, *, once: bool, limit: int) -> HeatmapRun:
     """Ask all rounds and fit the map."""
     rng = np.random.default_rng([task.seed, 2 + once])
     devices = population(task)
@@ -197,10 +197,10 @@ def interactive(task: Task, *, once: bool, limit: int) -> Run:
         most = max(most, len(partition) + 1)
         intervals = measure(rng, measured, partition, cohort, release, whole)
     found = fit_map(measured, DEPTH).at(DEPTH)
-    return Run(metrics(found, whole[-1]), found, most, intervals)
+    return HeatmapRun(metrics(found, whole[-1]), found, most, intervals)
 
 
-def work(task: Task) -> dict[str, Any]:
+def work(task: HeatmapTrial) -> dict[str, Any]:
     """Everything of one seed, epsilon and crowd."""
     found: dict[str, Any] = {"static": static(task)}
     for name, once in (("k3", False), ("k1", True)):
@@ -241,10 +241,14 @@ def squares(rows: Floats) -> Floats:
 
 def compare(sources: list[str], cases: list[tuple[float, bool]], seeds: int) -> dict[str, float]:
     """Print ours beside static, family by family, and return the worst ratios."""
-    comparison, coverage = Comparison(METRICS, SHOWN), Coverage()
+    comparison, coverage = RatioTable(METRICS, SHOWN), Coverage()
     for source in sources:
         kind = "chosen on" if source in CHOSEN_ON else "held out"
-        tasks = [Task(source, *case, FIRST_SEED + seed) for case in cases for seed in range(seeds)]
+        tasks = [
+            HeatmapTrial(source, *case, FIRST_SEED + seed)
+            for case in cases
+            for seed in range(seeds)
+        ]
         all_found = in_parallel(work, tasks)
         for number, (epsilon, noised) in enumerate(cases):
             found = all_found[number * seeds : (number + 1) * seeds]
@@ -305,7 +309,7 @@ def tables(source: str, epsilons: tuple[float, ...], seeds: int) -> dict[str, fl
     """The tables and keys of one family."""
     cases = [(epsilon, noised) for epsilon in epsilons for noised in (False, True)]
     tasks = [
-        Task(source, *case, seed)
+        HeatmapTrial(source, *case, seed)
         for case in cases
         for seed in range(FIRST_SEED, FIRST_SEED + seeds)
     ]
@@ -373,7 +377,7 @@ def draw(folder: Path, source: str) -> None:
     import altair as alt
 
     folder.mkdir(parents=True, exist_ok=True)
-    task = Task(source, 0.5, False, 0)
+    task = HeatmapTrial(source, 0.5, False, 0)
     truth = images(population(task))[8]
     found = summed(summed(interactive(task, once=False, limit=10**9).image))
     charts = []

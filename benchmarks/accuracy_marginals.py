@@ -9,8 +9,8 @@ accounting; `k1` one report a device (disjoint cohorts), `k3` three.
 
 The same for families of other data, as ratios to static with the fit (see `_ratios.py`): the keys
 `worst_ratio_to_static_fit_k3` and `_k1` are the worst over families of the root mean squares of L1
-and of the errors of rectangles; `coverage_k3` and `_k1` the least coverage of the 95 % intervals of
-the last round's cells, `interval_width_k3` and `_k1` the largest median width over the central 95 %
+and of the errors of rectangles; `coverage_k3` and `_k1` the least coverage of the 95% intervals of
+the last round's cells, `interval_width_k3` and `_k1` the largest median width over the central 95%
 of the estimates' own errors. With `--data FILE` that file is the only family.
 
     python benchmarks/accuracy_marginals.py [--json] [--data FILE] [--seeds 20] [--quick]
@@ -31,19 +31,22 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from _budgets import Round, one_question, rounds
-from _ratios import Cells95, Comparison, Coverage
+from _budgets import RoundNoise, one_question, rounds
+from _ratios import Cells95, Coverage, RatioTable
 from _tables import CHOSEN_ON, at_hand, pairs
-from chorister.analyst.algorithms.crosstab_rules import (
+from chorister.analyst.algorithms.crosstab_margins import (
     Precision,
+    fit_margin,
+    refined_margin,
+    spikiness,
+)
+from chorister.analyst.algorithms.crosstab_rules import (
     bucket_count,
     bucket_starts,
     fit_table,
     full_table_pays,
-    refined_margin,
     round_shares,
-    smooth,
-    spikiness,
+    steps_of_both,
 )
 from chorister.analyst.estimate import Estimates
 
@@ -130,13 +133,13 @@ def coarse(table: Ints, rows: Ints, columns: Ints) -> Ints:
     return np.add.reduceat(np.add.reduceat(table, rows, axis=0), columns, axis=1)
 
 
-def measured(round_: Round, counts: Ints, rng: np.random.Generator) -> Floats:
+def measured(round_: RoundNoise, counts: Ints, rng: np.random.Generator) -> Floats:
     sums = round_.draw(counts.ravel(), rng).reshape(counts.shape)
     return round_.estimates(sums) / round_.reports
 
 
 def static(
-    people: People, round_: Round, high: int, wide: int, rng: np.random.Generator
+    people: People, round_: RoundNoise, high: int, wide: int, rng: np.random.Generator
 ) -> tuple[Floats, Floats]:
     """One grid of equal cells: raw and fitted."""
     rows, columns = equal_starts(people.high, high), equal_starts(people.wide, wide)
@@ -158,13 +161,13 @@ def static(
     return (raw / sizes)[at], fitted
 
 
-def precision(round_: Round, devices: int) -> Precision:
+def precision(round_: RoundNoise, devices: int) -> Precision:
     """Noise of the shares, the mechanism's own and the cohort's chance included."""
     n = round_.reports
     return Precision((round_.sigma / n) ** 2, 1.0 / n + (1.0 / n - 1.0 / devices))
 
 
-def intervals_of(round_: Round, shares: Floats, counts: Ints) -> Cells95:
+def intervals_of(round_: RoundNoise, shares: Floats, counts: Ints) -> Cells95:
     """The intervals of measured shares, for the devices that answered."""
     value = shares.ravel() * round_.reports
     law, trials = round_.randomizer, round_.noise_trials
@@ -180,7 +183,7 @@ def intervals_of(round_: Round, shares: Floats, counts: Ints) -> Cells95:
 
 
 def interactive(
-    people: People, plan: tuple[Round, ...], k: int, once: Round, rng: np.random.Generator
+    people: People, plan: tuple[RoundNoise, ...], k: int, once: RoundNoise, rng: np.random.Generator
 ) -> tuple[Floats, Cells95]:
     """Both margins, then the product of their buckets; or everything at once where that pays."""
     cells = people.high * people.wide
@@ -203,29 +206,38 @@ def interactive(
     )
     seen_rows = measured(first, people.table(a).sum(axis=1), rng)
     seen_columns = measured(second, people.table(b).sum(axis=0), rng)
-    rows, columns = smooth(seen_rows, row_precision), smooth(seen_columns, column_precision)
-    spikes = min(spikiness(rows), spikiness(columns))
-    count = bucket_count(math.sqrt(table_precision.base), most=LIMIT, spikes=spikes)
+    margins = [
+        fit_margin(shares, precision_, people.count)
+        for shares, precision_ in (
+            (seen_rows, row_precision), (seen_columns, column_precision),
+        )
+    ]  # fmt: skip
+    count = bucket_count(
+        math.sqrt(table_precision.base),
+        most=LIMIT,
+        spikes=min(spikiness(each.shares) for each in margins),
+        both_stepped=all(each.steps is not None for each in margins),
+    )
     while True:
-        row_starts, column_starts = bucket_starts(rows, count), bucket_starts(columns, count)
-        if len(row_starts) * len(column_starts) <= LIMIT:
+        starts = [bucket_starts(each.shares, count, steps=each.steps) for each in margins]
+        if len(starts[0]) * len(starts[1]) <= LIMIT:
             break
         count -= 1
-    counts = coarse(people.table(c), row_starts, column_starts)
+    counts = coarse(people.table(c), starts[0], starts[1])
     seen = measured(third, counts, rng)
     rows, columns = (
         refined_margin(
-            fitted, fine, precision_, seen.sum(axis=axis),
-            table_precision.variance(np.add.reduceat(fitted, starts), seen.shape[axis]), starts,
+            margin, fine, precision_, seen.sum(axis=axis),
+            table_precision.variance(np.add.reduceat(margin.shares, at), seen.shape[axis]), at,
         )
-        for axis, fitted, fine, precision_, starts in (
-            (1, rows, seen_rows, row_precision, row_starts),
-            (0, columns, seen_columns, column_precision, column_starts),
+        for axis, margin, fine, precision_, at in (
+            (1, margins[0], seen_rows, row_precision, starts[0]),
+            (0, margins[1], seen_columns, column_precision, starts[1]),
         )
     )  # fmt: skip
     fitted = fit_table(
-        seen, table_precision, row_starts, column_starts, rows, columns,
-        row_precision=row_precision, column_precision=column_precision,
+        seen, table_precision, starts[0], starts[1], rows, columns, row_precision=row_precision,
+        column_precision=column_precision, steps=steps_of_both(margins, starts),
     )  # fmt: skip
     return fitted, intervals_of(third, seen, counts)
 
@@ -268,7 +280,7 @@ def run(
 
 
 def family(
-    comparison: Comparison,
+    comparison: RatioTable,
     coverage: Coverage,
     source: str,
     seeds: int,
@@ -436,7 +448,7 @@ def main() -> None:
     if not (options.quick or options.families_only):
         found = keys(run(people, seeds, [(e, crowd) for e in EPSILONS for crowd in CROWDS]))
         show(found)
-    comparison, coverage = Comparison(("l1", "range")), Coverage()
+    comparison, coverage = RatioTable(("l1", "range")), Coverage()
     for source in sources:
         family(comparison, coverage, source, seeds, list(FAMILY_CASES))
     found |= comparison.summary(CHOSEN_ON, [each for each in sources if each not in CHOSEN_ON])

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom, poisson
 
-from _budgets import Round, one_question, rounds
+from _budgets import RoundNoise, one_question, rounds
 from _phrases import Corpus, Ints, messages, report
 from chorister.analyst.algorithms.ngram_rules import (
     LEAST_BEFORE_LAST,
@@ -67,7 +67,7 @@ Score: TypeAlias = dict[str, float]
 
 
 @dataclass(frozen=True, eq=False)
-class Truth:
+class NgramTruth:
     """Of one population: who is there, which 3-grams exist, which are the most widespread."""
 
     answering: Ints
@@ -75,7 +75,7 @@ class Truth:
     top: Ints
 
     @classmethod
-    def of(cls, corpus: Corpus, seed: int) -> Truth:
+    def of(cls, corpus: Corpus, seed: int) -> NgramTruth:
         answering = corpus.resampled(DEVICES, np.random.default_rng([seed, 0]))
         held = corpus.held[3]
         often = np.bincount(answering, minlength=corpus.devices)
@@ -93,7 +93,9 @@ class Truth:
         }
 
 
-def grid(corpus: Corpus, truth: Truth, words: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+def grid(
+    corpus: Corpus, truth: NgramTruth, words: int, rng: np.random.Generator
+) -> tuple[Ints, Ints]:
     """The 3-grams of the most widespread words, and how many devices report each."""
     held = corpus.held[3]
     all_ = len(corpus.vocabulary)
@@ -105,7 +107,11 @@ def grid(corpus: Corpus, truth: Truth, words: int, rng: np.random.Generator) -> 
 
 
 def static(
-    truth: Truth, round_: Round, words: int, held: tuple[Ints, Ints], rng: np.random.Generator
+    truth: NgramTruth,
+    round_: RoundNoise,
+    words: int,
+    held: tuple[Ints, Ints],
+    rng: np.random.Generator,
 ) -> Score:
     """One question to everybody about all 3-grams of some words."""
     cells, counts = held
@@ -124,8 +130,8 @@ def static(
 
 def static_fitted(
     corpus: Corpus,
-    truth: Truth,
-    round_: Round,
+    truth: NgramTruth,
+    round_: RoundNoise,
     words: int,
     held: tuple[Ints, Ints],
     rng: np.random.Generator,
@@ -166,8 +172,8 @@ def static_fitted(
 
 def interactive(
     corpus: Corpus,
-    truth: Truth,
-    plan: tuple[Round, ...],
+    truth: NgramTruth,
+    plan: tuple[RoundNoise, ...],
     k: int,
     limit: int | None,
     rng: np.random.Generator,
@@ -213,8 +219,8 @@ def interactive(
 
 def dealt(
     corpus: Corpus,
-    truth: Truth,
-    plan: tuple[Round, ...],
+    truth: NgramTruth,
+    plan: tuple[RoundNoise, ...],
     limit: int,
     rng: np.random.Generator,
     lists: int,
@@ -252,7 +258,7 @@ def dealt(
 
 def one_seed(corpus: Corpus, seed: int) -> dict[str, Score]:
     """Every column of the table, on one population."""
-    truth = Truth.of(corpus, seed)
+    truth = NgramTruth.of(corpus, seed)
     scores: dict[str, Score] = {}
     rng = np.random.default_rng([seed, 2])
     grids = {
@@ -409,7 +415,7 @@ def show_false(table: Table) -> None:
     ]  # of fitted grids only cells that somebody holds are drawn
     limit = float(poisson.isf(0.01 / len(means), seeds)) / seeds
     print(
-        f"false 3-grams a run: {np.mean(means):.2f} on average over {len(means)} columns, "
+        f"false 3-grams per run: {np.mean(means):.2f} on average over {len(means)} columns, "
         f"{max(means):.2f} in the worst; of so many columns with one each on average, the worst "
         f"stays below {limit:.2f} in 99 of 100 cases"
     )

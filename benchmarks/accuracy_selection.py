@@ -127,7 +127,7 @@ def _labels(corpus: Corpus, codes: Ints) -> set[str]:
 
 def _run(seed: int) -> dict[str, dict[str, float]]:
     usual = _CORPORA[1_000, True]
-    truth = study.Truth.of(usual, seed)
+    truth = study.NgramTruth.of(usual, seed)
     # What the analyst knows beforehand is what most devices hold.
     known3 = truth.top[:DENIED]
     top, old = _labels(usual, truth.top), _labels(usual, known3)

@@ -31,7 +31,7 @@ from typing import TypeAlias
 import numpy as np
 import polars as pl
 
-from _budgets import Round, rounds
+from _budgets import RoundNoise, rounds
 from _phrases import Ints, messages
 from _texts import GENERATED
 from chorister.analyst.algorithms.character_model import END, CharacterModel
@@ -48,7 +48,7 @@ Score: TypeAlias = dict[str, float]
 
 
 @dataclass(frozen=True, eq=False)
-class Population:
+class WordHolders:
     """Which device of the file holds which word, each pair once."""
 
     words: list[str]
@@ -57,7 +57,7 @@ class Population:
     devices: int
 
     @classmethod
-    def of(cls, rows: pl.DataFrame) -> Population:
+    def of(cls, rows: pl.DataFrame) -> WordHolders:
         rows = rows.select(pl.col("device").rank("dense").cast(pl.Int64) - 1, "word").unique()
         words, held = np.unique(rows["word"].to_numpy(), return_inverse=True)
         owners = rows["device"].to_numpy()
@@ -81,7 +81,7 @@ class Population:
 
 
 @dataclass(frozen=True, eq=False)
-class Truth:
+class WordTruth:
     """Of one population: who is there, and which words are the most widespread."""
 
     answering: Ints
@@ -89,7 +89,7 @@ class Truth:
     top: list[str]
 
     @classmethod
-    def of(cls, population: Population, seed: int) -> Truth:
+    def of(cls, population: WordHolders, seed: int) -> WordTruth:
         rng = np.random.default_rng([seed, 0])
         answering = rng.integers(0, population.devices, DEVICES)
         often = np.bincount(answering, minlength=population.devices)
@@ -111,9 +111,9 @@ class Truth:
 
 
 def discovered(
-    population: Population,
-    truth: Truth,
-    plan: tuple[Round, ...],
+    population: WordHolders,
+    truth: WordTruth,
+    plan: tuple[RoundNoise, ...],
     k: int,
     model: CharacterModel,
     rng: np.random.Generator,
@@ -153,14 +153,14 @@ def flat_model() -> CharacterModel:
 
 
 def one_seed(
-    population: Population,
+    population: WordHolders,
     seed: int,
     shipped: CharacterModel,
     *,
     quick: bool,
     verbose: bool,
 ) -> dict[str, Score]:
-    truth = Truth.of(population, seed)
+    truth = WordTruth.of(population, seed)
     flat = flat_model()
     scores: dict[str, Score] = {}
     for epsilon in EPSILONS:
@@ -197,7 +197,7 @@ def main() -> None:
     begin = time.perf_counter()
     generated = options.text in GENERATED and options.data is None
     rows = GENERATED[options.text]() if generated else messages(options.data)
-    population, model = Population.of(rows), CharacterModel.shipped(options.language)
+    population, model = WordHolders.of(rows), CharacterModel.shipped(options.language)
     seeds = 1 if options.quick else options.seeds
     runs = [
         one_seed(population, seed, model, quick=options.quick, verbose=options.verbose)

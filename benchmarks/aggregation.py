@@ -25,12 +25,10 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
-from _pair import TOKENS, Pair, Watch, cpu_seconds, resident_bytes
+from _pair import TOKENS, MeasuredPair, Watch, cpu_seconds, resident_bytes
 from _postgres import database_bytes, postgres
 from _uploads import send_reports
 from chorister.dap.collector import Collected, Collector
-
-SAMPLE = 1_000
 
 
 @contextlib.contextmanager
@@ -40,7 +38,7 @@ def a_folder() -> Iterator[Path]:
 
 
 @dataclass
-class Run:
+class Aggregation:
     """What one aggregation took."""
 
     seconds: list[float]  # from the loop's start to each mark, and to the last job
@@ -49,7 +47,7 @@ class Run:
     helper_memory: int
 
 
-def aggregate(pair: Pair, reports: int, marks: tuple[int, ...] = ()) -> Run:
+def aggregate(pair: MeasuredPair, reports: int, marks: tuple[int, ...] = ()) -> Aggregation:
     watch = Watch(pair)
     with pair.serving("helper") as helper, pair.serving("leader") as leader:
         begun = time.perf_counter()  # the leader listens, and its loop is about to start
@@ -58,19 +56,20 @@ def aggregate(pair: Pair, reports: int, marks: tuple[int, ...] = ()) -> Run:
         cpu += cpu_seconds(leader.pid) + cpu_seconds(helper.pid)
         memory = resident_bytes(leader), resident_bytes(helper)
     watch.close()
-    return Run([each - begun for each in passed], cpu, *memory)
+    return Aggregation([each - begun for each in passed], cpu, *memory)
 
 
 def throughput(reports: int, databases: Mapping[str, str] | None = None) -> dict[str, float]:
     """Reports a second of a loaded pair, and of the native calls before and after."""
     with a_folder() as folder:
-        pair = Pair(folder, databases=databases)
+        pair = MeasuredPair(folder, databases=databases)
         sample = pair.load(pair.seal(reports))
         disk = database_bytes(databases["leader"]) if databases else pair.disk_bytes()
         native = [pair.native().measure(sample)]
         run = aggregate(pair, reports)
         native.append(pair.native().measure(sample))
-    clock, cpu = (statistics.mean(side) for side in zip(*native, strict=True))
+    # The better of two: whatever else ran meanwhile must not make the native calls look slow.
+    clock, cpu = (max(side) for side in zip(*native, strict=True))
     return {
         "reports_per_second": reports / run.seconds[-1],
         "native": clock,
@@ -85,7 +84,7 @@ def growth(reports: int, part: int, turns: int) -> dict[str, float]:
     """The last part of a task over its second part, and how memory grew on the way."""
     ratios, runs = [], []
     with a_folder() as folder:
-        pair = Pair(folder)
+        pair = MeasuredPair(folder)
         pair.load(pair.seal(reports))
         kept = folder / "kept"
         kept.mkdir()
@@ -111,7 +110,7 @@ def growth(reports: int, part: int, turns: int) -> dict[str, float]:
 def seconds_to_result(reports: int) -> float:
     """From the answer to the last upload until the collector has the result."""
     with a_folder() as folder:
-        pair = Pair(folder, min_cohort=reports)
+        pair = MeasuredPair(folder, min_cohort=reports)
         sealed = [report for some in pair.seal(reports) for report in some]
         with pair.serving("helper"), pair.serving("leader"):
             collector = Collector(
@@ -183,8 +182,10 @@ def summary(name: str, turns: list[dict[str, float]]) -> dict[str, float]:
 
 
 WANTED: dict[str, Any] = {
-    "sqlite_over_native": "at least .6",
-    "postgres_over_native": "at least .6",
+    "sqlite_over_native": "at least .85",
+    "sqlite_cpu_over_native": "at least .85, where other work disturbs the clock",
+    "postgres_over_native": "at least .8",
+    "postgres_cpu_over_native": "at least .8, the database's CPU not counted",
     "growth": "at most 1.1",
     "seconds_to_result": "at most 2",
     "disk_bytes_per_report": "at most 21,500, half of Janus'",

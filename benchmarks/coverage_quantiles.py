@@ -3,9 +3,8 @@
 Every run draws new noise, and every fiftieth new devices: `distribution` runs as it is, on devices
 whose sums are drawn by the exact law of the aggregates. A quantile counts as held if its interval
 holds every value that one of the nine usual definitions gives (Hyndman and Fan, 1996), so ties and
-gaps count in full. Settings: `k1`, one report per device, one question; `k1local`, one report per
-device and a local epsilon of at most 1, so that rounds go to disjoint cohorts; `k3`, three reports
-per device.
+gaps count in full. Settings: `k1`, one report per device, so that rounds go to disjoint cohorts;
+`k1local`, the same with a local epsilon of at most 1; `k3`, three reports per device.
 
 Families are reported in three parts: those that were looked at when the intervals were designed,
 those that were not, and real columns. `--epsilon`, `--mechanism` and `--crowd` ask with other
@@ -13,7 +12,7 @@ privacy than the policy's budget, asymmetric reports and a noised crowd. Keys, e
 `_SHAPE_SETTING_DEVICES`: `cover` (the least coverage over the quantiles), `cover_se` (its standard
 error), `cdf` (the least coverage of the distribution function's band over fifteen places),
 `units` (the median width, in units of the range 0 to 100; the median over the quantiles), `width`
-(the same, relative to the central 95 % of the estimate's own errors), `mass` (the share of devices
+(the same, relative to the central 95% of the estimate's own errors), `mass` (the share of devices
 strictly inside the interval, the median), `invalid` (intervals that are inverted, leave the range
 or do not hold their own estimate). `worst_designed`, `worst_unseen` and `worst_data` are the least
 coverages of each part; `invalid` alone is the sum of all.
@@ -65,7 +64,7 @@ FLEETS = (2_000, 20_000, 200_000)
 
 
 @dataclass(frozen=True)
-class Task:
+class QuantileTrial:
     shape: str
     setting: str
     devices: int
@@ -79,7 +78,7 @@ class Task:
     redraws: int = 1  # of the last round, whose edges follow from the rounds before
 
 
-def population(task: Task, rng: Rng) -> Floats:
+def population(task: QuantileTrial, rng: Rng) -> Floats:
     """New devices."""
     if task.file:
         return rng.choice(real_column(task.file, task.column), task.devices)
@@ -99,7 +98,7 @@ def policy(setting: str) -> Policy:
     return Policy.load(text.encode())
 
 
-class DrawnStudy(Study):
+class DrawnDistributions(Study):
     """A study whose devices are a sorted list: questions are drawn, and nothing is kept.
 
     The same recipes and the same law of the released sums as a rehearsal, at a tenth of the time.
@@ -141,7 +140,7 @@ class DrawnStudy(Study):
         return Result(recipe=recipe, parts=(Part(group=(), reports=reports, sums=sums),))
 
 
-def work(task: Task) -> dict[str, Floats]:
+def work(task: QuantileTrial) -> dict[str, Floats]:
     """Some runs on the same devices: what was hit, how wide and how wrong the answers were."""
     rows: dict[str, list[Any]] = {"hit": [], "cdf": [], "units": [], "error": [], "mass": []}
     rows["invalid"] = []
@@ -155,7 +154,7 @@ def work(task: Task) -> dict[str, Floats]:
     most = inside[np.clip(rank + 1, 0, len(inside) - 1)]
     below = np.searchsorted(inside, PLACES, "left") / len(inside)
     fleet = rehearse({"fare": [0.0], "count": [len(values)]}, policy(task.setting), seed=0)
-    study = DrawnStudy(fleet, "fares", "trips")
+    study = DrawnDistributions(fleet, "fares", "trips")
     for seed in range(task.first, task.first + task.runs):
         study.begin(values, seed)
         found = distribution(
@@ -208,7 +207,7 @@ def summary(parts: list[dict[str, Floats]]) -> dict[str, float]:
     }
 
 
-def cases(options: argparse.Namespace) -> list[Task]:
+def cases(options: argparse.Namespace) -> list[QuantileTrial]:
     """One task for each family, setting and fleet."""
     kinds: dict[str, tuple[str, str]] = dict.fromkeys(DESIGNED | UNSEEN, ("", ""))
     if options.data is not None:
@@ -222,7 +221,7 @@ def cases(options: argparse.Namespace) -> list[Task]:
     wanted = options.shapes.split(",") if options.shapes else list(kinds)
     privacy = options.epsilon, options.mechanism, options.crowd
     return [
-        Task(
+        QuantileTrial(
             shape,
             setting,
             int(devices),
@@ -238,7 +237,7 @@ def cases(options: argparse.Namespace) -> list[Task]:
     ]
 
 
-def blocks(case: Task) -> list[Task]:
+def blocks(case: QuantileTrial) -> list[QuantileTrial]:
     """New devices for each."""
     last = case.first + case.runs
     return [
@@ -266,7 +265,7 @@ def main() -> None:
     options = parser.parse_args()
     every = cases(options)
     found = iter(in_parallel(work, [block for case in every for block in blocks(case)]))
-    table = Table(title=f"coverage of 95 % intervals, {options.runs:,} runs a case")
+    table = Table(title=f"coverage of 95% intervals, {options.runs:,} runs per case")
     for heading in (
         "family", "setting", "devices", "least coverage", "at", "cdf", "width",
         "/ own error", "mass", "invalid",

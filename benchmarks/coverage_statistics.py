@@ -46,7 +46,7 @@ SETTINGS = ("one", "three")
 
 
 @dataclass(frozen=True)
-class Task:
+class StatisticTrial:
     shape: str
     setting: str
     devices: int
@@ -54,7 +54,7 @@ class Task:
     runs: int
 
 
-class DrawnStudy(Study):
+class DrawnStatistics(Study):
     """A study of devices with some rows each: answers are drawn, and nothing is kept."""
 
     def begin(self, rows: Floats, seed: int) -> None:
@@ -127,11 +127,11 @@ def truths(kind: str, rows: Floats) -> tuple[Floats, Floats]:
     return found, found
 
 
-def work(task: Task) -> dict[str, tuple[Floats, Floats]]:
+def work(task: StatisticTrial) -> dict[str, tuple[Floats, Floats]]:
     """For each kind, how often the interval held the truth, and how wide it was."""
     rng = np.random.default_rng(task.seed)
     fleet = rehearse({"x": [1.0], "count": [task.devices]}, policy(task.setting), seed=1)
-    study = DrawnStudy(fleet, f"coverage-{task.shape}-{task.devices}", "trips")
+    study = DrawnStatistics(fleet, f"coverage-{task.shape}-{task.devices}", "trips")
     many = 3 if task.setting == "three" else 1
     found: dict[str, tuple[Floats, Floats]] = {}
     shape = (DESIGNED | UNSEEN)[task.shape]
@@ -161,12 +161,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     tasks = [
-        Task(shape, setting, int(devices), options.seed, options.runs)
+        StatisticTrial(shape, setting, int(devices), options.seed, options.runs)
         for shape in options.shapes.split(",")
         for setting in options.settings.split(",")
         for devices in options.devices.split(",")
     ]
-    table = Table(title=f"coverage of 95 % intervals, {options.runs:,} runs a case")
+    table = Table(title=f"coverage of 95% intervals, {options.runs:,} runs per case")
     for heading in ("family", "rows", "devices", *(f"{kind} (width)" for kind in KINDS)):
         table.add_column(heading)
     numbers: dict[str, float] = {}

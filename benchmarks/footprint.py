@@ -2,7 +2,8 @@
 
 A fresh process, in an environment with what `pip install chorister` brings, opens a device, polls a
 log over HTTP, and answers one question of 1,000 bins. What it is compared with imports the
-libraries that a device is built on, and nothing else. Memory is the largest of all turns, times are
+libraries that a device was first built on (it does without joserfc now, and httpcore2 alone is what
+it uses of httpx2), and nothing else. Memory is the largest of all turns, times are
 the best ones.
 
 - `device_rss_megabytes`: the most that the app's process had in memory at once;
@@ -25,7 +26,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 from _base_install import base_environment
-from _question import DAY, NOW, Question
+from _question import DAY, NOW, QuestionLog
 from chorister.clock import SettableClock
 from chorister.device import Device, HeadFile, KeyFile, Timing
 
@@ -65,7 +66,7 @@ sys.stdin.read()  # the parent is measuring
 
 
 @contextlib.contextmanager
-def served(question: Question, requests: list[float]) -> Iterator[str]:
+def served(question: QuestionLog, requests: list[float]) -> Iterator[str]:
     """The question's log on this machine, which notes the time of each request."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -88,7 +89,7 @@ def served(question: Question, requests: list[float]) -> Iterator[str]:
             server.shutdown()
 
 
-def prepare(home: Path, question: Question, registry: str) -> None:
+def prepare(home: Path, question: QuestionLog, registry: str) -> None:
     """A device that a person has used for a day."""
     home.mkdir()
     (home / "policy.json").write_text(question.policy.model_dump_json(exclude_none=True))
@@ -113,11 +114,12 @@ def prepare(home: Path, question: Question, registry: str) -> None:
 def shared_memory(process: int) -> int:
     """Kilobytes of a process and all its descendants; pages count once, however many share them."""
     total = 0
-    with contextlib.suppress(OSError):  # a sandbox may end at any moment
+    # A sandbox may end at any moment. Only root may look into one, so for others this fails.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         rollup = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
         total += next(int(line.split()[1]) for line in rollup if line.startswith("Pss:"))
     for children in Path(f"/proc/{process}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             total += sum(map(shared_memory, map(int, children.read_text().split())))
     return total
 
@@ -152,10 +154,10 @@ def run_bare(python: Path) -> float:
 
 
 def measure(turns: int) -> dict[str, float]:
-    question = Question()
+    question = QuestionLog()
     bare, apps, requests = [], [], list[float]()
     with tempfile.TemporaryDirectory() as place, served(question, requests) as registry:
-        python = base_environment(Path(place) / "environment")
+        python = base_environment(Path(place) / "environment", also=["joserfc"])
         for turn in range(turns):
             home = Path(place) / str(turn)
             prepare(home, question, registry)

@@ -1,4 +1,4 @@
-"""The native module beside a plain Rust loop over the crates it replaced or uses, in one run.
+"""Compare the native module with a plain Rust loop over the crates it uses or has replaced.
 
 Both do the same work on reports of the same shape: open, decode, verify, encode, add up. The plain
 loop is `src/rust/examples/plain_loop.rs`, over `prio` and `hpke-dispatch`, which sealed formerly.
@@ -26,7 +26,7 @@ from chorister._native import Aggregated, HPKEKeypair, LeaderJob, Prio3, TaskBin
 
 T = TypeVar("T")
 REPOSITORY = Path(__file__).parent.parent
-# Length, maximal weight (asymmetric, epsilon 5), reports a job.
+# Length, maximal weight (asymmetric, epsilon 5), reports per job.
 JOBS = [(1_000, 48, 500), (10_000, 230, 100)]
 
 
@@ -44,7 +44,7 @@ def build_plain_loop() -> Path:
     return target / "release" / "examples" / "plain_loop"
 
 
-class Job:
+class JobInputs:
     """One job's inputs, made once."""
 
     def __init__(self, length: int, max_weight: int, n: int) -> None:
@@ -120,7 +120,7 @@ def best(turns: list[dict[str, float]]) -> dict[str, float]:
 
 
 def measure(plain_loop: Path, length: int, max_weight: int, n: int, turns: int) -> dict[str, Any]:
-    job = Job(length, max_weight, n)
+    job = JobInputs(length, max_weight, n)
     plain, ours, one, two = [], [], [], []
     for _ in range(turns):
         run = subprocess.run(

@@ -29,7 +29,7 @@ from _pair import (
     COMMAND,
     JOB,
     TOKENS,
-    Pair,
+    MeasuredPair,
     Watch,
     cpu_seconds,
     environment,
@@ -45,13 +45,13 @@ SIZES = (272, 1_000, 10_000)
 
 
 @contextlib.contextmanager
-def a_pair(*, tasks: int = 1, cohort: int = 1_000, bins: int = 1_000) -> Iterator[Pair]:
+def a_pair(*, tasks: int = 1, cohort: int = 1_000, bins: int = 1_000) -> Iterator[MeasuredPair]:
     with (
         tempfile.TemporaryDirectory(prefix="chorister-bench-") as folder,
         postgres(["leader", "helper"]) as databases,
     ):
         settings = {"workers": True}
-        yield Pair(
+        yield MeasuredPair(
             Path(folder),
             databases=databases,
             settings=settings,
@@ -62,7 +62,7 @@ def a_pair(*, tasks: int = 1, cohort: int = 1_000, bins: int = 1_000) -> Iterato
 
 
 @contextlib.contextmanager
-def worker(pair: Pair) -> Iterator[subprocess.Popen[str]]:
+def worker(pair: MeasuredPair) -> Iterator[subprocess.Popen[str]]:
     settings = str(pair.operators.settings("leader"))
     with (pair.operators.folder / "worker.log").open("a") as log:
         process = subprocess.Popen(
@@ -81,7 +81,7 @@ def worker(pair: Pair) -> Iterator[subprocess.Popen[str]]:
         process.communicate(timeout=60)
 
 
-def database_cpu(pair: Pair) -> float:
+def database_cpu(pair: MeasuredPair) -> float:
     """Of this pair's PostgreSQL processes, those that have ended too; of no other benchmark's."""
     own = pair.config("leader").database.partition("host=")[2]
     total = 0.0
@@ -94,7 +94,7 @@ def database_cpu(pair: Pair) -> float:
     return total
 
 
-def aggregate(pair: Pair, reports: int, workers: int) -> dict[str, float]:
+def aggregate(pair: MeasuredPair, reports: int, workers: int) -> dict[str, float]:
     """Seconds and CPU seconds of everybody, from the workers' start to the last job's end."""
     watch = Watch(pair)
     with contextlib.ExitStack() as stack:
@@ -132,17 +132,29 @@ def throughput(reports: int, workers: int, tasks: int = 1) -> dict[str, float]:
         native = [pair.native().measure(sample)]
         run = aggregate(pair, share * tasks, workers)
         native.append(pair.native().measure(sample))
-    clock, cpu = (statistics.mean(side) for side in zip(*native, strict=True))
+    # The better of two: whatever else ran meanwhile must not make the native calls look slow.
+    clock, cpu = (max(side) for side in zip(*native, strict=True))
     spent = run["worker_cpu"] + run["helper_cpu"] + run["database_cpu"]
     return {
         **{name: value / reports for name, value in run.items() if name.endswith("_cpu")},
         "reports_per_second": reports / run["seconds"],
+        "native_reports_per_second": clock,
         "over_native": reports / run["seconds"] / clock,
         "cpu_over_native": reports / spent / cpu,
         "cpu": spent / reports,
         "native_cpu": 1 / cpu,
         "worker_memory": run["worker_memory"],
     }
+
+
+def best_throughput(reports: int, workers: int, turns: int) -> dict[str, float]:
+    """By the clock the best turn of each side, in CPU time the median of the turns' ratios."""
+    runs = [throughput(reports, workers) for _ in range(turns)]
+    found = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    for name in ("reports_per_second", "native_reports_per_second"):
+        found[name] = max(run[name] for run in runs)
+    found["over_native"] = found["reports_per_second"] / found["native_reports_per_second"]
+    return found
 
 
 def over_native(reports: int, tasks: int) -> float:
@@ -236,7 +248,7 @@ def where_time_goes(reports: int) -> dict[str, float]:
     return parts
 
 
-def native_costs(pair: Pair, number: int) -> dict[str, float]:
+def native_costs(pair: MeasuredPair, number: int) -> dict[str, float]:
     """CPU seconds of both roles' native calls and bytes on the wire, a report."""
     binding = task_binding(pair.task.configuration)
     key = verify_key(bytes(32), pair.task.task_id)
@@ -266,6 +278,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one flat object as the last line")
     parser.add_argument("--reports", type=int, default=10_000)
+    parser.add_argument("--turns", type=int, default=3, help="turns of each number of workers")
     parser.add_argument("--large", type=int, default=100_000, help="reports of the large task")
     parser.add_argument("--only", choices=["workers", "large", "tasks", "disk", "time", "bins"])
     options = parser.parse_args()
@@ -276,7 +289,7 @@ def main() -> None:
 
     if wanted("workers"):
         for number in (1, 2):
-            run = throughput(options.reports, number)
+            run = best_throughput(options.reports, number, options.turns)
             results |= {f"workers_{number}_{name}": value for name, value in run.items()}
     if wanted("large"):
         small, large = (throughput(number, 2) for number in (options.reports, options.large))
@@ -306,15 +319,15 @@ def main() -> None:
 
 
 WANTED = {
-    "workers_2_over_native": "at least .6",
-    "workers_2_cpu_over_native": "at least .6, where other work disturbs the clock",
+    "workers_2_over_native": "at least .8",
+    "workers_2_cpu_over_native": "at least .8, where other work disturbs the clock",
     "large_cpu_over_small": "at most 1.1",
     "tasks_100_cpu_over_1": "at most 1.1",
 }
 
 
 def show(results: Mapping[str, float]) -> None:
-    table = Table(title="two operators on PostgreSQL; CPU in seconds a report")
+    table = Table(title="two operators on PostgreSQL; CPU seconds per report")
     for title in ("", "measured", "wanted"):
         table.add_column(title, justify="right" if title == "measured" else "left")
     for name, value in results.items():

@@ -117,13 +117,13 @@ def parts(figures: Mapping[str, float]) -> str:
     }
     found = {name: max(0.0, value) for name, value in found.items()}
     spent = figures["workers_2_cpu"]
-    rest = "Python and all else, at the leader's worker"
+    rest = "Python and everything else, at the leader's worker"
     found[rest] = max(0.0, spent - sum(found.values()))
     lines = ["| CPU of | microseconds per report | share |", "|---|---|---|"]
     lines += [
         f"| {name} | {number(1e6 * value)} | {value / spent:.0%} |" for name, value in found.items()
     ]
-    return "\n".join([*lines, f"| all | {number(1e6 * spent)} | 100% |"])
+    return "\n".join([*lines, f"| total | {number(1e6 * spent)} | 100% |"])
 
 
 def growth(figures: Mapping[str, float]) -> str:

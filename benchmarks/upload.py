@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
-from _pair import Pair, cpu_seconds, free_port
+from _pair import MeasuredPair, cpu_seconds, free_port
 from _postgres import postgres
 from _uploads import exchange, request_head
 
@@ -68,7 +68,7 @@ def bare_server() -> Iterator[tuple[int, int]]:
 class Requests:
     """The same request again and again, but for the report's id."""
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: MeasuredPair) -> None:
         ((report, *_),) = pair.seal(1)
         self.head = request_head(pair.task, report)
         self.tail = report[16:]
@@ -111,7 +111,7 @@ def main() -> None:
         databases = None
         if options.database == "postgres":
             databases = stack.enter_context(postgres(["leader", "helper"]))
-        pair = Pair(Path(folder), databases=databases, settings={"run_jobs": False})
+        pair = MeasuredPair(Path(folder), databases=databases, settings={"run_jobs": False})
         requests = Requests(pair)
         bare_port, bare = stack.enter_context(bare_server())
         leader = stack.enter_context(pair.serving("leader")).pid
@@ -127,7 +127,7 @@ def main() -> None:
     each = 1e6 / (options.turns * options.requests)
     best = {name: max(turns) for name, turns in sides.items()}
     ratio = best["leader"] / best["bare server"]
-    what = f"single reports of {requests.bytes:,} bytes into {options.database}, uploads a second"
+    what = f"single reports of {requests.bytes:,} bytes into {options.database}, uploads per second"
     table = Table(title=what)
     for title in ("", "best of turns", "median", "CPU microseconds each"):
         table.add_column(title, justify="right" if title else "left")
@@ -139,7 +139,8 @@ def main() -> None:
             f"{used[name] * each:,.0f}",
         )
     Console().print(table)
-    print(f"durable uploads reach {ratio:.2f} of the bare server (at least .5 wanted)")
+    wanted = {"sqlite": ".6", "postgres": ".4"}[options.database]
+    print(f"durable uploads reach {ratio:.2f} of the bare server (at least {wanted} wanted)")
     if options.json:
         results = {
             "upload_over_bare_server": round(ratio, 4),

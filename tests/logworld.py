@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
 from collections.abc import Sequence
@@ -35,7 +34,7 @@ from chorister.transparency.entries import (
     Submission,
     parse_entry,
 )
-from chorister.transparency.note import COSIGNATURE, key_name, note_key_id
+from chorister.transparency.note import COSIGNATURE, LOG_SIGNATURE, key_name, verifier_key
 from chorister.transparency.state import LogState
 from chorister.transparency.tiles import Source, TileTree, bundle_path, encode_bundle
 from chorister.transparency.tree import inclusion_proof, leaf_hash, root_hash
@@ -61,11 +60,12 @@ def public(name: str) -> bytes:
     return key(name).public_key().public_bytes_raw()
 
 
-def vkey(name: str, of: str) -> str:
-    """A cosigner's verifier key as c2sp.org/signed-note writes it."""
-    data = bytes([COSIGNATURE]) + public(of)
-    key_id = note_key_id(name, COSIGNATURE, public(of)).hex()
-    return f"{name}+{key_id}+{base64.b64encode(data).decode()}"
+def vkey(name: str, of: str, kind: int = COSIGNATURE) -> str:
+    """A verifier key as c2sp.org/signed-note writes it, of a cosigner unless `kind` says else."""
+    return verifier_key(name, kind, public(of))
+
+
+LOG_VKEY = vkey(ORIGIN, "log", LOG_SIGNATURE)
 
 
 def policy_text(origin: str = ORIGIN) -> str:
@@ -193,7 +193,7 @@ def identity(side: str, origin: str = ORIGIN) -> CosignerIdentity:
 
 
 @dataclass
-class Aggregator:
+class CosigningAggregator:
     """One cosigner and what it was handed."""
 
     side: str
@@ -239,8 +239,8 @@ class World:
         self.disk = disk or Disk()
         self._log = LogFolder.create(self.folder, disk=self.disk)
         self.registry = self._registry()
-        self.leader = Aggregator("leader", folder / "leader", self.clock, origin=origin)
-        self.helper = Aggregator("helper", folder / "helper", self.clock, origin=origin)
+        self.leader = CosigningAggregator("leader", folder / "leader", self.clock, origin=origin)
+        self.helper = CosigningAggregator("helper", folder / "helper", self.clock, origin=origin)
 
     def _registry(self) -> Registry:
         return Registry(

@@ -40,6 +40,15 @@ def test_a_device_is_embedded_as_the_howto_says(python: Path) -> None:
     assert done.stdout.endswith("done\n")
 
 
+def test_importing_a_device_leaves_http_for_the_time_in_which_its_sandbox_starts(
+    python: Path,
+) -> None:
+    done = run(python, "-c", "from chorister.device import Device; import sys; print(*sys.modules)")
+    found = set(done.stdout.split())
+    assert "chorister.http_client" in found
+    assert found.isdisjoint({"httpcore2", "httpx2", "anyio", "asyncio", "keyring"})
+
+
 @pytest.mark.parametrize("name", NOT_THERE)
 def test_the_environment_has_nothing_else(python: Path, name: str) -> None:
     done = run(python, "-c", f"import {name}")

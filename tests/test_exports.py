@@ -19,6 +19,8 @@ def test_the_package_exports_what_it_promises() -> None:
         "Question",
         "Result",
         "Study",
+        "Track",
+        "Trend",
         "__version__",
         "categories",
         "connect",

@@ -14,7 +14,8 @@ import httpcore2
 import pytest
 
 from chorister.errors import Unreachable
-from chorister.http_client import Deadline, DeadlineNetwork, WebClient, authorities
+from chorister.http_client import WebClient, authorities
+from chorister.http_network import Deadline, DeadlineNetwork
 
 
 @pytest.fixture

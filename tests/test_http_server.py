@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from chorister.http_server import Deadlines, guarded_protocol
+from chorister.errors import ServiceError
+from chorister.http_server import Deadlines, guarded_protocol, listen
 from tests.aggregator.inprocess_pair import wait_until
 
 QUICK = Deadlines(header=1.0, body=1.5, answer=2.0, unread=2.0, head_bytes=2_000)
@@ -290,6 +291,7 @@ STATES = {
     "a second request that is answered before its body": (ANSWERED + CHUNKED % b"/early", b""),
     "a second answer that is not taken": (2 * LARGE, b""),
     "a last answer that is not taken": (LARGE.replace(b"Host: x", b"Connection: close"), b""),
+    "requests in line": (2 * b"GET /never HTTP/1.1\r\nHost: x\r\n\r\n", b""),
     "old": (b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", b"\r\n"),
 }
 
@@ -308,9 +310,9 @@ def silent(port: int, count: int, first: bytes, then: bytes) -> Iterator[list[so
         yield opened
 
 
-def still_open(clients: list[socket.socket], seconds: float) -> int:
+def still_open(clients: list[socket.socket], deadline: float) -> int:
     """How many are not closed when the time is over."""
-    left, deadline = 0, time.monotonic() + seconds
+    left = 0
     for each in clients:
         try:
             each.settimeout(max(deadline - time.monotonic(), 0.01))
@@ -330,9 +332,7 @@ def test_silent_connections_are_closed_in_every_state(port: int) -> None:
         }
         # The longest deadline is 3 seconds here; the rest is for a machine that is busy.
         deadline = time.monotonic() + 15
-        left = {
-            state: still_open(each, deadline - time.monotonic()) for state, each in clients.items()
-        }
+        left = {state: still_open(each, deadline) for state, each in clients.items()}
         assert not any(left.values()), left
         with connected(port) as connection:
             connection.sendall(ANSWERED)
@@ -423,3 +423,11 @@ def test_answers_that_nobody_takes_end_the_connection() -> None:
             while True:
                 connection.sendall(100 * ANSWERED)
         wait_until(lambda: not server.server_state.connections, "the end of it", 20)
+
+
+def test_a_port_that_is_taken_is_said_in_words() -> None:
+    with listen("127.0.0.1", 0) as first, pytest.raises(ServiceError, match="another program"):
+        listen("127.0.0.1", first.getsockname()[1])
+    for host, port in (("203.0.113.1", 0), ("127.0.0.1", 70_000)):
+        with pytest.raises(ServiceError, match="can't listen on"):
+            listen(host, port)

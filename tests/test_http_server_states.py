@@ -83,7 +83,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now
 
 
-class Wire(asyncio.Transport):
+class VirtualSocket(asyncio.Transport):
     """A client's socket as its server sees it; a client that reads nothing leaves all in it."""
 
     def __init__(self, loop: VirtualLoop, *, reads: bool) -> None:
@@ -175,7 +175,7 @@ def seconds_open(says: Iterable[bytes], drip: bytes, *, reads: bool) -> float:
     state = ServerState()
 
     async def conversation() -> float:
-        wire = Wire(loop, reads=reads)
+        wire = VirtualSocket(loop, reads=reads)
         protocol: Any = config.http_protocol_class(  # type: ignore[call-arg]
             config=config, server_state=state, app_state={}, _loop=loop
         )

@@ -39,7 +39,7 @@ def test_no_key_is_ever_replaced(tmp_path: Path) -> None:
     key_files.write_signing_key(tmp_path / "key")
     before = (tmp_path / "key").read_bytes()
     for write in (key_files.write_signing_key, key_files.write_collector_key):
-        with pytest.raises(ServiceError, match="never replaced"):
+        with pytest.raises(ServiceError, match="never overwritten"):
             write(tmp_path / "key")
     assert (tmp_path / "key").read_bytes() == before
 

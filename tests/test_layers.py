@@ -1,4 +1,4 @@
-"""Lower rooms never import upper ones, and enforcement no cache; both are in pyproject.toml."""
+"""Lower packages never import higher ones, and enforcement no cache; both are in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_enforcement_that_reads_the_cache_is_noticed(module: str, tmp_path: Path
     assert "What enforces never reads the cache" in run.stdout.split("Broken contracts")[1]
 
 
-def test_a_room_without_a_place_in_the_order_is_noticed(tmp_path: Path) -> None:
+def test_a_package_without_a_place_in_the_order_is_noticed(tmp_path: Path) -> None:
     shutil.copytree(REPOSITORY / "src" / "chorister", tmp_path / "chorister")
     (tmp_path / "chorister" / "attic.py").touch()
     assert lint(tmp_path).returncode == 1

@@ -13,13 +13,13 @@ from chorister.errors import InvalidInput, ServiceError
 from chorister.settings_file import read_settings
 
 
-class Settings(Model):
+class ExampleSettings(Model):
     port: Int
 
 
-def load(path: Path) -> Settings:
+def load(path: Path) -> ExampleSettings:
     with read_settings(path) as values:
-        return Settings.model_validate(values)
+        return ExampleSettings.model_validate(values)
 
 
 def test_a_good_file(tmp_path: Path) -> None:
@@ -66,4 +66,4 @@ def test_any_bytes(tmp_path: Path, data: bytes) -> None:
     except ServiceError as error:
         assert str(path) in str(error)
     else:
-        assert isinstance(found, Settings)
+        assert isinstance(found, ExampleSettings)

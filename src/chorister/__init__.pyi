@@ -9,7 +9,9 @@ from chorister.analyst.question import Question
 from chorister.analyst.rehearsal import rehearse
 from chorister.analyst.request import categories, grid, intervals, prefix_tree
 from chorister.analyst.result import Result
+from chorister.analyst.series import Track
 from chorister.analyst.study import Study
+from chorister.analyst.trend import Trend
 from chorister.policy import Policy
 
 __all__ = [
@@ -17,6 +19,8 @@ __all__ = [
     "Question",
     "Result",
     "Study",
+    "Track",
+    "Trend",
     "__version__",
     "categories",
     "connect",

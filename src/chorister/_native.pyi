@@ -118,12 +118,15 @@ class TaskBinding:
         self,
         verify_key: bytes,
         keys: Sequence[HPKEKeypair],
-        reports: bytes,
+        reports: bytes | list[bytes],
         *,
         rejected: bytes | None = None,
         threads: int = 0,
     ) -> LeaderJob:
-        """Begins a job with encoded `Report`s; `rejected` holds codes of those to leave out."""
+        """Begins a job with encoded `Report`s; `rejected` holds codes of those to leave out.
+
+        A list has whole reports in each of its pieces.
+        """
     def helper_initialize(
         self,
         verify_key: bytes,

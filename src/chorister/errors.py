@@ -14,6 +14,8 @@ Each message says what is wrong and what to do; attributes carry the values for 
     ├── StudyError          a study can't continue; nothing more was asked
     │   ├── CohortTooSmall      fewer reports than the minimum cohort: nothing is released
     │   ├── QuestionWithdrawn   the analyst withdrew the question
+    │   ├── StudyBusy           another process is asking, or waiting for the same round
+    │   ├── ResultPending       the aggregators have not released the result yet: try again
     │   └── WindowOver          too late: the question's window is over
     ├── StoreError          the device's encrypted store can't be opened, read or written
     │   ├── EventRefused        an event does not fit its stream or profile
@@ -38,6 +40,7 @@ Each message says what is wrong and what to do; attributes carry the values for 
     │   ├── WrongList           the current list does not follow from the entries
     │   ├── EntryRefused        an entry that the log's rules do not allow
     │   │   ├── DuplicateEntry      it is already in the log
+    │   │   ├── RecipeUnknown       it ends a recipe that is not in the log
     │   │   └── ForeignHPKEConfig   a key under an aggregator's name that is not the aggregator's
     │   ├── QuotaExceeded       too many recipes are open at once, by one author or in all
     │   ├── NotAuthorized       signed by a key that no policy lists for it
@@ -84,14 +87,41 @@ class BudgetExceeded(ChoristerError):
     """A charge that a privacy budget does not allow; nothing was charged."""
 
     def __init__(self, *, spent: Decimal, asked: Decimal, allowed: Decimal, field: str) -> None:
-        super().__init__(
-            f"the budget allows {field} {allowed:f} in total, {spent:f} is spent, and this asks "
-            f"for {asked:f}: wait until the budget renews, or ask for less"
-        )
+        super().__init__(_budget_words(spent=spent, asked=asked, allowed=allowed, field=field))
         self.spent = spent  # before this charge
         self.asked = asked  # by this charge
         self.allowed = allowed  # in total
         self.field = field  # which limit: epsilon, delta, …
+
+
+def _budget_words(*, spent: Decimal, asked: Decimal, allowed: Decimal, field: str) -> str:
+    """Name a limit such as "analyses.NAME.fields.FIELD.epsilon" as people do."""
+    path, _, what = field.rpartition(".")
+    if path == "device":
+        whose = "the whole device "
+    elif ".fields." in path:
+        whose = f"the field {path.partition('.fields.')[2]} "
+    elif path.startswith("analyses."):
+        whose = f"the analysis {path.removeprefix('analyses.').removesuffix('.budget')} "
+    else:
+        whose = f"{path} " if path else ""
+    if what == "local_epsilon":
+        return (
+            f"the policy allows {whose}local epsilon {_figure(allowed)} in a report, and this asks "
+            f"for {_figure(asked)}: ask with a smaller local epsilon"
+        )
+    limit = f"{_figure(allowed)} reports" if what == "reports" else f"{what} {_figure(allowed)}"
+    return (
+        f"the budget allows {whose}{limit} in total, {_figure(spent)} is spent, and this asks for "
+        f"{_figure(asked)}: ask for less, or wait until the budget renews"
+    )
+
+
+def _figure(value: Decimal) -> str:
+    """A decimal for people, tiny ones as powers of ten."""
+    if 0 < value < Decimal("0.0001"):
+        return f"{value.normalize():e}"
+    return f"{value.normalize():f}"
 
 
 class PolicyError(InvalidInput):
@@ -157,6 +187,14 @@ class QuestionWithdrawn(StudyError):
     """The analyst withdrew the question before there was a result: ask another."""
 
 
+class StudyBusy(StudyError):
+    """Another process is asking, or waiting for the same round: let it finish, or stop it."""
+
+
+class ResultPending(StudyError):
+    """The aggregators have not released the result yet, but still can: collect it again later."""
+
+
 class WindowOver(StudyError):
     """The question's window is over without a result: ask again, with another window."""
 
@@ -191,7 +229,9 @@ class LedgerBehind(LedgerError):
 
     def __init__(self, *, missing: str, until: int | None) -> None:
         wait = (
-            "for good, as budgets do not all renew" if until is None else f"until {utc_text(until)}"
+            "ever again, as some budgets never renew"
+            if until is None
+            else f"until {utc_text(until)}"
         )
         super().__init__(
             f"{missing}: a backup was restored or the ledger deleted, and what was charged since "
@@ -320,6 +360,10 @@ class DuplicateEntry(EntryRefused):
     def __init__(self, message: str, *, index: int) -> None:
         super().__init__(message)
         self.index = index
+
+
+class RecipeUnknown(EntryRefused):
+    """The end of a recipe that is not in the log."""
 
 
 class ForeignHPKEConfig(EntryRefused):

@@ -22,8 +22,10 @@ dropped: uvicorn would treat them as header fields, which a proxy in front has n
 When all places are taken (uvicorn's `limit_concurrency`), the connection that has waited longest
 for its client makes room for a new one. A connection waits for its client unless it is answering a
 complete request, and again while the client does not read the answer. So silent connections,
-however many, keep nobody out. Nor does one address take all places: if it has `per_address`
-connections, those of its own that wait make room, and if none waits, the new one is closed.
+however many, keep nobody out. Neither does a client who asks again before it has its answer: with
+requests in line, a connection makes room like one that waits. Nor does one address take all places:
+if it has `per_address` connections, those of its own that wait make room, and if none waits, the
+new one is closed.
 
 While one request waits behind another, nothing more is read: whatever a client sends, a connection
 keeps no more than one read of its socket in memory.
@@ -36,6 +38,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import errno
 import math
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Sized
@@ -51,11 +54,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from chorister.errors import ServiceError
 from chorister.http_server_addresses import AddressLimit
 
+_MAX_PORT: Final = 65_535
 _CHECK_SECONDS: Final = 1.0
 _MAX_HEADER_FIELDS: Final = 100
 """As an object, a short field takes 20 times the memory that it takes on the wire."""
 _MAX_PIPELINED: Final = 64
-"""How many requests of a connection may wait behind one another."""
+"""How many requests may wait on one connection."""
 _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
@@ -250,11 +254,12 @@ class GuardedConnection(HttpToolsProtocol):
             self._update_waiting()
 
     def _update_waiting(self) -> None:
-        """Record whether the connection waits for its client, and so may have to make room."""
+        """Record whether the connection waits for its client, or the like: it may make room."""
         request = self._running
         if (
             request is None
             or request.more_body
+            or self.pipeline
             or self.flow.write_paused
             or self.transport.is_closing()
         ):
@@ -316,7 +321,7 @@ class GuardedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= _MAX_PIPELINED:
-            raise ValueError("too many requests wait behind one another")
+            raise ValueError("too many requests are waiting on one connection")
         self._overhead = 0
         if self._state is ConnectionState.OPENED:
             self._state = ConnectionState.HEAD
@@ -341,6 +346,7 @@ class GuardedConnection(HttpToolsProtocol):
             request = self.direct.begin(self.url, self.headers, self.transport.abort)
         if request is None:
             super().on_headers_complete()
+            self._update_waiting()  # it may be in line now
         else:
             keep_alive = self.parser.should_keep_alive()
             self._running = _DirectCycle(request, keep_alive=keep_alive)
@@ -471,11 +477,16 @@ def server_config(
 
 def listen(host: str, port: int) -> socket.socket:
     """Open a listening socket."""
+    # Python would leave a socket open for such a port.
+    if not 0 <= port <= _MAX_PORT:
+        raise ServiceError(f"can't listen on {host}:{port}: a port is a number up to {_MAX_PORT:,}")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
-        raise ServiceError(f"can't listen on {host}:{port}: {error}") from error
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        why = "another program uses this port: stop it, or choose another" if taken else error
+        raise ServiceError(f"can't listen on {host}:{port}: {why}") from error
 
 
 def server_url(scheme: str, host: str, listener: socket.socket) -> str:

@@ -70,9 +70,9 @@ def read_secret(reference: str, environ: Mapping[str, str] | None = None) -> byt
     return secret
 
 
-def read_token(reference: str, environ: Mapping[str, str] | None = None) -> str:
+def read_token(reference: str) -> str:
     """Read a bearer token from a file, or from `env:NAME`."""
-    text, where = _read_reference(reference, environ)
+    text, where = _read_reference(reference)
     if not _TOKEN.fullmatch(text):
         raise ServiceError(
             f"{where} is not a bearer token of 20 characters or more; "
@@ -81,7 +81,7 @@ def read_token(reference: str, environ: Mapping[str, str] | None = None) -> str:
     return text
 
 
-def _read_reference(reference: str, environ: Mapping[str, str] | None) -> tuple[str, str]:
+def _read_reference(reference: str, environ: Mapping[str, str] | None = None) -> tuple[str, str]:
     if reference.startswith(_ENV):
         name = reference.removeprefix(_ENV)
         text = (os.environ if environ is None else environ).get(name)
@@ -154,7 +154,9 @@ def write_private(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
     except FileExistsError:
-        raise ServiceError(f"{path} exists, and keys are never replaced: move it away") from None
+        raise ServiceError(
+            f"{path} already exists, and keys are never overwritten: move it elsewhere"
+        ) from None
     except OSError as error:
         raise ServiceError(f"can't write {path}: {error.strerror}") from error
 

@@ -45,7 +45,7 @@ def misbehave(how: str, device: socket.socket, wire: Any) -> None:
     os._exit(0)
 
 
-def boot(descriptor: int, path: list[str]) -> None:
+def boot(descriptor: int, facilities: str, path: list[str]) -> None:
     sys.path[:] = path
     root = next(Path(entry) / "chorister" for entry in path if Path(entry, "chorister").is_dir())
     for name in ("", ".device", ".device.sandbox", ".encoding"):
@@ -55,13 +55,13 @@ def boot(descriptor: int, path: list[str]) -> None:
     zygote = import_module("chorister.device.sandbox.zygote")
     wire = import_module("chorister.device.sandbox.wire")
 
-    def serve(device: socket.socket) -> None:
+    def serve(device: socket.socket, _connection: object) -> None:
         job = wire.decode_job(wire.receive_frame(device)[0])
         misbehave(job.query, device, wire)
 
     setattr(zygote, "_serve", serve)  # noqa: B010 (a module has no such attribute, for mypy)
-    zygote.main(descriptor)
+    zygote.main(descriptor, facilities.split())
 
 
 if __name__ == "__main__":
-    boot(int(sys.argv[1]), sys.argv[2:])
+    boot(int(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from chorister.device import Timing
+from chorister.device.sandbox import confinement
 from chorister.policy import Policy
 from tests.device.home import at_home
 from tests.device.world import NOW, a_generous_policy, a_recipe
@@ -69,7 +70,19 @@ def an_app() -> Iterator[list[float]]:
 @pytest.mark.parametrize("age", [33, 34])
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_expensive_encoding_delays_nothing(name: str, age: int, tmp_path: Path) -> None:
-    with at_home(tmp_path, careless_policy()) as home:
+    delays_nothing(name, age, tmp_path)
+
+
+@pytest.mark.parametrize("age", [33, 34])
+def test_nor_where_nothing_can_be_forked(
+    age: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confinement, "FACILITIES", frozenset())
+    delays_nothing("disordered marks in many rows", age, tmp_path)
+
+
+def delays_nothing(name: str, age: int, folder: Path) -> None:
+    with at_home(folder, careless_policy()) as home:
         home.donate()
         home.device.set_profile("user", {"age": age, "locale": "de_DE"})
         events = [{"ngram": f"word {i}", "perplexity": 1.0} for i in range(9)]

@@ -16,6 +16,7 @@ from joserfc.jwk import OKPKey
 
 from chorister.canonical import b64url_encode, dumps, key_id
 from chorister.device.audit import Event
+from chorister.device.ledger.ledger_entries import Charged
 from chorister.transparency.entries import RecipeEntry
 from tests.device.home import Home, at_home
 from tests.device.world import (
@@ -52,6 +53,7 @@ def refused(home: Home, *recipes: Any) -> str | None:
 
 
 YEAR = 366 * DAY
+SERIES = {"windows": 2, "every": 7 * DAY, "answers": 1}
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "an analysis that the policy does not have": ({"analysis": "other"}, ""),
     "another collector": ({"collector": "00" * 32}, "collector"),
@@ -123,6 +125,8 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"window": {"opens": NOW - DAY, "closes": NOW + DAY, "ends": NOW + YEAR}},
         "window",
     ),
+    "a series, which the policy does not permit": ({"series": SERIES}, "series"),
+    "a period that would show when a profile was set": ({"periods": {"user": 60}}, "periods"),
     "hashed prefixes": (
         {
             "features/1": {
@@ -212,6 +216,14 @@ def signed_tree(tree: dict[str, Any]) -> RecipeEntry:
 
 MALFORMED: dict[str, dict[str, Any]] = {
     "a window of a century": {"window/closes": NOW + 100 * YEAR, "window/ends": NOW + 100 * YEAR},
+    "windows that overlap": {"series": SERIES | {"every": 7 * DAY - 1}},
+    "a window every second": {"series": SERIES | {"windows": 1000, "every": 1}},
+    "more windows than anybody enumerates": {"series": SERIES | {"windows": 10**9}},
+    "a series of a century": {"series": SERIES | {"windows": 1000, "every": 30 * DAY}},
+    "more answers than windows": {"series": SERIES | {"answers": 3}},
+    "a series that is no question at all": {"series": SERIES | {"answers": 0}},
+    "a period of events to come": {"periods": {"keyboard": -DAY}},
+    "a period for what is not read": {"periods": {"elsewhere": DAY}},
     "an unknown field": {"surprise": 1},
     "another version": {"version": 2},
     "one bin": {"features": []},
@@ -305,3 +317,75 @@ def test_a_refusal_is_said_once_not_at_every_poll(home: Home) -> None:
     for _ in range(3):
         home.ask(a_recipe("hostile", {"privacy/min_cohort": 10}))
     assert home.events().count(Event.REFUSED) == 1
+
+
+# --- series ---------------------------------------------------------------------------------------
+
+
+def series_home(folder: Path, **limits: Any) -> Any:
+    changes = {"windows": 100, "longest": "300d", "answers": 100, "cells": 1000} | limits
+    return at_home(folder, a_generous_policy({f"analyses/{ANALYSIS}/series": changes}))
+
+
+def windows_charged(home: Home) -> list[int | None]:
+    entries = home.device._opened().ledger.entries()
+    return [entry.charge.window for entry in entries if isinstance(entry, Charged)]
+
+
+WEEKLY = {"windows": 4, "every": 7 * DAY, "answers": 4}
+
+
+@pytest.mark.parametrize(
+    ("series", "limits"),
+    [
+        (WEEKLY, {"windows": 3}),
+        (WEEKLY, {"longest": "27d"}),
+        (WEEKLY, {"answers": 3}),
+        (WEEKLY, {"cells": 19}),  # four windows of five groups
+        (WEEKLY | {"windows": 100}, {"windows": 99}),
+    ],
+)
+def test_a_series_beyond_the_policy(
+    tmp_path: Path, series: dict[str, int], limits: dict[str, Any]
+) -> None:
+    with series_home(tmp_path, **limits) as home:
+        assert refused(home, a_recipe("series", {"series": series})) == "series"
+
+
+def test_a_clock_that_is_fast_opens_no_window_twice(tmp_path: Path) -> None:
+    """As far as a checkpoint may be old: the device lives in a later window than everybody else."""
+    window = {"opens": NOW - DAY, "closes": NOW + DAY, "ends": NOW + 3 * DAY}
+    recipe = a_recipe(
+        "series", {"window": window, "series": WEEKLY | {"every": 2 * DAY, "answers": 2}}
+    )
+    with series_home(tmp_path) as home:
+        for true in range(NOW, recipe.closes + DAY, DAY // 2):
+            for clock in (true + 2 * DAY - 1, true, true + DAY):
+                home.clock.set(clock)
+                home.network.log.publish([recipe], time=true)
+                home.clock.advance(home.device.quiet_seconds())
+                home.device.run_once()
+        charged = windows_charged(home)
+        assert len(charged) == len(set(charged)) <= 2
+
+
+def test_the_same_series_under_another_name_is_charged_to_the_same_budget(tmp_path: Path) -> None:
+    """`answers` bounds one series; what all of them cost together is the budget's business."""
+    limits = {"windows": 2, "longest": "30d", "answers": 1, "cells": 100}
+    policy = a_policy({f"analyses/{ANALYSIS}/series": limits})  # one report for the analysis
+    with at_home(tmp_path, policy) as home:
+        every = [a_recipe(f"series-{i}", {"series": SERIES}) for i in range(20)]
+        home.ask(*every)
+        home.clock.set(NOW + 7 * DAY)
+        home.ask(*every)
+        assert home.charges() <= 1
+
+
+def test_a_series_is_not_replayed_after_its_author_ended_it(tmp_path: Path) -> None:
+    """A log can't make a device forget: what was drawn and charged stays so."""
+    recipe = a_recipe("series", {"series": WEEKLY})
+    with series_home(tmp_path) as home:
+        home.ask(recipe)
+        home.ask()
+        home.ask(recipe)
+        assert windows_charged(home) == [0]

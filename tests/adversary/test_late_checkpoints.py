@@ -3,7 +3,8 @@
 A registry may withhold checkpoints, and show them as late as a policy permits, or five minutes
 early; the analyst asks whenever there is room. A device's clock may be slow. What is tested here is
 proven in docs/concepts/budget.md: in any stretch of length L, with a period P and a clock that is
-slow by at most S, at most ceil((L + S) / P) + 1 budgets are charged; and that many can be.
+slow by at most S, at most ceil((L + S) / P) + 1 budgets are charged; and that many can be. If both
+aggregators lie about the time, S grows by the policy's age and by no more.
 
 What decides is real: the reader's rules, the device's clock, the ledger. Time and the registry are
 simulated; schedules are drawn from a fixed seed.
@@ -52,7 +53,7 @@ def most(period: int, stretch: int, slow: int = 0) -> int:
 
 
 @dataclass
-class Schedule:
+class LateRegistry:
     """A device, a registry that shows it what it likes, and an analyst who always asks."""
 
     period: int
@@ -80,9 +81,11 @@ class Schedule:
             authors={},
         )
 
-    def show(self, real: int, checkpoint: int, *, clock: int | None = None) -> bool:
+    def show(
+        self, real: int, checkpoint: int, *, clock: int | None = None, honest: bool = True
+    ) -> bool:
         """At a real time, with the device's clock at `clock`; says whether it was accepted."""
-        assert checkpoint <= real + MAX_SKEW, "no honest cosigner signs that"
+        assert not honest or checkpoint <= real + MAX_SKEW, "no honest cosigner signs that"
         self.system.set(real if clock is None else clock)
         signed = Checkpoint(origin=ORIGIN, size=1, root=bytes(32)).sign(key("log"))
         for url, signer in ((LEADER, "leader"), (HELPER, "helper")):
@@ -164,7 +167,9 @@ MIXES: list[list[Choice]] = [
 ]
 
 
-def run(schedule: Schedule, source: random.Random, choices: Sequence[Choice], steps: int) -> None:
+def run(
+    schedule: LateRegistry, source: random.Random, choices: Sequence[Choice], steps: int
+) -> None:
     period, real = schedule.period, START
     for _ in range(steps):
         real += source.choice([0, 0, 1, 60, MAX_SKEW, AGE, period // 3, source.randint(0, period)])
@@ -188,7 +193,7 @@ def test_no_schedule_of_checkpoints_exceeds_the_bound(slow: int) -> None:
     charges = 0
     for _ in range(20):
         period = source.choice([AGE, AGE + 1, AGE + MAX_SKEW, 3 * AGE, 10 * AGE])
-        schedule = Schedule(period=period, offset=source.randrange(period), slow=slow)
+        schedule = LateRegistry(period=period, offset=source.randrange(period), slow=slow)
         run(schedule, source, source.choice(MIXES), steps=60)
         schedule.check()
         charges += len(schedule.charged_at)
@@ -197,7 +202,7 @@ def test_no_schedule_of_checkpoints_exceeds_the_bound(slow: int) -> None:
 
 def test_the_bound_is_reached_with_a_right_clock() -> None:
     """Two budgets in two seconds, and a third when a second more than a period has passed."""
-    schedule = Schedule(period=10 * DAY, offset=12_345)
+    schedule = LateRegistry(period=10 * DAY, offset=12_345)
     end = schedule.grow_up()
     schedule.show(end - MAX_SKEW - 1, end - MAX_SKEW - 1)
     schedule.show(end - MAX_SKEW, end)
@@ -211,7 +216,7 @@ def test_the_bound_is_reached_with_a_right_clock() -> None:
 @pytest.mark.parametrize("slow", [1, AGE // 2, AGE])
 def test_the_bound_is_reached_with_a_slow_clock(slow: int) -> None:
     """A clock that is slow brings the first charge nearer to the third by as much."""
-    schedule = Schedule(period=10 * DAY, offset=12_345, slow=slow)
+    schedule = LateRegistry(period=10 * DAY, offset=12_345, slow=slow)
     end = schedule.grow_up()
     first = end - MAX_SKEW - 1
     schedule.show(first + slow, end - MAX_SKEW - 1, clock=first)
@@ -226,7 +231,7 @@ def test_the_bound_is_reached_with_a_slow_clock(slow: int) -> None:
 
 def test_a_period_as_short_as_the_age_with_a_clock_as_slow_as_the_age() -> None:
     """The worst that a policy permits while clocks are as good as it demands."""
-    schedule = Schedule(period=AGE, offset=0, slow=AGE)
+    schedule = LateRegistry(period=AGE, offset=0, slow=AGE)
     assert most(AGE, AGE, slow=AGE) == 3
     end = schedule.grow_up()
     real = end + AGE - MAX_SKEW - 1
@@ -253,7 +258,7 @@ def test_a_period_of_a_day_beside_checkpoints_of_a_week_is_refused() -> None:
 
 
 def test_a_clock_that_is_fast_gains_nothing() -> None:
-    schedule = Schedule(period=AGE, offset=0)
+    schedule = LateRegistry(period=AGE, offset=0)
     source = random.Random(7)
     real = START
     for _ in range(80):
@@ -270,7 +275,7 @@ def test_no_clock_at_all_gains_a_budget_per_period_of_cosigned_time_and_no_more(
     """Clock and registry in one hand can save periods up; they can't make any."""
     for seed in range(10):
         source = random.Random(seed)
-        schedule = Schedule(period=AGE + seed, offset=source.randrange(AGE))
+        schedule = LateRegistry(period=AGE + seed, offset=source.randrange(AGE))
         real, clock = START, START
         for _ in range(80):
             real += source.choice([0, 60, AGE // 3, AGE])
@@ -282,9 +287,26 @@ def test_no_clock_at_all_gains_a_budget_per_period_of_cosigned_time_and_no_more(
         assert 3 < len(schedule.charged_at) <= periods
 
 
+@pytest.mark.parametrize("period", [AGE, 3 * AGE, 10 * AGE])
+def test_both_aggregators_together_make_no_periods(period: int) -> None:
+    """They sign any time, and devices accept it within the age of their own clock, not beyond."""
+    schedule = LateRegistry(period=period, offset=period // 3)
+    real = START
+    for _ in range(40):
+        real += AGE // 4
+        for ahead in (AGE, AGE + 1, *range(2 * AGE, 6 * AGE, AGE)):
+            accepted = schedule.show(real, max(real, schedule.shown) + ahead, honest=False)
+            assert not accepted or schedule.shown <= real + AGE
+        schedule.show(real, real + AGE, honest=False)
+        assert schedule.shown == real + AGE
+    for stretch in (0, 1, period - 1, period, period + 1, 2 * period):
+        assert schedule.most_within(stretch) <= most(period, stretch, AGE)
+    assert len(schedule.charged_at) > 10 * AGE // period - 3
+
+
 def test_a_new_ledger_is_silent_for_its_age_but_for_what_a_checkpoint_may_be_ahead() -> None:
     for late in (0, AGE // 2, AGE):
-        schedule = Schedule(period=10 * DAY)
+        schedule = LateRegistry(period=10 * DAY)
         schedule.show(START, START - late)
         ready = START + SILENCE - MAX_SKEW
         schedule.show(ready - 1, ready - 1 + MAX_SKEW)

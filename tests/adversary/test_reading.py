@@ -12,7 +12,7 @@ import pytest
 from chorister.device.sandbox import Sandbox
 from chorister.device.verifier import permitted_functions, verify_query
 from chorister.errors import QueryRefused
-from tests.adversary.victim import NGRAMS, POLICY, Victim
+from tests.adversary.careless_device import NGRAMS, POLICY, Victim
 from tests.keyboard import ANALYSIS, analysis_at, recipe_with
 
 EVERY_NGRAM = Counter((ngram,) for ngram in NGRAMS)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import socket
 import ssl
+import threading
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,68 @@ def test_no_two_requests_share_a_connection() -> None:
             transport.get(f"{server.url}/checkpoint", limit=100)
             transport.post(f"{server.url}/reports", headers={}, body=b"report", limit=100)
     assert len({request.connection for request in server.seen}) == len(server.seen) == 6
+
+
+def test_a_connection_is_shared_within_one_poll_only(tmp_path: Path) -> None:
+    key, chain = a_certificate(tmp_path)
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.load_cert_chain(chain, key)
+    transport = HTTPTransport(tls=lambda: ssl.create_default_context(cafile=str(chain)))
+    with serve(lambda _: Reply(headers=MARKS, body=b"file"), tls=server_side) as server:
+        log = LogSource(transport, server.url)
+        for _ in range(2):
+            with log.one_poll() as poll:
+                for path in ("checkpoint", "list", "body"):
+                    assert poll.read(path, limit=100) == b"file"
+            transport.post(f"{server.url}/reports", headers={}, body=b"report", limit=100)
+    first, second = server.seen[:4], server.seen[4:]
+    assert [request.path for request in first] == ["/checkpoint", "/list", "/body", "/reports"]
+    ours = [[request.connection for request in poll[:3]] for poll in (first, second)]
+    assert all(len(set(poll)) == 1 for poll in ours)
+    assert len({ours[0][0], first[3].connection, ours[1][0], second[3].connection}) == 4
+    assert not any(request.resumed for request in server.seen)
+    assert [request.headers for request in first] == [request.headers for request in second]
+
+
+def test_the_connection_of_a_poll_ends_before_anything_is_decided() -> None:
+    """A device that remembers a later checkpoint takes less time for its checks."""
+    transport = HTTPTransport()
+    with (
+        serve(lambda _: Reply(headers=MARKS, body=b"file")) as server,
+        LogSource(transport, server.url).one_poll() as poll,
+    ):
+        poll.read("checkpoint", limit=100)
+        poll.close()  # as `read_log` calls it after the last request
+        poll.read("checkpoint", limit=100)
+    assert len({request.connection for request in server.seen}) == 2
+
+
+def test_a_server_that_hangs_up_between_two_requests_is_asked_again() -> None:
+    """Without a word: no header field announces it."""
+    transport = HTTPTransport(timeout=10)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answer = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nfile"
+        asked: list[bytes] = []
+
+        def answer_once_per_connection() -> None:
+            for _ in range(2):
+                peer, _ = listener.accept()
+                with peer:
+                    asked.append(peer.recv(10_000))
+                    peer.sendall(answer)
+                    # The second request arrives before the client can know that nobody reads it.
+                    if len(asked) < 3:
+                        asked.append(peer.recv(10_000))
+
+        server = threading.Thread(target=answer_once_per_connection, daemon=True)
+        server.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with LogSource(transport, url).one_poll() as poll:
+            assert poll.read("one", limit=100) == b"file"
+            assert poll.read("two", limit=100) == b"file"
+        server.join(10)
+        requests = [request.split()[1] for request in asked if request]
+        assert requests[:3] == [b"/one", b"/two", b"/two"]
 
 
 def test_the_user_agent_is_everybody_s(monkeypatch: pytest.MonkeyPatch) -> None:

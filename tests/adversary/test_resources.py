@@ -16,7 +16,7 @@ import pytest
 
 from chorister.device.sandbox import Sandbox
 from chorister.errors import SandboxFailed
-from tests.adversary.victim import NGRAMS, Victim
+from tests.adversary.careless_device import NGRAMS, Victim
 
 SOON = 0.5
 PATIENCE = 15.0  # machines are slow and noisy; without a deadline these would take hours
@@ -95,11 +95,11 @@ def test_an_answer_does_not_fill_the_device(rows: int, victim: Victim) -> None:
     texts = ", ".join(f"printf('%.*c', {i}, a.ngram) AS c{i}" for i in range(20))
     tables = "keyboard a, keyboard b, keyboard c, keyboard d, keyboard e"
     query = f"SELECT {texts}, 7 AS x FROM {tables} LIMIT {rows}"
-    victim.choose(query)
+    victim.choose(query, deadline=120)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     tracemalloc.start()
     try:
-        assert victim.choose(query) == 7
+        assert victim.choose(query, deadline=120) == 7
         assert tracemalloc.get_traced_memory()[1] < 2e6
     finally:
         tracemalloc.stop()

@@ -29,15 +29,16 @@ from chorister.device.retention import Retention
 from chorister.device.run import RunStep
 from chorister.device.store import EventStore
 from chorister.policy import Policy
+from chorister.recipe import Recipe
 from tests.device.home import Home, at_home, the_sandbox
-from tests.device.world import NOW, a_generous_policy, a_policy, a_recipe
+from tests.device.world import ANALYSIS, NOW, a_generous_policy, a_policy, a_recipe
 
 TIMING = Timing(query=20, slack=10, housekeeping=5, settle=2, spread=600, poll=600)
 RECIPES = [a_recipe(f"r{i}", {"study": f"s{i}"}) for i in range(6)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class ScheduledWorld:
     """Seconds that work takes on a device with certain data."""
 
     opening: float = 0.0
@@ -46,13 +47,13 @@ class World:
     deleting: float = 0.0
 
 
-EMPTY = World()
+EMPTY = ScheduledWorld()
 WORLDS = {
-    "a query 0.2 s longer": World(query=0.2),
-    "a query at its deadline": World(reading=3.9, query=19.99),
-    "many events": World(opening=0.31, reading=2.7, query=1.1),
-    "much expired": World(deleting=2.6),
-    "all of it": World(opening=1.3, reading=3.3, query=17.123456, deleting=2.5),
+    "a query 0.2 s longer": ScheduledWorld(query=0.2),
+    "a query at its deadline": ScheduledWorld(reading=3.9, query=19.99),
+    "many events": ScheduledWorld(opening=0.31, reading=2.7, query=1.1),
+    "much expired": ScheduledWorld(deleting=2.6),
+    "all of it": ScheduledWorld(opening=1.3, reading=3.3, query=17.123456, deleting=2.5),
 }
 
 
@@ -72,7 +73,7 @@ class WorkClock(SettableClock):
 class WorkingSandbox:
     """The shared one, whose queries take as long as the world says, on the test's clock."""
 
-    def __init__(self, clock: SettableClock, world: World) -> None:
+    def __init__(self, clock: SettableClock, world: ScheduledWorld) -> None:
         self._clock = clock
         self._world = world
 
@@ -86,7 +87,7 @@ class WorkingSandbox:
 
 @contextmanager
 def at_work(
-    world: World, policy: Policy, *, seed: int | None, recipes: list[Any]
+    world: ScheduledWorld, policy: Policy, *, seed: int | None, recipes: list[Any]
 ) -> Iterator[Home]:
     """A device in a world; with a seed, everything that is drawn is drawn from it."""
     with (
@@ -112,7 +113,7 @@ def _memory() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
 
 
-def _slow_down(patch: pytest.MonkeyPatch, clock: SettableClock, world: World) -> None:
+def _slow_down(patch: pytest.MonkeyPatch, clock: SettableClock, world: ScheduledWorld) -> None:
     def slow(owner: type, name: str, seconds: float) -> None:
         real = getattr(owner, name)
 
@@ -174,9 +175,16 @@ def once_in_a_while(home: Home) -> Iterator[Run]:
 PROCESSES = {each.__name__: each for each in (in_a_loop, restarted, once_in_a_while)}
 
 
-def moments(world: World, process: Callable[[Home], Iterator[Run]]) -> list[tuple[str, int]]:
-    """What a device sends, and when, until all six recipes are answered and some polls more."""
-    with at_work(world, a_generous_policy(), seed=815, recipes=RECIPES) as home:
+def moments(
+    world: ScheduledWorld,
+    process: Callable[[Home], Iterator[Run]],
+    recipes: list[Recipe] = RECIPES,
+    policy: Policy | None = None,
+) -> list[tuple[str, int]]:
+    """What a device sends, and when, until all recipes are answered and some polls more."""
+    answers = sum(recipe.answers for recipe in recipes)
+    policy = policy or a_generous_policy()
+    with at_work(world, policy, seed=815, recipes=recipes) as home:
         found: list[tuple[str, int]] = []
         network = home.network
 
@@ -187,9 +195,9 @@ def moments(world: World, process: Callable[[Home], Iterator[Run]]) -> list[tupl
         polls = 0
         for run in process(home):
             polls += not run.uploaded
-            if len(network.posts) >= len(RECIPES) and polls > 4:
+            if len(network.posts) >= answers and polls > 4:
                 break
-        assert home.charges() == len(RECIPES)
+        assert home.charges() == answers
         return found
 
 
@@ -201,13 +209,31 @@ def test_every_request_leaves_at_the_same_microsecond_whatever_the_data(process:
         assert moments(world, PROCESSES[process]) == expected, name
 
 
+@pytest.mark.parametrize("process", ["in_a_loop", "restarted"])
+def test_nor_does_a_series_move_a_request(process: str) -> None:
+    """Four windows without a gap, in three of which the device answers, about events of an hour."""
+    limits = {"windows": 4, "longest": "1d", "answers": 3, "cells": 20}
+    changes = {"window/shortest": "1h", "series": limits}
+    policy = a_generous_policy({f"analyses/{ANALYSIS}/{key}": changes[key] for key in changes})
+    window = {"opens": NOW - 60, "closes": NOW + 3540, "ends": NOW + 7200}
+    series = {"windows": 4, "every": 3600, "answers": 3}
+    changed = {"window": window, "series": series, "periods": {"keyboard": 3600}}
+    recipes = [a_recipe("series", changed)]
+    expected = moments(EMPTY, PROCESSES[process], recipes, policy)
+    assert len(expected) > 10
+    for name, world in WORLDS.items():
+        assert moments(world, PROCESSES[process], recipes, policy) == expected, name
+
+
 # --- The law of the moments ---
 
 LEVEL = 1e-7
 """Of one comparison. With six of them the test fails by chance less than once in a million."""
 
 
-def _gaps(world: World, process: Callable[[Home], Iterator[Run]], runs: int) -> NDArray[np.int64]:
+def _gaps(
+    world: ScheduledWorld, process: Callable[[Home], Iterator[Run]], runs: int
+) -> NDArray[np.int64]:
     """The distances of so many polls, a minute on average."""
     with at_work(world, a_policy(), seed=None, recipes=[]) as home:
         home.restart(timing=replace(TIMING, poll=60))
@@ -231,7 +257,7 @@ def _gaps(world: World, process: Callable[[Home], Iterator[Run]], runs: int) -> 
 def test_the_law_of_polls_is_the_same_whatever_the_data(process: str, runs: int) -> None:
     """Ten thousand polls: their distances, and where in a second they fall."""
     without = _gaps(EMPTY, PROCESSES[process], runs)
-    with_data = _gaps(World(opening=0.4, deleting=1.7), PROCESSES[process], runs)
+    with_data = _gaps(ScheduledWorld(opening=0.4, deleting=1.7), PROCESSES[process], runs)
     assert stats.ks_2samp(without, with_data).pvalue > LEVEL
     phases = np.cumsum(without) % SECOND, np.cumsum(with_data) % SECOND
     assert stats.ks_2samp(*phases).pvalue > LEVEL
@@ -329,7 +355,7 @@ def test_setting_the_clock_during_a_query_does_not_reveal_when_it_ends(jump: int
             return super().choose(*arguments, **options)
 
     def sent(query: float) -> list[int]:
-        world = World(query=query)
+        world = ScheduledWorld(query=query)
         with at_work(world, a_generous_policy(), seed=7, recipes=RECIPES[:1]) as home:
             home.restart(timing=TIMING, sandbox=JumpingSandbox(home.clock, world))
             found: list[int] = []

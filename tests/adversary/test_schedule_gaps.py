@@ -20,8 +20,9 @@ from chorister.cli import device as commands
 from chorister.clock import SECOND
 from chorister.device import Timing
 from chorister.device.database import forget
-from chorister.device.databases import Databases, run_lock
+from chorister.device.databases import Databases
 from chorister.device.device import Device
+from chorister.device.files import run_lock
 from chorister.device.loop import keep_running
 from chorister.device.outbox import make_report
 from chorister.device.run import Hook, RunStep
@@ -29,8 +30,16 @@ from chorister.device.sandbox import Sandbox
 from chorister.device.schedule import Schedule
 from chorister.device.store import EventStore
 from chorister.errors import InternalError, InvalidInput, SandboxUnavailable
-from tests.adversary.test_schedule import EMPTY, RECIPES, TIMING, WorkingSandbox, World, at_work
+from tests.adversary.test_schedule import (
+    EMPTY,
+    RECIPES,
+    TIMING,
+    ScheduledWorld,
+    WorkingSandbox,
+    at_work,
+)
 from tests.device.home import Home, at_home, the_sandbox
+from tests.device.test_processes import zygote_of
 from tests.device.world import NOW, a_generous_policy, a_recipe
 
 
@@ -38,7 +47,7 @@ def _note(moments: list[int], home: Home) -> None:
     moments.append(home.clock.microseconds())
 
 
-def _first_requests(world: World, runs: int, sleep: int) -> list[int]:
+def _first_requests(world: ScheduledWorld, runs: int, sleep: int) -> list[int]:
     """The app's own loop: run, then sleep, as docs/howto/embed-a-device.md suggests."""
     with at_work(world, a_generous_policy(), seed=4711, recipes=RECIPES[:1]) as home:
         found: list[int] = []
@@ -52,14 +61,16 @@ def _first_requests(world: World, runs: int, sleep: int) -> list[int]:
 
 
 def test_an_app_that_sleeps_between_two_runs_polls_at_the_same_times() -> None:
-    assert _first_requests(World(query=15.0), 3, 600) == _first_requests(EMPTY, 3, 600)
+    assert _first_requests(ScheduledWorld(query=15.0), 3, 600) == _first_requests(EMPTY, 3, 600)
 
 
 def test_once_draws_its_moment_before_it_opens_the_databases(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def moment(opening: float) -> int:
-        with at_work(World(opening=opening), a_generous_policy(), seed=1, recipes=[]) as home:
+        with at_work(
+            ScheduledWorld(opening=opening), a_generous_policy(), seed=1, recipes=[]
+        ) as home:
             home.device.close()
             sent: list[int] = []
             home.network.requested = lambda: sent.append(home.clock.microseconds())
@@ -81,7 +92,9 @@ def test_a_moment_that_was_missed_is_drawn_again_whatever_made_it_late(in_a_loop
     """Opening a database after a change of the policy, say, or while an app writes much to it."""
 
     def moment(opening: float) -> int:
-        with at_work(World(opening=opening), a_generous_policy(), seed=1, recipes=[]) as home:
+        with at_work(
+            ScheduledWorld(opening=opening), a_generous_policy(), seed=1, recipes=[]
+        ) as home:
             home.device.close()
             sent: list[int] = []
             home.network.requested = partial(_note, sent, home)
@@ -330,8 +343,8 @@ def test_a_lost_zygote_is_started_before_the_moment() -> None:
     sandbox = type(the_sandbox())()
     with at_work(EMPTY, a_generous_policy(), seed=None, recipes=RECIPES[:1]) as home:
         home.restart(timing=replace(TIMING, settle=0), sandbox=sandbox)
-        sandbox._zygote._process.kill()
-        sandbox._zygote._process.wait()
+        zygote_of(sandbox)._process.kill()
+        zygote_of(sandbox)._process.wait()
         lost: list[bool] = []
         home.network.requested = lambda: lost.append(sandbox._zygote.is_lost())
         home.device.run_once()
@@ -357,6 +370,38 @@ def test_a_new_sandbox_is_ready_before_the_moment(monkeypatch: pytest.MonkeyPatc
     assert len(made) == 1
     assert ready
     assert all(ready)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 40.0, 100.0])
+def test_a_sandbox_that_takes_long_to_try_does_not_show_when_it_was_ready(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial is over before the drawn moment, or the moment is missed and drawn again."""
+    timing = replace(TIMING, settle=2)
+    tried: list[int] = []
+    requests: list[int] = []
+    trial = Sandbox._try
+
+    with at_work(EMPTY, a_generous_policy(), seed=None, recipes=RECIPES[:1]) as home:
+        home.restart(timing=timing, sandbox=None)
+        home.network.requested = lambda: requests.append(home.clock.microseconds())
+
+        def slow_trial(sandbox: Sandbox) -> None:
+            trial(sandbox)
+            home.clock.advance(seconds)
+            tried.append(home.clock.microseconds())
+
+        monkeypatch.setattr(Sandbox, "_try", slow_trial)
+        begun = home.clock.microseconds()
+        home.device.run_once(hold=False)
+        home.device.close()
+    assert len(tried) == 1
+    assert tried[0] <= requests[0]
+    waited = (requests[0] - begun) / SECOND
+    # As `draw_start` and `draw_missed` say: whole minutes after the first moment.
+    minutes = 0 if seconds < 2 else int((seconds - 3) // 60) + 1
+    assert 2 + 60 * minutes <= waited <= 2 + 1 + 2 + 60 * (minutes + 2 if minutes else 0)
+    assert waited - seconds > 0.9 or minutes == 0
 
 
 def test_a_sandbox_that_does_not_start_stops_neither_polls_nor_uploads(
@@ -432,7 +477,9 @@ def test_a_second_thread_learns_no_sooner_that_data_was_touched(how: str) -> Non
     """Neither does its call end when the query does, nor the call of the thread that it met."""
 
     def ends(query: float) -> list[int]:
-        with at_work(World(query=query), a_generous_policy(), seed=5, recipes=RECIPES[:1]) as home:
+        with at_work(
+            ScheduledWorld(query=query), a_generous_policy(), seed=5, recipes=RECIPES[:1]
+        ) as home:
             device, found = home.device, dict[str, int]()
             device.plan()  # its databases are open
             mutex = device._mutex = NotingLock()  # type: ignore[assignment]

@@ -19,7 +19,7 @@ from chorister.aggregator.config import HelperConfig, LeaderConfig
 from chorister.aggregator.inprocess import InProcessNetwork
 from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.service import Service
-from chorister.aggregator.storage.statistics import task_status
+from chorister.aggregator.storage.counters import task_status
 from chorister.canonical import b64url_encode
 from chorister.clock import SettableClock
 from chorister.dap.draft import (
@@ -62,7 +62,7 @@ MIN_COHORT = 3
 Answer = Callable[[httpx2.Request], httpx2.Response]
 
 
-class Wire(httpx2.BaseTransport):
+class RecordingTransport(httpx2.BaseTransport):
     """The leader's way to the helper: it remembers all requests, and can be tampered with."""
 
     def __init__(self, network: httpx2.BaseTransport) -> None:
@@ -93,7 +93,7 @@ class Apps:
         """`leader`: further settings of it."""
         self.clock = SettableClock(NOW)
         self.network = InProcessNetwork()
-        self.wire = Wire(self.network)
+        self.wire = RecordingTransport(self.network)
         self.collector_token, self.helper_token = new_secret(), new_secret()
         self.credential = new_secret()
         self.verify_key_init = os.urandom(32)

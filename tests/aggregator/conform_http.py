@@ -81,7 +81,7 @@ def certificates_are_checked(apps: Apps) -> None:
                 HTTPClient().request("GET", server.url)
             wrong_name = server.url.replace("localhost", "127.0.0.1")
             with pytest.raises(Unreachable):
-                HTTPClient(ca_file=chain).request("GET", wrong_name)
+                HTTPClient(ca_bundle=chain).request("GET", wrong_name)
             assert not server.seen
 
 
@@ -179,7 +179,7 @@ def only_registered_errors_are_in_dap_s_namespace(apps: Apps) -> None:
 # --- section 4.1, 4.2 ---------------------------------------------------------------------------
 
 
-def urls_are_never_spelled_anew(apps: Apps) -> None:
+def urls_are_never_re_encoded(apps: Apps) -> None:
     task = apps.task()
     odd = dataclasses.replace(
         task.configuration, leader_aggregator_endpoint="HTTPS://L.Example:443/a/../%7e/"

@@ -25,9 +25,9 @@ from chorister.dap.messages import (
     Extension,
     HpkeConfigList,
     Query,
-    UploadErrors,
 )
 from chorister.dap.upload_client import check_hpke_config, new_report_id
+from chorister.dap.upload_messages import UploadErrors
 from chorister.errors import DecodeError, UnsupportedSuite
 from tests.aggregator.apps import MIN_COHORT, Apps, problem
 from tests.aggregator.crafted import craft

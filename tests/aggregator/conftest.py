@@ -9,7 +9,7 @@ from typing import Protocol
 
 import pytest
 
-from tests.aggregator.postgres import Server, postgres
+from tests.aggregator.postgres import PostgresServer, postgres
 from tests.aggregator.world import Pair
 
 __all__ = ["MakePair", "make_pair", "postgres"]
@@ -28,7 +28,7 @@ def make_pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakePa
             if request.param == "sqlite":
                 pair = Pair.in_folder(tmp_path, threads=threads)
             else:
-                server: Server = request.getfixturevalue("postgres")
+                server: PostgresServer = request.getfixturevalue("postgres")
                 leader, helper = stack.enter_context(server.databases(2))
                 pair = Pair((leader, helper), threads=threads)
             stack.callback(pair.stop)

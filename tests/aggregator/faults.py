@@ -14,10 +14,7 @@ from sqlalchemy import Connection, event
 
 from chorister.aggregator.storage.database import Database, Sealer
 from chorister.dap.draft import Role
-
-
-class Crash(BaseException):
-    """The process is gone. Nothing in it may catch this."""
+from tests.simulated_disk import Crash
 
 
 class FragileDatabase(Database):
@@ -46,7 +43,7 @@ class FragileDatabase(Database):
 class Opener:
     """Opens fragile databases; a second time by new connections of the same engine.
 
-    For the database that is a new process; only SQLAlchemy need not compile everything anew.
+    For the database that is a new process; only SQLAlchemy need not compile everything again.
     """
 
     def __init__(self) -> None:
@@ -63,7 +60,7 @@ class Opener:
         return database
 
 
-class Disk:
+class SQLiteFiles:
     """The files of one SQLite database, as they were when something was last made durable."""
 
     def __init__(self, path: Path) -> None:

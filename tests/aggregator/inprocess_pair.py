@@ -50,9 +50,10 @@ class InProcessPair:
         *,
         clock: Clock | None = None,
         settings: Mapping[str, Mapping[str, Any]] | None = None,
+        policy: Mapping[str, Any] | None = None,
     ) -> None:
         self.clock = clock or SystemClock()
-        self.operators = Operators(folder, settings=settings)
+        self.operators = Operators(folder, settings=settings, policy=policy)
         self.stack = contextlib.ExitStack()
         self.network = self.stack.enter_context(InProcessNetwork())
         config = RegistryConfig.load(folder / "registry.toml")

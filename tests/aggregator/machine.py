@@ -27,10 +27,9 @@ from chorister.dap.draft import Problem, ReportError
 from chorister.dap.messages import CollectionJobResp
 from chorister.errors import ProblemError, Unreachable
 from tests.aggregator.faults import (
-    Crash,
-    Disk,
     FragileDatabase,
     Opener,
+    SQLiteFiles,
     Template,
     fast_folder,
 )
@@ -44,6 +43,7 @@ from tests.aggregator.world import (
     opened,
     small_recipe,
 )
+from tests.simulated_disk import Crash
 
 BINS = 3
 SIDES = st.sampled_from([0, 1])
@@ -81,7 +81,7 @@ class PairMachine(RuleBasedStateMachine):
         self.folder = fast_folder()
         self.drop = ""
         self.refs: list[JobRef] = []
-        self.disks: list[Disk] = []
+        self.disks: list[SQLiteFiles] = []
         self.pair = Pair(self.make_urls(), open_database=Opener())
         self.pair.wire.before = lambda _: self.lose("request")
         self.pair.wire.after = lambda _: self.lose("answer")
@@ -92,7 +92,7 @@ class PairMachine(RuleBasedStateMachine):
         if cls.template is None:
             cls.template = Template()
         paths = [self.folder / "leader.db", self.folder / "helper.db"]
-        self.disks = [Disk(path) for path in paths]
+        self.disks = [SQLiteFiles(path) for path in paths]
         return cls.template.copy(paths[0]), cls.template.copy(paths[1])
 
     def watch_disks(self) -> None:
@@ -116,7 +116,7 @@ class PairMachine(RuleBasedStateMachine):
     # --- one operation, which may die on the way ------------------------------------------------
 
     def run(self, operation: Callable[[], object], fate: Fate = None) -> None:
-        """After a death both processes are started anew."""
+        """After a death both processes are restarted."""
         if isinstance(fate, tuple):
             side, fuse = fate
             self.fragile(side).fuse = fuse

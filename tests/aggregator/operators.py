@@ -35,7 +35,7 @@ def free_port() -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Addresses:
+class OperatorAddresses:
     """Where everybody is found."""
 
     leader: str = LEADER
@@ -43,7 +43,7 @@ class Addresses:
     registry: str = REGISTRY
 
     @classmethod
-    def local(cls) -> Addresses:
+    def local(cls) -> OperatorAddresses:
         """On this machine."""
         leader, helper, registry = (free_port() for _ in range(3))
         return cls(
@@ -59,14 +59,14 @@ class Operators:
     def __init__(
         self,
         folder: Path,
-        addresses: Addresses | None = None,
+        addresses: OperatorAddresses | None = None,
         *,
         settings: Mapping[str, Mapping[str, Any]] | None = None,
         policy: Mapping[str, Any] | None = None,
     ) -> None:
         """`policy`: changes of the analysis' rules."""
         self.folder = folder
-        self.at = addresses or Addresses()
+        self.at = addresses or OperatorAddresses()
         self.collector = HPKEKeypair.generate(9)
         self.policy_file = folder / "policy.toml"
         self.policy_file.write_text(self._policy(policy or {}))
@@ -191,7 +191,7 @@ class Operators:
     def entry(self, recipe: Recipe) -> RecipeEntry:
         return entry_of(recipe)
 
-    def task(self, recipe: Recipe) -> Task:
-        """The only task of an ungrouped recipe."""
-        (task,) = task_configurations(self.policy, recipe)
+    def task(self, recipe: Recipe, number: int = 0) -> Task:
+        """The only task of an ungrouped recipe, in one window."""
+        (task,) = task_configurations(self.policy, recipe, [number])
         return task

@@ -31,7 +31,7 @@ _SECONDS = 60
 
 
 @dataclass
-class Server:
+class PostgresServer:
     """A running server; each test makes the databases that it needs."""
 
     folder: Path
@@ -82,7 +82,7 @@ def unprivileged() -> Mapping[str, Any]:
 
 
 @contextlib.contextmanager
-def running_server() -> Iterator[Server]:
+def running_server() -> Iterator[PostgresServer]:
     """Start a server; stop it and delete its folder at the end."""
     programs = binaries()
     if programs is None:
@@ -107,7 +107,7 @@ def running_server() -> Iterator[Server]:
                 stdout=log, stderr=log, **common,
             )  # fmt: skip
         try:
-            found = Server(folder)
+            found = PostgresServer(folder)
             _wait(found, server)
             found.make_template()
             yield found
@@ -118,7 +118,7 @@ def running_server() -> Iterator[Server]:
         shutil.rmtree(folder)
 
 
-def _wait(found: Server, server: subprocess.Popen[bytes]) -> None:
+def _wait(found: PostgresServer, server: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + _SECONDS
     while True:
         try:
@@ -132,7 +132,7 @@ def _wait(found: Server, server: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[Server]:
+def postgres() -> Iterator[PostgresServer]:
     """A real PostgreSQL."""
     with running_server() as server:
         yield server

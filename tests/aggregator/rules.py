@@ -51,7 +51,7 @@ HTTP = (
 )
 
 TASKS = (
-    Rule("4.1", "MUST NOT re-encode", http.urls_are_never_spelled_anew),
+    Rule("4.1", "MUST NOT re-encode", http.urls_are_never_re_encoded),
     Rule("4.1.2", "MUST specify a `NONCE_SIZE`", why_not="for authors of VDAFs; Prio3 does"),
     Rule("4.1.2", "MUST specify an encoding", why_not="for authors of VDAFs; the draft does"),
     Rule("4.2", "MUST be a globally unique", http.task_ids_are_unique),

@@ -182,7 +182,7 @@ def test_a_key_is_never_replaced(tmp_path: Path) -> None:
     path = tmp_path / "key"
     write_private(path, b"one")
     assert path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(ServiceError, match="are never replaced"):
+    with pytest.raises(ServiceError, match="are never overwritten"):
         write_private(path, b"two")
     assert path.read_bytes() == b"one"
     with pytest.raises(ServiceError, match="can't write"):

@@ -25,7 +25,7 @@ from chorister.device import Device, GivenKey, HeadFile, Sandbox, Timing
 from chorister.recipe import Recipe
 from chorister.transparency.note import key_name
 from tests.aggregator.inprocess_pair import wait_until
-from tests.aggregator.operators import TOKENS, Addresses, Operators
+from tests.aggregator.operators import TOKENS, OperatorAddresses, Operators
 from tests.aggregator.server_processes import (
     COMMAND,
     ServerProcesses,
@@ -48,7 +48,7 @@ def is_of_the_app(credential: str) -> bool:
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[ServerProcesses]:
     settings = {"leader": {"upload_credential": f"{__name__}:is_of_the_app"}}
-    operators = Operators(tmp_path, Addresses.local(), settings=settings)
+    operators = Operators(tmp_path, OperatorAddresses.local(), settings=settings)
     with server_processes(operators) as processes:
         yield processes
 

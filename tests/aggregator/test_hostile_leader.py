@@ -99,7 +99,7 @@ def test_after_the_end_everything_is_refused_and_nothing_comes_back(
         assert caught.value.problem == Problem.UNRECOGNIZED_TASK
     pair.set_clocks(task.bucket_end)
     pair.helper.garbage_collector.run()
-    # The clock was wrong, and the recipe is seen once more: the task must not begin anew.
+    # The clock was wrong, and the recipe is seen again: the task must not start over.
     pair.set_clocks(task.opens)
     pair.accept(small_recipe(min_cohort=3, crowd="honest"))
     assert pair.helper.tasks.find(task.task_id) is None

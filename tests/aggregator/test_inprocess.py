@@ -10,10 +10,10 @@ import pytest
 
 from chorister.clock import SystemClock
 from chorister.dap.draft import ReportError
-from chorister.dap.messages import UploadErrors
+from chorister.dap.upload_messages import UploadErrors
 from chorister.errors import ProblemError
 from tests.aggregator.inprocess_pair import a_pair, wait_until
-from tests.aggregator.postgres import Server
+from tests.aggregator.postgres import PostgresServer
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -22,7 +22,7 @@ def settings(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Mapping[st
     if request.param == "sqlite":
         yield {}
         return
-    server: Server = request.getfixturevalue("postgres")
+    server: PostgresServer = request.getfixturevalue("postgres")
     with server.databases(2) as (leader, helper):
         yield {"leader": {"database": leader}, "helper": {"database": helper}}
 

@@ -17,7 +17,7 @@ import pytest
 
 from chorister._native import HPKEKeypair
 from chorister.aggregator.known_tasks import KnownTask
-from chorister.aggregator.storage.statistics import task_status
+from chorister.aggregator.storage.counters import task_status
 from chorister.canonical import sha256
 from chorister.dap.collector import Collected, CollectionHandle, Collector, NotYet, RecipeStatus
 from chorister.dap.draft import (

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.aggregator.machine import PairMachine
-from tests.aggregator.postgres import Server
+from tests.aggregator.postgres import PostgresServer
 
 
 def test_results_are_exact_or_absent_on_sqlite() -> None:
@@ -17,7 +17,7 @@ def test_results_are_exact_or_absent_on_sqlite() -> None:
     )
 
 
-def test_results_are_exact_or_absent_on_postgresql(postgres: Server) -> None:
+def test_results_are_exact_or_absent_on_postgresql(postgres: PostgresServer) -> None:
     class OnPostgreSQL(PairMachine):
         def make_urls(self) -> tuple[str, str]:
             self.stack = ExitStack()

@@ -15,11 +15,11 @@ import pytest
 from chorister.aggregator.server import allow_connections
 from chorister.errors import ServiceError
 from chorister.http_client import WebClient
-from tests.aggregator.operators import Addresses, Operators
+from tests.aggregator.operators import OperatorAddresses, Operators
 from tests.aggregator.server_processes import server_processes
 
 
-class Limits:
+class OpenFiles:
     """The system's limit on open files, as far as it lets itself be told."""
 
     def __init__(self, soft: int, hard: int) -> None:
@@ -35,7 +35,7 @@ class Limits:
 def asked(
     monkeypatch: pytest.MonkeyPatch, connections: int, *, soft: int, hard: int
 ) -> tuple[int, int]:
-    limits = Limits(soft, hard)
+    limits = OpenFiles(soft, hard)
     monkeypatch.setattr(resource, "getrlimit", limits.get)
     monkeypatch.setattr(resource, "setrlimit", limits.set)
     allow_connections(connections)
@@ -81,7 +81,7 @@ def silence(port: int) -> Iterator[None]:
 def test_two_thousand_silent_connections_of_one_address_keep_nobody_else_out(
     tmp_path: Path,
 ) -> None:
-    operators = Operators(tmp_path, Addresses.local())
+    operators = Operators(tmp_path, OperatorAddresses.local())
     with server_processes(operators):
         for role in ("registry", "leader", "helper"):
             url = getattr(operators.at, role)

@@ -53,10 +53,6 @@ def test_storage_does_know_sql() -> None:
     assert {"execute", "exec_driver_sql"} <= {name for each in found for name in called(each)}
 
 
-def test_names_are_exported_by_packages_only() -> None:
-    assert not [path for path in MODULES if "__all__" in path.read_text()]
-
-
 def test_a_server_without_workers_does_not_load_the_job_queue() -> None:
     """Procrastinate takes longer to import than the rest of a server."""
     for path in MODULES:

@@ -76,6 +76,21 @@ def test_it_names_its_size_if_the_request_starts_elsewhere(pair: InProcessPair) 
     assert ask(pair, wrong) == (409, SIZE_TYPE, f"{size}\n".encode())
 
 
+def test_it_names_its_size_if_a_larger_log_was_cosigned_meanwhile(
+    pair: InProcessPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """422 would mean a fork, and raise an alarm."""
+    asked = request(pair, candidate(pair, "one"))
+    larger = candidate(pair, "two")
+
+    def meanwhile(*_: object) -> None:
+        assert pair.leader.cosigning is not None
+        pair.leader.cosigning.cosign(larger)
+
+    monkeypatch.setattr("chorister.aggregator.http.witness_routes.check_request", meanwhile)
+    assert ask(pair, asked) == (409, SIZE_TYPE, f"{larger.checkpoint.size}\n".encode())
+
+
 def test_its_refusals(pair: InProcessPair) -> None:
     signed = candidate(pair, "one")
     good = request(pair, signed)
@@ -88,6 +103,7 @@ def test_its_refusals(pair: InProcessPair) -> None:
         (b"noise", 400),
         (good._replace(old_size=checkpoint.size + 1), 400),
         (good._replace(signed=signed_by(origin="registry.example/other")), 404),
+        (good.encode().replace(ORIGIN.encode(), b"go.sum database tree", 1), 404),
         (good._replace(signed=signed_by(by="stranger")), 403),
         (good._replace(signed=signed_by(root=bytes(32))), 422),
         (b"x" * 200_000, 413),
@@ -98,6 +114,18 @@ def test_its_refusals(pair: InProcessPair) -> None:
     again = WitnessRequest(checkpoint.size, (), signed_by(root=bytes(32)))
     assert ask(pair, again)[0] == 422
     assert ask(pair, WitnessRequest(checkpoint.size, (), signed))[0] == 200
+
+
+def test_its_operator_sets_how_much_is_fetched_at_once(tmp_path: Path) -> None:
+    limits = {"cosign_every": "3000d", "new_log_entries": 4}
+    slow = {"cosign_every": "3000d"}
+    settings = {"leader": limits, "helper": slow}
+    with a_pair(tmp_path, clock=SettableClock(NOW), settings=settings) as pair:
+        for number in range(3):
+            entry = pair.operators.entry(pair.operators.recipe(f"more-{number}", NOW))
+            pair.registry.submit(submission(entry).encode())
+        status, _, body = ask(pair, request(pair, candidate(pair, "one")))
+        assert (status, b"raise new_log_entries" in body) == (422, True)
 
 
 def test_what_a_witness_may_not_veto_it_does(pair: InProcessPair, tmp_path: Path) -> None:

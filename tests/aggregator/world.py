@@ -25,10 +25,10 @@ from chorister.aggregator.jobs.release import CollectedFile, sample_noise
 from chorister.aggregator.known_tasks import KnownTask, Noise
 from chorister.aggregator.service import LeaderJobs
 from chorister.aggregator.storage.batches import CollectionRef
+from chorister.aggregator.storage.counters import TaskStatus, task_status
 from chorister.aggregator.storage.database import Database, Sealer
 from chorister.aggregator.storage.hpke_keys import KeyRing
 from chorister.aggregator.storage.schema import metadata
-from chorister.aggregator.storage.statistics import TaskStatus, task_status
 from chorister.aggregator.storage.tasks import TaskStore
 from chorister.canonical import WIRE, sha256
 from chorister.clock import SettableClock
@@ -39,9 +39,9 @@ from chorister.dap.messages import (
     CollectionJobReq,
     CollectionJobResp,
     Query,
-    UploadErrors,
 )
 from chorister.dap.task import AdvertisedTask, task_binding
+from chorister.dap.upload_messages import UploadErrors
 from chorister.errors import ProblemError
 from chorister.policy import Policy
 from chorister.recipe import Recipe, SignedRecipe, sign
@@ -137,7 +137,7 @@ class Recorded:
 
 
 @dataclass
-class Direct(HelperClient):
+class DirectHelper(HelperClient):
     """The leader's way to the helper: a call. Requests and answers can be lost on the way."""
 
     helper: Callable[[], HelperSide]
@@ -229,7 +229,7 @@ class Pair:
         self.collectors = {collector_digest(): collector_keys().config}
         self.sealers = (Sealer(os.urandom(32)), Sealer(os.urandom(32)))
         self.noise = (Recorded(), Recorded())
-        self.wire = Direct(lambda: self.helper)
+        self.wire = DirectHelper(lambda: self.helper)
         self.threads = threads
         self.open_database = open_database
         self.collected_file: CollectedFile | None = None  # the leader's
@@ -243,7 +243,7 @@ class Pair:
         return cls((f"sqlite:///{folder}/leader.db", f"sqlite:///{folder}/helper.db"), **settings)
 
     def start(self) -> None:
-        """Open both databases anew, as two new processes do."""
+        """Reopen both databases, as two new processes do."""
         self.stop()
         roles = (Role.LEADER, Role.HELPER)
         self.databases = [

@@ -47,3 +47,10 @@ def honest(**changes: Any) -> Policy:
 def fleet(policy: Policy | None = None, **options: Any) -> Rehearsal:
     found: Rehearsal = ch.rehearse(AGES, policy or generous(), **{"seed": 7, **options})
     return found
+
+
+def series_fleet(*, windows: int = 26, answers: int = 1, **options: Any) -> Rehearsal:
+    """A rehearsal of the same people under a policy that permits series."""
+    limits = {"windows": windows, "longest": "400d", "answers": answers, "cells": 1000}
+    changes: dict[str, Any] = {f"analyses/{ANALYSIS}/series": limits}
+    return fleet(generous(**changes), **options)

@@ -25,8 +25,9 @@ def test_every_option_of_a_question_is_documented() -> None:
 
 
 def test_every_method_of_study_and_result_is_documented() -> None:
-    hidden = {"columns", "from_json", "to_json", "from_tree", "table", "rows", "intervals",
-              "next_number", "rounds", "features", "bounded", "noise_trials"}  # fmt: skip
+    hidden = {"columns", "from_json", "to_json", "from_tree", "table", "rows", "rounds",
+              "intervals", "next_number", "collect_round", "features", "bounded",
+              "noise_trials"}  # fmt: skip
     for kind in (ch.Study, ch.Result):
         ours = [base for base in kind.__mro__ if base.__module__.startswith("chorister.")]
         public = {name for base in ours for name in vars(base) if not name.startswith("_")}

@@ -142,7 +142,7 @@ def test_a_known_total_is_met_and_lowers_the_variances() -> None:
 
 
 def test_intervals_cover_after_least_squares_and_after_cutting() -> None:
-    # 2,000 runs x 21 nodes at 95 %; nodes of one run depend on each other, so the limit is for
+    # 2,000 runs x 21 nodes at 95%; nodes of one run depend on each other, so the limit is for
     # 2,000 independent trials: 5 standard errors are a false alarm of 6e-7 a node.
     rng = np.random.default_rng(2)
     tree = Tree(np.array([-1] + [0] * 4 + [1 + i // 4 for i in range(16)]))

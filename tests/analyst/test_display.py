@@ -11,6 +11,7 @@ import chorister as ch
 from chorister.analyst.display import bar_chart, row_names
 from chorister.analyst.estimate import Part
 from chorister.analyst.rehearsal.simulation import draw_sums
+from chorister.analyst.tables import html_table
 from chorister.encoding import Categories
 from tests.keyboard import recipe_with
 
@@ -67,6 +68,29 @@ def test_intervals_of_a_chart_hold_for_all_rows_at_once() -> None:
     row = next(row for row in drawn_rows(result) if row["label"] == "word")
     assert row["low"] == pytest.approx(float(sure.ci_low[place]))
     assert row["high"] == pytest.approx(float(sure.ci_high[place]))
+
+
+def test_tables_beside_a_chart_have_its_intervals() -> None:
+    """In a notebook and in a report: a bar that may be 0 does not get an interval above 0."""
+    result = result_of({"word": 3_000}, size=12)
+    shown = html_table(result.simultaneous().columns())
+    assert html_table(result.columns()) != shown
+    assert shown in result._repr_html_()
+    report = result.to_html()
+    assert report is not None
+    assert shown in report
+    assert "all 13 of them contain the true counts" in report
+
+
+def test_a_report_of_very_many_bins_begins_with_the_largest() -> None:
+    result = result_of({"nobody": 0, "last": 0, "word": 3_000}, size=9_999)
+    result = result.filter(ngram=[*(f"nobody-{i}" for i in range(9_000)), "word"])
+    report = result.to_html()
+    assert report is not None
+    rows = report.partition("<tbody>")[2]
+    assert rows.startswith("<tr><td>word</td>")
+    assert rows.partition("</tbody>")[0].count("<tr>") == 1_000
+    assert "the 1,000 largest of 9,001 rows" in report
 
 
 def test_a_result_of_noise_alone_says_so() -> None:

@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 import chorister as ch
-from chorister.analyst.live_fleet import LiveFleet, Profile
+from chorister.analyst.live_fleet import FleetAccess, LiveFleet, Profile
 from chorister.analyst.rounds import RoundState
 from chorister.canonical import b64url_encode
 from chorister.clock import SettableClock, SystemClock
@@ -29,34 +29,38 @@ from chorister.errors import (
     LogWithheld,
     ProblemError,
     QuestionWithdrawn,
+    ResultPending,
     ServiceError,
     WindowOver,
 )
 from chorister.recipe import Recipe
 from chorister.transparency.entries import SignedEntry
 from tests.aggregator.inprocess_pair import InProcessPair, a_pair, wait_until
-from tests.aggregator.operators import TOKENS, Addresses, Operators
+from tests.aggregator.operators import TOKENS, OperatorAddresses, Operators
 from tests.aggregator.server_processes import server_processes
 from tests.certificates import a_certificate
 from tests.device.loopback import Reply, Seen, serve
 from tests.logworld import ANALYSIS, key
 
 
-class World:
+class LiveWorld:
     """A pair of aggregators, and an analyst whose process may end at any time."""
 
     def __init__(self, pair: InProcessPair, clock: SettableClock, folder: Path) -> None:
         self.pair = pair
         self.clock = clock
         self.folder = folder
+        self.access = FleetAccess(
+            policy=pair.operators.policy,
+            registry=pair.operators.at.registry,
+            author_key=key("author"),
+            collector_key=pair.operators.collector,
+            token=TOKENS["collector"],
+        )
 
     def connection(self, **options: Any) -> LiveFleet:
         return LiveFleet(
-            self.pair.operators.policy,
-            registry=self.pair.operators.at.registry,
-            author=key("author"),
-            keypair=self.pair.operators.collector,
-            token=TOKENS["collector"],
+            self.access,
             folder=self.folder,
             transport=self.pair.network,
             clock=self.clock,
@@ -97,16 +101,16 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path) -> Iterator[LiveWorld]:
     clock = SettableClock(SystemClock().now())
     servers = tmp_path / "servers"
     servers.mkdir()
     with a_pair(servers, clock=clock) as pair:
-        yield World(pair, clock, tmp_path / "studies")
+        yield LiveWorld(pair, clock, tmp_path / "studies")
 
 
 def test_a_round_survives_crashes_of_the_collector(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: LiveWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = world.study()
     round_ = study.post(world.question(study))
@@ -138,7 +142,7 @@ def test_a_round_survives_crashes_of_the_collector(
     assert len(resumed.rounds) == 1
 
 
-def test_a_target_ends_the_recipe_early(world: World) -> None:
+def test_a_target_ends_the_recipe_early(world: LiveWorld) -> None:
     study = world.study()
     question = world.question(study)
     round_ = study.post(question, target=3)
@@ -151,7 +155,7 @@ def test_a_target_ends_the_recipe_early(world: World) -> None:
 
 
 def test_a_registry_that_is_busy_when_the_target_is_reached_is_told_later(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: LiveWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = world.study()
     question = world.question(study)
@@ -171,7 +175,7 @@ def test_a_registry_that_is_busy_when_the_target_is_reached_is_told_later(
     assert world.clock.now() < round_.recipe.window.closes
 
 
-def test_an_unfillable_group_does_not_double_the_time(world: World) -> None:
+def test_an_unfillable_group_does_not_double_the_time(world: LiveWorld) -> None:
     """Once the window is over and all reports are verified, nobody waits for what can't come."""
     study = world.study()
     question = world.question(study, arms=["first", "second"])
@@ -185,7 +189,7 @@ def test_an_unfillable_group_does_not_double_the_time(world: World) -> None:
     assert world.clock.now() < closes + 100  # and not the 300 seconds that jobs may take
 
 
-def test_a_group_that_is_still_released_is_waited_for(world: World) -> None:
+def test_a_group_that_is_still_released_is_waited_for(world: LiveWorld) -> None:
     """A leader that has not released a full batch yet is not finished, whatever it lacks."""
     study = world.study()
     question = world.question(study, arms=["first", "second"])
@@ -196,7 +200,47 @@ def test_a_group_that_is_still_released_is_waited_for(world: World) -> None:
     assert not world.connection()._finishing(study.rounds[0])[1]
 
 
-def test_the_expected_time_follows_the_reports(world: World) -> None:
+def test_a_helper_that_is_down_when_the_window_closes_loses_nothing(world: LiveWorld) -> None:
+    """A round stays open until the leader has finished, or the grace period is over."""
+    study = world.connection(finish_seconds=20).study("live", analysis=ANALYSIS)
+    question = world.question(study)
+    round_ = study.post(question)
+    world.upload(round_.recipe, [1, 1, 2, 2])
+    world.pair.stop(world.pair.helper)
+    closes = round_.recipe.window.closes
+    world.clock.set(closes)
+    with pytest.raises(ResultPending, match="not released the result yet"):
+        study.collect_round(round_, lambda _: None)
+    assert closes + 20 <= world.clock.now() < round_.recipe.window.ends
+    assert study.rounds[0].state is RoundState.ASKED
+    world.pair.helper = world.pair.start("helper")
+    assert study.ask(question).n_reports == 4  # however often it has to try
+
+
+def test_a_group_is_missing_only_if_the_leader_has_finished(
+    world: LiveWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = world.connection(finish_seconds=20).study("live", analysis=ANALYSIS)
+    question = world.question(study, arms=["first", "second"])
+    round_ = study.post(question)
+    world.upload(round_.recipe, [1, 1, 2, 2])
+    world.clock.set(round_.recipe.window.closes)
+
+    def refuses(*_: object) -> RecipeStatus:
+        raise ProblemError(None, "not now", status=429)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Collector, "status", refuses)
+        with pytest.raises(ResultPending):
+            study.collect_round(round_, lambda _: None)
+        assert study.rounds[0].state is RoundState.ASKED
+        world.clock.set(round_.recipe.window.ends - 10)
+        last = study.ask(question)  # what there is when the grace period ends
+    assert [part.group for part in last.parts] == [("first",)]
+    assert last.missing == (("second",),)
+
+
+def test_the_expected_time_follows_the_reports(world: LiveWorld) -> None:
     """Without a target: shortly after the window. With one: when reports go on as they came."""
     fleet = world.connection()
     study = fleet.study("live", analysis=ANALYSIS)
@@ -217,7 +261,7 @@ def test_the_expected_time_follows_the_reports(world: World) -> None:
     assert expected(6, filled=1.0, reports=3) == window.closes + 60
 
 
-def test_too_few_reports_and_too_late(world: World) -> None:
+def test_too_few_reports_and_too_late(world: LiveWorld) -> None:
     study = world.study()
     few = study.post(world.question(study))
     world.upload(few.recipe, [1])
@@ -231,7 +275,7 @@ def test_too_few_reports_and_too_late(world: World) -> None:
         study.ask(world.question(study, repeat=1))
 
 
-def test_cancelling(world: World) -> None:
+def test_cancelling(world: LiveWorld) -> None:
     study = world.study()
     question = world.question(study)
     study.post(question)
@@ -242,7 +286,31 @@ def test_cancelling(world: World) -> None:
     assert log.count(study.rounds[0].recipe.digest) == 2  # in its entry, and in its end
 
 
-def test_a_leader_that_says_nothing(world: World) -> None:
+@pytest.mark.parametrize("arrived", [True, False])
+def test_cancelling_a_question_that_may_be_published(
+    world: LiveWorld, monkeypatch: pytest.MonkeyPatch, *, arrived: bool
+) -> None:
+    """The registry's answer was lost, or the question itself: devices must not go on."""
+    study = world.study()
+    submit = LiveFleet._submit
+
+    def lost(fleet: LiveFleet, entry: SignedEntry, body: bytes = b"") -> None:
+        if arrived:
+            submit(fleet, entry, body)
+        raise ServiceError("the connection broke")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveFleet, "_submit", lost)
+        with pytest.raises(ServiceError):
+            study.post(world.question(study))
+    assert not study.rounds[0].published
+    study.cancel()
+    assert study.rounds[0].state is RoundState.WITHDRAWN
+    log = (world.pair.operators.folder / "log" / "entries").read_bytes()
+    assert log.count(study.rounds[0].recipe.digest) == (2 if arrived else 0)
+
+
+def test_a_leader_that_says_nothing(world: LiveWorld) -> None:
     study = world.study()
     study.post(world.question(study))
     world.pair.stop(world.pair.leader)
@@ -251,7 +319,7 @@ def test_a_leader_that_says_nothing(world: World) -> None:
 
 
 def test_a_leader_that_does_not_know_the_question_yet(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: LiveWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = world.study()
     study.post(world.question(study))
@@ -265,17 +333,11 @@ def test_a_leader_that_does_not_know_the_question_yet(
     assert "404" not in words
 
 
-def test_a_key_that_the_policy_does_not_list(world: World) -> None:
+def test_a_key_that_the_policy_does_not_list(world: LiveWorld) -> None:
     from chorister._native import HPKEKeypair
 
-    connection = LiveFleet(
-        world.pair.operators.policy,
-        registry=world.pair.operators.at.registry,
-        author=key("author"),
-        keypair=HPKEKeypair.generate(3),
-        token=TOKENS["collector"],
-        folder=None,
-    )
+    stranger = dataclasses.replace(world.access, collector_key=HPKEKeypair.generate(3))
+    connection = LiveFleet(stranger, folder=None)
     study = connection.study("stranger", analysis=ANALYSIS)
     with pytest.raises(InvalidInput, match="does not list our collector key"):
         world.question(study).run()
@@ -322,7 +384,8 @@ def test_a_profile(tmp_path: Path) -> None:
     assert connection.policy == operators.policy
     assert connection.collector(ANALYSIS) == operators.digest.hex()
     os.environ["STUDY_TOKEN"] = TOKENS["collector"]
-    assert Profile.load(write_profile(operators, token="env:STUDY_TOKEN")).read_token()  # noqa: S106
+    profile = Profile.load(write_profile(operators, token="env:STUDY_TOKEN"))  # noqa: S106
+    assert profile.access().token == TOKENS["collector"]
     del os.environ["STUDY_TOKEN"]
 
 
@@ -356,7 +419,7 @@ def test_a_profiles_authorities_are_believed_by_every_client(tmp_path: Path) -> 
 
     with serve(answer, tls=context) as server:
         operators = Operators(
-            tmp_path, Addresses(leader=f"{server.url}/dap/", registry=f"{server.url}/")
+            tmp_path, OperatorAddresses(leader=f"{server.url}/dap/", registry=f"{server.url}/")
         )
         fleet = ch.connect(write_profile(operators, ca_bundle=chain.name))
         study = fleet.study("private", analysis=ANALYSIS)
@@ -384,7 +447,7 @@ def test_a_profiles_authorities_are_believed_by_every_client(tmp_path: Path) -> 
 
 def test_connect_to_real_servers(tmp_path: Path) -> None:
     """Three processes and sockets; the reports are sealed here, as devices would."""
-    operators = Operators(tmp_path, Addresses.local())
+    operators = Operators(tmp_path, OperatorAddresses.local())
     with server_processes(operators):
         study = ch.connect(write_profile(operators)).study("sockets", analysis=ANALYSIS)
         question = study.histogram(
@@ -441,7 +504,7 @@ def upload_over_sockets(operators: Operators, recipe: Recipe, bins: list[int]) -
 
 
 def test_item_1_questions_of_others_are_read_from_the_public_log(
-    world: World, tmp_path: Path
+    world: LiveWorld, tmp_path: Path
 ) -> None:
     """From another folder they are somebody else's; where the log is away, they are unknown."""
     study = world.study()
@@ -449,14 +512,15 @@ def test_item_1_questions_of_others_are_read_from_the_public_log(
     round_ = study.post(world.question(study))
     world.upload(round_.recipe, [1, 2, 3])
     assert study.fleet.others().recipes == ()
-    other = World(world.pair, world.clock, tmp_path / "other").connection()
+    other = LiveWorld(world.pair, world.clock, tmp_path / "other").connection()
     assert [recipe.digest for recipe in other.others().recipes] == [round_.recipe.digest]
     budget = other.study("mine", analysis=ANALYSIS).budget
     assert budget.others == 1
     assert budget.limits[0].spent.epsilon == 8
     away = LiveFleet(
-        other.policy, registry="https://nobody.invalid/", author=key("author"),
-        keypair=world.pair.operators.collector, token=TOKENS["collector"], folder=None,
-        transport=world.pair.network, clock=world.clock,
-    )  # fmt: skip
+        dataclasses.replace(world.access, registry="https://nobody.invalid/"),
+        folder=None,
+        transport=world.pair.network,
+        clock=world.clock,
+    )
     assert "can't be read" in away.others().problem

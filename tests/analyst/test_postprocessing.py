@@ -61,7 +61,7 @@ def hits(
     return found / runs
 
 
-# 1,000 runs: one of the 64 rows below .907 has a chance of 1e-6 where 95 % are held.
+# 1,000 runs: one of the 64 rows below .907 has a chance of 1e-6 where 95% are held.
 @pytest.mark.parametrize("mechanism", ["asymmetric", "symmetric"])
 @pytest.mark.parametrize(
     ("shares", "own", "other"),
@@ -79,7 +79,7 @@ def test_another_cohorts_shares_are_a_sample(
 
 
 def test_the_same_devices_are_no_sample_where_the_caller_knows_it() -> None:
-    # 1,000 runs: one of the 8 rows below .910 has a chance of 1e-6 where 95 % are held.
+    # 1,000 runs: one of the 8 rows below .910 has a chance of 1e-6 where 95% are held.
     fine, coarse = recipes("symmetric")
     rng = np.random.default_rng(5)
     found, wider = np.zeros(8), np.zeros(8)

@@ -26,6 +26,7 @@ from chorister.policy import Policy
 from tests.analyst.fleets import DEVICES, decades, fleet, generous
 from tests.keyboard import ANALYSIS
 
+PEOPLE = {"age": [20], "count": [1_000]}
 AGE = {"user": ("age",)}
 LIMITS = ("epsilon", "delta", "reports")
 WHERE = ("device", "analysis", "field")
@@ -110,7 +111,7 @@ def test_item_1_every_limit_counts(where: str, limit: str) -> None:
 def test_item_1_nothing_left_is_refused_with_the_limit() -> None:
     study = fleet(of_twelve()).study("all", analysis=ANALYSIS)
     study.histogram(decades(), epsilon=12).run()
-    with pytest.raises(BudgetExceeded, match=r"device\.epsilon"):
+    with pytest.raises(BudgetExceeded, match="the whole device epsilon 12"):
         study.plan_rounds([1, 1], reads=AGE)
 
 
@@ -121,6 +122,32 @@ def test_item_1_devices_that_can_pay_are_planned_with() -> None:
     plan = study.plan_rounds([1, 1], reads=AGE)
     assert plan.epsilon == 12
     assert plan.rounds[0].expected_reports == pytest.approx(0.9 * DEVICES, rel=0.01)
+
+
+def test_item_1_a_fleet_that_has_spent_its_budget_is_not_too_small() -> None:
+    """Nearly all devices have spent everything: the reason is their budget, not the cohort."""
+    study = fleet(of_twelve()).study("spent", analysis=ANALYSIS)
+    study.histogram(decades(), epsilon=12).run(target=DEVICES - 40)
+    question = study.histogram(ch.intervals("age", [0, 50, 100]), epsilon=2)
+    cost = question.cost()
+    assert cost.expected is not None
+    assert cost.expected <= 40
+    (warning,) = cost.warnings
+    assert "100% of the devices have too little budget left" in warning
+    assert "the whole device epsilon 12 in total, 12 is spent" in warning
+    assert "larger share" not in warning
+    with pytest.raises(CohortTooSmall, match="too little budget left"):
+        question.run()
+    with pytest.raises(CohortTooSmall, match=r"only \d+ of .* have enough budget.*12 is spent"):
+        distribution(study, "age", 0, 100)
+
+
+def test_item_1_how_many_devices_can_pay_is_part_of_the_cost() -> None:
+    study = fleet(of_twelve()).study("half", analysis=ANALYSIS)
+    study.histogram(decades(), epsilon=12, participation="0.5").run()
+    cost = study.histogram(ch.intervals("age", [0, 50, 100]), epsilon=2).cost()
+    assert not cost.warnings
+    assert "About 50% of the devices have too little budget left" in cost.remarks[0]
 
 
 def test_item_1_disjoint_rounds_need_devices_that_are_new_to_the_study() -> None:
@@ -226,6 +253,31 @@ def test_item_2_features_fit_their_columns() -> None:
     ]
     for feature, query in right:
         assert study.histogram(feature, query=query).cost().allowed, feature
+
+
+@pytest.mark.parametrize(
+    ("column", "fits"),
+    [
+        ("lower(keyboard.ngram)", False),
+        ("'x'", False),
+        ("substr(lower(keyboard.ngram), 1, 2)", False),
+        ("length(keyboard.ngram)", True),
+        ("length(keyboard.ngram) + 1", True),
+        ("coalesce(length(keyboard.ngram), lower(keyboard.ngram))", True),  # unknown
+        ("CAST(substr(keyboard.ngram, 1, 2) AS INTEGER)", True),
+    ],
+)
+def test_item_2_functions_of_text_and_texts_are_known_to_be_text(column: str, fits: bool) -> None:
+    policy = of_twelve(
+        **{f"analyses/{ANALYSIS}/functions": ["coalesce", "lower", "length", "substr"]}
+    )
+    study = texts(policy).study("computed", analysis=ANALYSIS)
+    query = f"SELECT {column} AS n FROM keyboard WHERE keyboard.ngram > ''"  # noqa: S608
+    checks = study.histogram(ch.intervals("n", [0, 5, 10]), query=query).cost().checks
+    (types,) = [check for check in checks if check.name == "types"]
+    assert types.passed is fits, types.why
+    nested = f"SELECT length(n) AS n FROM ({query})"  # noqa: S608
+    assert study.histogram(ch.intervals("n", [0, 5, 10]), query=nested).cost().allowed
 
 
 def test_item_2_a_query_has_to_return_the_columns_of_the_features() -> None:
@@ -365,11 +417,25 @@ def test_item_7_features_fail_in_our_words() -> None:
         lambda: ch.intervals("a b", [1, 2]),
         lambda: ch.grid(["a", "b"], [0, 0, 1, 1], level=99),
         lambda: ch.prefix_tree("a", [], []),
+        lambda: ch.categories("smoker", [True, False]),
+        lambda: ch.categories("city", "Lima"),  # not the letters L, i, m, a
+        lambda: ch.categories("city", 5),  # type: ignore[arg-type]
+        lambda: ch.prefix_tree("city", "Lima"),
+        lambda: ch.prefix_tree("city", [1, 2]),  # type: ignore[list-item]
+        lambda: ch.intervals("age", "10 20"),
+        lambda: ch.intervals("age", None),  # type: ignore[arg-type]
+        lambda: ch.intervals("age", [0, float("nan")]),
+        lambda: ch.grid("xy", [0, 0, 1, 1], level=2),
+        lambda: ch.grid(["a", "b"], None, level=2),  # type: ignore[arg-type]
+        lambda: ch.rehearse(PEOPLE, of_twelve(), devices="many"),  # type: ignore[call-overload]
+        lambda: ch.rehearse(PEOPLE, of_twelve(), reach="all"),  # type: ignore[call-overload]
     ):
         with pytest.raises(InvalidInput) as caught:
             make()
-        for foreign in ("Tuple", "validation", "Input should", "String should", "pydantic"):
+        for foreign in ("Tuple", "validation", "Input should", "constrained", "pydantic"):
             assert foreign not in str(caught.value), caught.value
+    with pytest.raises(InvalidInput, match="write 'age', without its stream"):
+        ch.intervals("user.age", [0, 1])
     with pytest.raises(InvalidInput, match="edges: at least 2 entries are needed"):
         ch.intervals("age", [1])
 
@@ -395,6 +461,8 @@ def test_item_7_other_durations_say_what_to_write(wrong: Any) -> None:
         {"min_cohort": 1}, {"local_epsilon": 1000}, {"selection": "best"}, {"mechanism": "magic"},
         {"participation": "some"}, {"group_by": ["nothing"]}, {"group_by": "nothing"},
         {"deny": ["a word"]}, {"repeat": "x"}, {"crowd": "wise"}, {"report": "long"},
+        {"epsilon": float("nan")}, {"epsilon": 0}, {"delta": "few"}, {"group_by": 3}, {"arms": 3},
+        {"reads": "user"}, {"reads": 3},
         {"query": ""}, {"query": 5}, {"reads": {"user": ["nothing"]}}, {"arms": {"a": 0, "b": 1}},
     ],
     ids=str,
@@ -404,6 +472,43 @@ def test_item_7_whatever_is_wrong_is_an_error_of_ours(options: dict[str, Any]) -
     with pytest.raises(ChoristerError) as caught:
         study.histogram(decades(), **options).run()
     assert "Input should" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ask", "field"),
+    [
+        (lambda study: study.histogram("age"), "features"),
+        (lambda study: study.histogram(["age"]), "features"),
+        (lambda study: study.histogram(decades(), epsilon=0), "epsilon"),
+        (
+            lambda study: study.histogram(decades(), reads={"user": "age"}).cost(target="x"),
+            "target",
+        ),
+        (lambda study: study.histogram(decades()).cost(reports="x"), "reports"),
+        (lambda study: study.histogram(decades()).run(target="x"), "target"),
+        (lambda study: study.for_accuracy(decades(), relative_error="x"), "relative_error"),
+        (lambda study: study.plan_rounds([0, 1], reads={"user": ["age"]}), "shares"),
+        (lambda study: study.plan_rounds([1], reads={"nobody": ["age"]}), "reads"),
+        (lambda study: study.quantiles("age", 0, 1, "half"), "shares"),
+        (lambda study: study.mean("age", "x", 1), "low"),
+        (lambda study: distribution(study, "age", 0, 100, target=0), "target"),
+        (lambda study: distribution(study, "age", 0, 100, target=10**9), "target"),
+        (lambda study: distribution(study, "age", 0, 100, epsilon=0), "epsilon"),
+        (lambda study: study.fleet.study(None), "name"),
+        (lambda study: distribution(study, "age", 0, 100, cohorts="some"), "cohorts"),  # type: ignore[arg-type]
+        (lambda study: discover_ngrams(study, "good morning"), "vocabulary"),
+        (lambda study: discover_ngrams(study, [1, 2]), "vocabulary"),  # type: ignore[list-item]
+        (lambda study: discover_ngrams(study, ["good", "day"], deny="bad"), "deny"),
+        (lambda study: discover_ngrams(study, ["good", "day"], field="nowhere"), "field"),
+    ],
+)
+def test_item_7_an_error_names_what_was_given(ask: Any, field: str) -> None:
+    study = fleet(of_twelve()).study("wrong", analysis=ANALYSIS)
+    with pytest.raises(InvalidInput) as caught:
+        ask(study)
+    assert caught.value.field == field
+    with pytest.raises(InvalidInput, match="plan a question"):
+        study.ask("how old?")  # type: ignore[arg-type]
 
 
 def test_item_7_a_run_that_failed_says_so_with_our_error() -> None:

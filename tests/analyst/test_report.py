@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 
 import chorister as ch
+from chorister.analyst.publishing import publish
 from chorister.errors import InvalidInput
 from tests.analyst.fleets import fleet, generous
 from tests.keyboard import ANALYSIS
@@ -127,3 +128,30 @@ def test_without_the_packages_that_draw_there_is_still_a_table(
     text = items["result"]._repr_html_()
     assert "<svg" not in text
     assert "<table>" in text
+
+
+def test_a_published_folder_runs_nothing_and_holds_everything(tmp_path: Path) -> None:
+    result = _result()
+    for _ in range(2):  # the second time over the first
+        publish(result, [result], tmp_path / "public", title=EVIL, note=EVIL)
+    folder = tmp_path / "public"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "index.html", "results.csv", "results.json", "results.parquet",
+    ]  # fmt: skip
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in folder.iterdir())
+    page = Loads()
+    page.feed(text := (folder / "index.html").read_text())
+    assert [each for each in page.found if not each.startswith("a href=results.")] == []
+    assert not {"script", "img", "iframe", "object", "link"} & set(page.tags)
+    assert "default-src 'none'" in text
+    assert "http://x.example/y onerror" not in re.sub(r"&lt;.*?&gt;", "", text)
+    assert pl.read_parquet(folder / "results.parquet").height == len(result)
+    assert pl.read_csv(folder / "results.csv").height == len(result)
+    assert ch.Result.load(folder / "results.json").n_reports == result.n_reports
+
+
+def test_a_folder_that_can_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "public").write_text("a file")
+    result = _result()
+    with pytest.raises(InvalidInput, match="can't write"):
+        publish(result, [result], tmp_path / "public", title="t")

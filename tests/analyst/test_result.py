@@ -88,7 +88,7 @@ def test_what_it_says_of_itself(result: ch.Result) -> None:
     assert result.noise_sigma == pytest.approx(np.sqrt(result.rows.base[0]))
     assert not result.marked
     words = result.explain()
-    for part in ("89,100 devices", "Intervals cover the noise", "hostile", "epsilon 1"):
+    for part in ("89,100 devices", "Intervals reflect the noise", "hostile", "epsilon 1"):
         assert part in words
     assert "89,100 reports" in repr(result)
 
@@ -285,7 +285,7 @@ def test_what_chance_alone_would_do_follows_the_intervals(result: ch.Result) -> 
     assert "0.4 would" not in at_once.explain()
     assert "the chance that any would is at most 5%" in at_once.explain()
     # 8 rows x 1,500 pairs. Where nothing differs the number of rows apart is a sum of independent
-    # indicators of 5 % (or .6 %): 6 standard deviations either way have a chance below 1e-6.
+    # indicators of 5% (or .6%): 6 standard deviations either way have a chance below 1e-6.
     recipe, rng = result.recipe, np.random.default_rng(9)
     counts = np.array([900, 2000, 3000, 100, 4000, 5000, 4000, 1000])
     runs, seen = 1_500, np.zeros(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import apsw
 import numpy as np
@@ -15,6 +16,13 @@ from chorister.analyst.statistic_bounds import BinCounts
 from chorister.device.sandbox import Sandbox
 from chorister.device.verifier import verify_query
 from chorister.errors import BudgetExceeded, InvalidInput
+from chorister.fleet.first_policy import (
+    LOCAL_HELPER,
+    LOCAL_LEADER,
+    FirstTerms,
+    declared_fields,
+    write_first_policy,
+)
 from chorister.policy import Policy
 from tests.analyst.fleets import generous
 from tests.conftest import REPOSITORY
@@ -89,6 +97,29 @@ def test_a_device_accepts_the_queries() -> None:
 # --- Intervals that hold --------------------------------------------------------------------------
 
 
+def test_statistics_read_no_field_that_has_a_name_of_their_own(tmp_path: Path) -> None:
+    """The query of a statistic has names such as steps and level; so may fields."""
+    names = ["age", "steps", "level", "v", "answer", "column1"]
+    files = write_first_policy(
+        tmp_path / "new", declared_fields(f"{name}:integer" for name in names),
+        FirstTerms(name="new", purpose="To test it", epsilon="1", period="90d", reports=2,
+                   leader=LOCAL_LEADER, helper=LOCAL_HELPER),
+    )  # fmt: skip
+    people = {**{name: [1, 2] for name in names}, "count": [5_000, 5_000]}
+    study = ch.rehearse(people, files.policy, seed=1).study("new")
+    for asked in (
+        study.mean("age", 0, 7),
+        study.total("age", 0, 7, query="SELECT max(age) AS age FROM person"),
+        study.quantiles("age", 0, 7),
+        study.rate("age > 1"),
+        study.rate("age > 1", among="person.age < 9"),
+    ):
+        assert dict(asked.question.reads) == {"person": ("age",)}
+    assert study.rate("age > 1", among="v < 9").question.reads == {"person": ("age", "v")}
+    low, high = study.mean("v", 0, 7).run().interval
+    assert low <= 1.5 <= high
+
+
 def test_mean_total_rate_and_quantiles_of_one_fleet() -> None:
     """At a confidence of 1 - 1e-8 the interval holds the truth: false alarms below 1e-7."""
     sure = 1.0 - 1e-8
@@ -97,6 +128,9 @@ def test_mean_total_rate_and_quantiles_of_one_fleet() -> None:
     total = a_study().total("age", 0, 100).run().with_confidence(sure)
     assert total.interval[0] <= 10 * CUT.sum() <= total.interval[1]
     rate = a_study().rate("user.age >= 50").run().with_confidence(sure)
+    bare = a_study().rate("age >= 50").question
+    assert bare.reads == a_study().rate("user.age >= 50").question.reads
+    assert bare.cost().allowed
     assert rate.interval[0] <= (VALUES >= 50).mean() <= rate.interval[1]
     among = a_study().rate("user.age >= 50", among="user.age >= 30").run().with_confidence(sure)
     truth = (VALUES >= 50).sum() / (VALUES >= 30).sum()
@@ -149,14 +183,14 @@ def test_an_interval_never_says_that_nothing_is_possible() -> None:
 
 
 def test_coverage_on_eight_shapes() -> None:
-    """At least 94 % each, rehearsed on eight shapes; the benchmark has more runs and prints them.
+    """At least 94% each, rehearsed on eight shapes; the benchmark has more runs and prints them.
 
-    The true coverage is at least 95 %: with 200 runs, below 86 % has a chance of 1e-6 a case.
+    The true coverage is at least 95%: with 200 runs, below 86% has a chance of 1e-6 a case.
     """
     script = (
         "import coverage_statistics as b\n"
         "for shape in b.DESIGNED:\n"
-        "    found = b.work(b.Task(shape, 'one', 2000, 11, 200))\n"
+        "    found = b.work(b.StatisticTrial(shape, 'one', 2000, 11, 200))\n"
         "    print(*(held.mean(axis=0).min() for held, _ in found.values()))\n"
     )
     done = subprocess.run(
@@ -230,7 +264,7 @@ def test_statistics_in_notebooks_and_tables() -> None:
         (lambda study: study.mean("nothing", 0, 1), "no field"),
         (lambda study: study.quantiles("age", 0, 100, [1.5]), "strictly between"),
         (lambda study: study.rate("user.age > 3; --"), "one SQL expression"),
-        (lambda study: study.rate("1 = 1"), "names no field"),
+        (lambda study: study.rate("1 = 1"), "names a field of this analysis"),
     ],
 )
 def test_mistakes_are_explained(plan: object, words: str) -> None:

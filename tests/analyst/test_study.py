@@ -116,6 +116,27 @@ def test_bad_plans_say_what_to_do() -> None:
 # --- Asking -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["", "my ages", "größe", "a/b", "-x", "x" * 91])
+def test_a_study_has_a_name_that_recipes_can_hold(name: str) -> None:
+    with pytest.raises(InvalidInput, match="without spaces"):
+        fleet().study(name)
+
+
+def test_a_refusal_comes_first_and_in_words() -> None:
+    study = a_study()
+    refused = study.histogram(decades(), window="1m", epsilon="0.3").cost().explain()
+    assert refused.startswith("Refused (window): answered for 1 minute")
+    assert "may answer" not in refused
+    spent = study.histogram(decades(), epsilon=2)
+    assert spent.cost().explain().endswith(".")
+    spent.run()
+    again = spent.again().cost()
+    assert again.explain().startswith("No device would answer: the budget allows ")
+    assert "analyses." not in again.explain()
+    assert not again.remarks  # nothing about bins that nobody fills
+    assert "Every device has answered in this study." in again.explain()
+
+
 def test_a_cost_is_foreseen_until_it_has_renewed_on_every_device() -> None:
     """The last charge is dated five minutes ahead, and renews by a checkpoint as old as may be."""
     last = RECIPE.window.closes - 1 + 300
@@ -242,7 +263,7 @@ def test_a_bar_shows_how_the_cohort_fills(
 def test_a_study_survives_a_kill_in_the_middle_of_a_round(moment: str, tmp_path: Path) -> None:
     def run(what: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "tests.analyst.victim", tmp_path / "killed", what],
+            [sys.executable, "-m", "tests.analyst.killed_analyst", tmp_path / "killed", what],
             cwd=REPOSITORY,
             capture_output=True,
             text=True,
@@ -312,10 +333,21 @@ def test_another_process_may_cancel_what_this_one_waits_for(tmp_path: Path) -> N
         pass  # it looks
     with study.fleet.archive.waiting("study", 1):
         other.cancel()
-        withdrawn = study._collect(round_, lambda _: None)
+        withdrawn = study.collect_round(round_, lambda _: None)
     assert withdrawn.state is RoundState.WITHDRAWN
     with pytest.raises(QuestionWithdrawn):
         question.run()
+
+
+def test_cancelling_what_another_process_has_collected_keeps_the_result(tmp_path: Path) -> None:
+    study, other = a_study(folder=tmp_path), a_study(folder=tmp_path)
+    question = a_question(study)
+    study.post(question)
+    other.fleet.archive.refresh()
+    question.run()
+    with pytest.raises(InvalidInput, match="no such open round"):
+        other.cancel(1)
+    assert a_study(folder=tmp_path).result(1).n_reports == DEVICES
 
 
 def test_files_are_private(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from chorister.cli import app
 from chorister.clock import SystemClock
 from chorister.dap.draft import UPLOAD_REQUEST, reports_path
 from chorister.recipe import SignedRecipe
-from tests.aggregator.operators import Addresses, Operators, free_port
+from tests.aggregator.operators import OperatorAddresses, Operators, free_port
 from tests.aggregator.server_processes import process, stop
 from tests.certificates import a_certificate
 from tests.logworld import body_of
@@ -57,7 +57,7 @@ def test_tls_metrics_health_and_an_orderly_end(tmp_path: Path) -> None:
             "metrics_port": metrics,
         }
     }
-    operators = Operators(tmp_path, Addresses.local(), settings=settings)
+    operators = Operators(tmp_path, OperatorAddresses.local(), settings=settings)
     log = tmp_path / "helper.log"
     tls = ssl.create_default_context(cafile=str(chain))
     with process("helper", operators.settings("helper"), log) as (url, server):
@@ -79,7 +79,7 @@ def test_tls_metrics_health_and_an_orderly_end(tmp_path: Path) -> None:
 def test_logs_have_nobody_in_them(tmp_path: Path) -> None:
     """Everything that can go wrong with a request, at the most talkative level."""
     settings = {"leader": {**ALONE, "log_level": "debug", "log_format": "text"}}
-    operators = Operators(tmp_path, Addresses.local(), settings=settings)
+    operators = Operators(tmp_path, OperatorAddresses.local(), settings=settings)
     recipe = operators.recipe("ages", SystemClock().now())
     core = open_core(operators.leader(), SystemClock(), migrate=True)
     core.tasks.accept([SignedRecipe.parse(body_of(operators.entry(recipe)).jws)])
@@ -117,7 +117,7 @@ def test_logs_have_nobody_in_them(tmp_path: Path) -> None:
 
 
 def test_a_request_under_way_is_answered_before_the_end(tmp_path: Path) -> None:
-    operators = Operators(tmp_path, Addresses.local(), settings={"leader": ALONE})
+    operators = Operators(tmp_path, OperatorAddresses.local(), settings={"leader": ALONE})
     recipe = operators.recipe("ages", SystemClock().now())
     core = open_core(operators.leader(), SystemClock(), migrate=True)
     core.tasks.accept([SignedRecipe.parse(body_of(operators.entry(recipe)).jws)])

@@ -36,7 +36,7 @@ def crossed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_intervals_hold_the_truth_at_the_stated_rate(crossed: dict[str, Any]) -> None:
-    """Misses of 24 cells have the binomial law of 95 % intervals: a false alarm is below 1e-6."""
+    """Misses of 24 cells have the binomial law of 95% intervals: a false alarm is below 1e-6."""
     rows = crossed["estimates"]
     assert len(rows) == 24
     misses = sum(not row["ci_low"] <= row["truth"] <= row["ci_high"] for row in rows)

@@ -48,7 +48,7 @@ def test_figures_are_explained() -> None:
     best, _ = _best(an_outcome(ROWS))
     words = _reading(an_outcome(ROWS), best)
     assert "of the 3,000 devices that answered this round" in words
-    assert "what the noise allows (95 %)" in words
+    assert "what the noise allows (95%)" in words
 
 
 def test_other_algorithms_begin_with_their_words() -> None:

@@ -17,7 +17,7 @@ from chorister.device.audit import Event
 from tests.certificates import a_certificate
 from tests.cli.toml import dumps
 from tests.device.loopback import Loopback, Reply, Seen, serve
-from tests.device.world import DAY, Log, a_policy, a_recipe, an_entry
+from tests.device.world import DAY, ForgedLog, a_policy, a_recipe, an_entry
 from tests.logworld import body_of
 
 
@@ -39,12 +39,12 @@ class Command:
 
 
 @pytest.fixture
-def log() -> Log:
-    return Log()
+def log() -> ForgedLog:
+    return ForgedLog()
 
 
 @pytest.fixture
-def server(log: Log) -> Iterator[Loopback]:
+def server(log: ForgedLog) -> Iterator[Loopback]:
     def answer(request: Seen) -> Reply:
         data = log.files.get(request.path.removeprefix("/"))
         return Reply(status=404) if data is None else Reply(body=data)
@@ -71,7 +71,7 @@ def recipe_now(name: str, **changes: Any) -> Any:
     return a_recipe(name, {"window": window, **changes})
 
 
-def test_from_donation_to_the_audit_log(device: Command, log: Log) -> None:
+def test_from_donation_to_the_audit_log(device: Command, log: ForgedLog) -> None:
     assert "stored 2" in device(
         *("donate", "keyboard"),
         given='{"ngram": "hello you", "perplexity": 2}\n\n{"ngram": null, "perplexity": null}\n',
@@ -138,7 +138,7 @@ def test_pausing_consent_and_purging(device: Command) -> None:
     ]
 
 
-def test_explain_says_yes_or_no_and_why(device: Command, log: Log, tmp_path: Path) -> None:
+def test_explain_says_yes_or_no_and_why(device: Command, log: ForgedLog, tmp_path: Path) -> None:
     for age in (60, -2):
         log.publish([], time=int(time.time()) - age)
         device("run", "--once")

@@ -60,5 +60,5 @@ def test_files_are_private_and_never_replaced(tmp_path: Path, kind: str) -> None
     before = path.read_bytes()
     again = CliRunner().invoke(app, ["keygen", kind, str(path)])
     assert again.exit_code == 2
-    assert "are never replaced" in " ".join(again.output.split())
+    assert "are never overwritten" in " ".join(again.output.split())
     assert path.read_bytes() == before

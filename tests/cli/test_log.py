@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import ssl
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +16,13 @@ from typer.testing import CliRunner
 from chorister.canonical import b64url_encode
 from chorister.cli import app
 from chorister.clock import SettableClock
+from chorister.errors import WrongList
+from chorister.policy.values import visible
+from chorister.policy.witnesses import parse_witness_policy
 from chorister.registry.server import RegistryConfig, publish_about
+from chorister.transparency.checkpoint import MAX_SKEW, SignedCheckpoint
+from chorister.transparency.entries import ListEntry, RecipeEntry
+from chorister.transparency.monitor import LogMonitor
 from chorister.transparency.tree import verify_inclusion
 from tests.certificates import a_certificate
 from tests.device.loopback import Reply, Seen, serve
@@ -23,18 +32,23 @@ from tests.logworld import (
     HELPER_NAME,
     LEADER,
     LEADER_NAME,
+    LOG_VKEY,
     NOW,
     ORIGIN,
     OTHER_ANALYSIS,
     World,
     a_world,
+    authority,
     end_entry,
     forge,
     hpke_entry,
+    identity,
+    key,
     policy_text,
     public,
     recipe_entry,
     revocation,
+    vkey,
 )
 
 
@@ -195,6 +209,20 @@ def test_show_one_entry_with_its_proof(world: World) -> None:
     assert "choose one of 0 to 8" in run("show", world.public, "--entry", 9, code=2)
 
 
+def test_a_reader_who_has_seen_enough_is_no_bug(world: World) -> None:
+    """As in `chorister log show URL --json | head`."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "chorister.cli", "log", "show", str(world.public), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as command:
+        assert command.stdout is not None
+        assert command.stderr is not None
+        command.stdout.close()
+        assert b"bug" not in command.stderr.read()
+    assert command.returncode == 1
+
+
 def test_show_what_cannot_be_read(world: World) -> None:
     (world.public / "tile/entries/000.p/9").unlink()
     assert "LogWithheld" in run("show", world.public, code=1)
@@ -250,6 +278,36 @@ def test_authorities_of_one_s_own(world: World, tmp_path: Path) -> None:
         run("verify", registry.url, "--no-fresh", code=1)
 
 
+# --- For standard tools --------------------------------------------------------------------------
+
+
+def test_a_policy_for_standard_tools(tmp_path: Path) -> None:
+    """With two keys of one aggregator, one of which suffices, and a quorum of further witnesses."""
+    file = tmp_path / "policy.toml"
+    leader, second = b64url_encode(public("leader")), b64url_encode(public("second leader"))
+    text = policy_text().replace(f'"{leader}"', f'"{leader}", "{second}"')
+    witnesses = [f"  witness w{n} {vkey(f'witness.example/{n}', f'w{n}')}" for n in range(3)]
+    witnesses += ["# two of them", "group further 2 w0 w1 w2", "quorum further"]
+    lines = "\n".join(witnesses)
+    file.write_text(text.replace("[log]\n", f"[log]\nwitnesses = '''\n{lines}\n'''\n"))
+    first, *rest = run("policy", file).splitlines()
+    assert first == f"log {LOG_VKEY}"
+    found = parse_witness_policy("\n".join(rest))
+    named = {each.name: name for name, each in found.witnesses.items()}
+    assert {LEADER_NAME, HELPER_NAME, "witness.example/0"} < set(named)
+    keys = {found.witnesses[name].key: name for name in found.witnesses}
+    helper = keys[public("helper")]
+    for one in ("leader", "second leader"):
+        assert found.satisfied({keys[public(one)], helper, "w0", "w2"})
+        assert not found.satisfied({keys[public(one)], helper, "w0"})
+        assert not found.satisfied({keys[public(one)], "w0", "w1", "w2"})
+    assert not found.satisfied({helper, "w0", "w1", "w2"})
+    file.write_text(policy_text())
+    plain = parse_witness_policy("\n".join(run("policy", file).splitlines()[1:]))
+    assert plain.satisfied({LEADER_NAME, HELPER_NAME})
+    assert not plain.satisfied({LEADER_NAME})
+
+
 # --- Monitoring ----------------------------------------------------------------------------------
 
 
@@ -290,6 +348,35 @@ def test_monitor_notices_a_fork_between_two_looks(watched: World, tmp_path: Path
     assert watch(watched, "--kept", kept, code=1)[0]["wrong"] == "StorageDamaged"
 
 
+def test_a_fork_leaves_proof_that_can_be_passed_on(watched: World, tmp_path: Path) -> None:
+    """Both checkpoints, signed by the log: in what is printed and in what the webhook gets."""
+    kept = tmp_path / "kept"
+    watch(watched, "--kept", kept)
+    other = [recipe_entry(f"r{number}").encode() for number in range(9)]
+    time = watched.clock.now() + 1
+    forge(watched.public, other, time=time, cosigned=True, name="checkpoint")
+    posted: list[bytes] = []
+
+    def answer(request: Seen) -> Reply:
+        posted.append(request.body)
+        return Reply(status=200 if len(posted) == 1 else 500)
+
+    with serve(answer) as hook:
+        (wrong,) = watch(watched, "--kept", kept, "--webhook", hook.url, code=1)
+        assert json.loads(posted[0]) == {"kind": "alarm", **wrong}
+        # A webhook that is away hides nothing.
+        text = run(
+            "monitor", watched.public, "--once", "--kept", kept, "--webhook", hook.url, code=1
+        )
+    assert "wrong (LogForked)" in text
+    for evidence in wrong["evidence"]:
+        SignedCheckpoint.parse(evidence.encode()).check_log(ORIGIN, [public("log")])
+        assert all(line in text for line in evidence.splitlines())
+    assert len(set(wrong["evidence"])) == 2
+    since = run_json("verify", watched.public, "--since", kept, code=1)
+    assert since["evidence"][0] == kept.read_text()
+
+
 def test_monitor_notices_a_stale_log(watched: World) -> None:
     watched.clock.advance(3 * DAY)
     assert watch(watched, code=1)[0]["wrong"] == "CheckpointTime"
@@ -310,3 +397,77 @@ def test_monitor_posts_to_a_webhook(watched: World, tmp_path: Path) -> None:
     away = ("--kept", kept, "--webhook", "http://127.0.0.1:1")
     assert "webhook" in run("monitor", watched.public, "--once", *away, code=1)
     assert not kept.exists()
+    with serve(lambda _: Reply(status=503)) as failing:
+        broken = ("--kept", kept, "--webhook", failing.url)
+        assert "503" in run("monitor", watched.public, "--once", *broken, code=1)
+    assert not kept.exists()
+    assert watch(watched, "--kept", kept) == rows
+
+
+def test_monitor_tells_a_question_in_words(watched: World) -> None:
+    rows = {row["index"]: row for row in watch(watched) if row["kind"] == "recipe"}
+    question, answering, cost = rows[2]["question"]
+    assert question["title"] == "Question first"
+    assert any("the device runs: SELECT" in line for line in question["lines"])
+    assert any("devices or more have answered" in line for line in answering["lines"])
+    assert any("epsilon" in line for line in cost["lines"])
+    text = run("monitor", watched.public, "--once")
+    for line in (*question["lines"], *answering["lines"], *cost["lines"]):
+        assert f"- {visible(line)}" in text
+
+
+def test_monitor_goes_on_while_its_webhook_is_away(
+    watched: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each entry is printed once, and posted until it arrives; only then is it known as told."""
+    kept, posted, slept = tmp_path / "kept", list[int](), list[int]()
+
+    def answer(request: Seen) -> Reply:
+        posted.append(json.loads(request.body)["index"])
+        return Reply(status=503 if len(posted) in (2, 3) else 200)
+
+    def sleep(seconds: int) -> None:
+        slept.append(seconds)
+        assert kept.exists() == (len(slept) > 2)
+        if len(slept) > 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("chorister.cli.log_monitor.time", SimpleNamespace(sleep=sleep))
+    with serve(answer) as hook:
+        options = ("--kept", kept, "--webhook", hook.url, "--every", 7, "--json")
+        result = CliRunner().invoke(app, ["log", "monitor", *map(str, (watched.public, *options))])
+    assert result.exit_code == 130
+    rows = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    told = [row["index"] for row in rows]
+    assert told == [row["index"] for row in watch(watched)]
+    assert posted == [told[0], told[1], told[1], *told[1:]]
+    assert slept == [7] * 4
+
+
+def test_monitor_takes_earlier_policies(watched: World, tmp_path: Path) -> None:
+    old, new = tmp_path / "old.toml", tmp_path / "new.toml"
+    old.write_text(policy_text())
+    author, following = b64url_encode(public("author")), b64url_encode(public("next"))
+    new.write_text(policy_text().replace(author, following))
+    assert watch(watched, "--policy", new, code=1)[0]["wrong"] == "NotAuthorized"
+    assert watch(watched, "--policy", new, "--earlier-policy", old)
+    words = run("monitor", watched.public, "--once", "--earlier-policy", old, code=2)
+    assert "needs --policy" in words
+
+
+def test_monitor_reports_what_it_read_at_a_look_that_failed(world: World) -> None:
+    """A log that shows a question under a bad list, and then a good one, hides nothing."""
+    monitor = LogMonitor(world.source, authority=authority(), clock=world.clock)
+    monitor.fetch_new()
+    world.publish(recipe_entry("third", author="second author", closes=NOW + DAY))
+    world.clock.set(NOW + DAY + 2 * MAX_SKEW)
+    tree = world.checkpoint().checkpoint
+    stale = tree.sign(key("log"))
+    for side in ("leader", "helper"):
+        stale = stale.with_cosigner(identity(side).sign(tree, world.clock.now()))
+    (world.public / "checkpoint").write_bytes(stale.encode())
+    with pytest.raises(WrongList, match="out of date"):
+        monitor.fetch_new()
+    world.publish()
+    kinds = [type(logged.entry) for logged in monitor.fetch_new()]
+    assert kinds == [RecipeEntry, ListEntry, ListEntry]

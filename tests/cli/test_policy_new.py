@@ -50,6 +50,8 @@ def test_item_13_from_a_table_to_a_policy_that_passes(tmp_path: Path, weather: P
     (analysis,) = policy.analyses.values()
     keys = tmp_path / "new" / "keys"
     read_signing_key(keys / "author.key")
+    # Operators need its public half, and nobody else should open the file.
+    assert json.loads((keys / "collector.json").read_text())["config"] in made.output
     read_collector_key(keys / "collector.json")
     assert len(analysis.author_keys) == 1
     assert {file.stat().st_mode & 0o077 for file in keys.iterdir()} == {0}
@@ -62,6 +64,31 @@ def test_item_13_the_new_policy_can_be_rehearsed(tmp_path: Path) -> None:
     rehearsal = ch.rehearse(people, json.loads(made.output)["policy"], seed=1)
     result = rehearsal.study("first").histogram(ch.intervals("age", [10, 25, 35, 45])).run()
     assert result.n_reports == 120_000
+
+
+def test_item_13_the_table_itself_can_be_rehearsed(tmp_path: Path) -> None:
+    """With headers that are no names of fields, and text that looks like something else."""
+    path = tmp_path / "people.csv"
+    rows = ["Age,Smoker,Joined on,Postcode (ZIP),weight"]
+    rows += [f"{20 + i % 40},{'true' if i % 4 else 'false'},2026-01-03,0{i},70" for i in range(200)]
+    path.write_text("\n".join([*rows, "30,true,2026-01-04,K1A,70.5"]) + "\n")
+    made = run("policy", "new", tmp_path / "new", "--from", path)
+    assert made.exit_code == 0, made.output
+    assert "Joined on is the field joined_on" in made.output
+    people = ch.rehearse(path, tmp_path / "new" / "policy.toml", devices=200_000, seed=1)
+    study = people.study("first")
+    for feature in (
+        ch.categories("smoker", ["true", "false"]),
+        ch.categories("joined_on", ["2026-01-03", "2026-01-04"]),
+        ch.categories("postcode_zip", ["01", "0199"]),
+        ch.intervals("weight", [0, 70.2, 100]),
+    ):
+        question = study.histogram(feature)
+        assert question.cost().allowed
+        assert people.truth(question)[1:].min() > 0
+    path.write_text(path.read_text().replace("weight", "age", 1))
+    with pytest.raises(ch.errors.InvalidInput, match="several columns are the field"):
+        ch.rehearse(path, tmp_path / "new" / "policy.toml")
 
 
 def test_item_13_it_refuses_what_makes_no_policy(tmp_path: Path, weather: Path) -> None:
@@ -121,7 +148,38 @@ def test_types_of_columns(tmp_path: Path) -> None:
     found = read_table(path)
     assert found.columns == {"a": "integer", "b": "real", "c": "text", "d": "text"}
     assert not found.stream
-    assert declared_fields(["Größe in cm:real"]).columns == {"gr_e_in_cm": "real"}
+
+
+def test_names_are_changed_aloud_and_never_merged(tmp_path: Path) -> None:
+    """A column that silently got another name, or none, would be looked for in vain."""
+    path = tmp_path / "people.csv"
+    path.write_text("device,Größe,naïve score\n1,2,3\n", encoding="utf-8")
+    made = run("policy", "new", tmp_path / "new", "--from", path)
+    assert "Größe is the field grosse here" in made.output
+    assert "naïve score is the field naive_score here" in made.output
+    assert set(Policy.load(tmp_path / "new" / "policy.toml").fields) == {
+        "people.grosse",
+        "people.naive_score",
+    }
+    for wrong in (["a b:text", "a_b:text"], ["x:text", "x:real"], ["年齢:integer"], ["count:real"]):
+        with pytest.raises(ch.errors.InvalidInput):
+            declared_fields(wrong)
+    path.write_text("a,a\n1,2\n")
+    with pytest.raises(ch.errors.InvalidInput, match="several columns"):
+        read_table(path)
+    path.write_bytes("a\nü\n".encode("latin-1"))
+    with pytest.raises(ch.errors.InvalidInput, match="UTF-8"):
+        read_table(path)
+
+
+def test_a_wrong_answer_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chorister.cli.policy.at_terminal", lambda: True)
+    answers = "age\nage:integer\n\n\nmuch\n-1\n2\na while\n30d\nno\n999\n3\n\n\n"
+    made = run("policy", "new", tmp_path / "new", text=answers)
+    assert made.exit_code == 0, made.output
+    policy = Policy.load(tmp_path / "new" / "policy.toml")
+    assert policy.device.epsilon == 2
+    assert policy.device.reports == 3
 
 
 def test_item_13_check_lists_all_problems(tmp_path: Path) -> None:

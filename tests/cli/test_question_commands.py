@@ -44,7 +44,7 @@ def edited(tmp_path: Path, old: str, new: str) -> Path:
 def test_policy_check() -> None:
     result = run("policy", "check", POLICY_FILE)
     assert result.exit_code == 0
-    assert "to both together eps_local x k = 5 x 1 = 5" in result.output
+    assert "to both together epsilon 5, from 1 report of local epsilon 5" in result.output
     assert "policy keyboard is consistent" in result.output
 
 
@@ -111,8 +111,10 @@ def test_item_14_recipe_explain_shows_the_question_first() -> None:
         "keyboard.ngram (text), user.age (integer)",
         "from 2026-11-16 00:00 UTC to 2026-11-23 00:00 UTC, 7 days",
         "epsilon 0.2, delta 1e-6",
-        "40% of the epsilon 0.5 that this analysis may cost per 180 days",
-        "at most one question of this cost in 180 days",
+        "40% of the epsilon 0.5 that this analysis may cost in each period of 180 days",
+        "at most one question of this cost in each period of 180 days",
+        "in each period of 180 days, and 100% of its delta 1e-6, which runs out first",
+        "50% of the devices, drawn at random, but none that has answered in the study",
     ):
         assert words in text, words
         assert text.index(words) < text.index("Would a device answer it?")
@@ -154,6 +156,20 @@ def test_items_2_3_5_recipe_explain_makes_the_same_check(tmp_path: Path) -> None
     assert explained(query=upper)[0] == ["query-class"]
     _, warnings = explained("--devices", "500")
     assert "nothing is released below 1,000" in warnings[0]
+
+
+def test_recipe_explain_expects_a_windows_share_of_the_devices(tmp_path: Path) -> None:
+    """Half of the devices in five parts, each in 1 of 10 windows; 30 days are kept, 7 are open."""
+    draft = json.loads((EXAMPLE / "recipe.json").read_text())
+    draft["series"] = {"windows": 10, "every": 7 * 86_400, "answers": 1}
+    draft["periods"] = {"keyboard": 28 * 86_400}
+    path, policy = tmp_path / "draft.json", tmp_path / "policy.toml"
+    path.write_text(json.dumps(draft))
+    limits = 'windows = 10\nlongest = "80d"\nanswers = 1\ncells = 50\n'
+    policy.write_text(POLICY_FILE.read_text() + f'\n[analyses."{ANALYSIS}".series]\n{limits}')
+    text = run("recipe", "explain", path, "--policy", policy, "--devices", "40000").output
+    assert "About 400 devices are expected in each part of the fleet" in text
+    assert "has only 23 days of them left" in text
 
 
 def test_recipe_explain_as_json() -> None:
@@ -225,7 +241,26 @@ def test_new_explain_sign(tmp_path: Path, key_file: Path) -> None:
     assert run("recipe", "explain", signed, "--policy", POLICY_FILE).exit_code == 0
     verify(SignedRecipe.parse(signed.read_bytes()), POLICY.analyses[ANALYSIS].author_keys)
     printed = run("recipe", "new", "--policy", POLICY_FILE, "--analysis", ANALYSIS)
-    assert list(json.loads(printed.output)) == list(Recipe.model_fields)
+    required = [name for name, field in Recipe.model_fields.items() if field.is_required()]
+    assert list(json.loads(printed.output)) == required
+
+
+def test_a_new_series(tmp_path: Path) -> None:
+    policy, draft = tmp_path / "policy.toml", tmp_path / "draft.json"
+    limits = 'windows = 26\nlongest = "200d"\nanswers = 2\ncells = 130\n'
+    policy.write_text(f'{POLICY_FILE.read_text()}\n[analyses."{ANALYSIS}".series]\n{limits}')
+    made = run("recipe", "new", "--policy", policy, "--every", "7d", "-o", draft)
+    assert made.exit_code == 0
+    recipe = Recipe.draft(draft.read_bytes())
+    assert (recipe.window_count, recipe.answers) == (26, 1)
+    told = run("recipe", "explain", draft, "--policy", policy)
+    assert told.exit_code == 0
+    assert "in one of 26 windows, which each device draws at random" in " ".join(
+        told.output.split()
+    )
+    assert run("recipe", "explain", draft, "--policy", POLICY_FILE).exit_code == 1
+    for wrong in ("7", "never", "1s"):
+        assert run("recipe", "new", "--policy", policy, "--every", wrong).exit_code == 2
 
 
 @pytest.mark.parametrize(

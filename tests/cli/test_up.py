@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from chorister.cli.up import _terms
 from chorister.fleet.deployment import Deployment
 from chorister.fleet.simulated_fleet import devices_ready
 from chorister.fleet.supervisor import running_pid
+from tests.compatibility.opening import FIXTURES, unpack
 
 RUNNER = CliRunner()
 
@@ -84,6 +86,33 @@ def test_a_port_that_another_program_took(folder: Path) -> None:
     deployment.check_ports()  # it has gone
 
 
+def test_a_folder_with_a_log_of_the_former_format(folder: Path, tmp_path: Path) -> None:
+    """Refused at once, with nothing started or changed; and it goes on as the guide says."""
+    Deployment.create(folder, _terms())
+    unpack(FIXTURES / "2026-11-16", "servers", tmp_path / "former")
+    outdated = {"log": "registry/log", "leader-head": "leader/head", "helper-head": "helper/head"}
+    for kept, place in outdated.items():
+        shutil.move(tmp_path / "former" / kept, folder / place)
+    before = files(folder)
+    for options in ((), ("--foreground",), ("--fleet", "2"), ("--json",)):
+        run = RUNNER.invoke(app, ["up", str(folder), *options])
+        assert run.exit_code == 2
+        words = " ".join(run.stderr.split())
+        assert "earlier version of Chorister" in words
+        assert "delete this one" in words
+        assert "upgrade-the-log.md" in words
+    assert files(folder) == before
+    assert call("down", str(folder)) == {"stopped": False}
+    for place in outdated.values():
+        shutil.move(folder / place, f"{folder / place}-former")
+    assert entries(call("up", str(folder))) >= 3
+    assert call("down", str(folder)) == {"stopped": True}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_what_can_not_be_is_said_in_one_line(folder: Path) -> None:
     for command in ("down", "doctor"):
         run = RUNNER.invoke(app, [command, str(folder)])
@@ -97,3 +126,18 @@ def test_what_can_not_be_is_said_in_one_line(folder: Path) -> None:
     run = RUNNER.invoke(app, ["doctor", str(folder), "--config", "x.toml"])
     assert run.exit_code == 2
     assert "not both" in run.stderr
+
+
+def test_the_doctor_checks_an_installation_without_a_deployment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RUNNER.invoke(app, ["doctor"])
+    assert "sandbox: " in run.stdout
+    assert "only this installation was checked" in " ".join(run.stdout.split())
+
+
+def test_a_series_is_for_simulated_devices(folder: Path) -> None:
+    run = RUNNER.invoke(app, ["up", str(folder), "--track"])
+    assert run.exit_code != 0
+    assert "add --fleet" in run.output + run.stderr

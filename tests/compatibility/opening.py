@@ -22,7 +22,7 @@ from chorister.aggregator.config import load_config
 from chorister.aggregator.inprocess import InProcessNetwork
 from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.service import Service
-from chorister.aggregator.storage.statistics import task_status
+from chorister.aggregator.storage.counters import task_status
 from chorister.analyst.live_fleet import LiveFleet, Profile
 from chorister.canonical import b64url_decode, b64url_encode
 from chorister.clock import SettableClock
@@ -32,7 +32,7 @@ from chorister.policy import Policy
 from chorister.recipe import Recipe
 from chorister.registry.app import build_app
 from chorister.registry.server import RegistryConfig, open_registry
-from tests.device.world import REGISTRY, Log, Network, hpke_entry
+from tests.device.world import REGISTRY, ForgedLog, Network, hpke_entry
 from tests.logworld import HELPER, LEADER
 
 FIXTURES: Final = Path(__file__).parent.parent / "fixtures"
@@ -75,7 +75,7 @@ def open_device(
 
 def a_network(keys: Sequence[HPKEKeypair]) -> Network:
     """A log whose aggregators have these keys, and a leader that keeps what it gets."""
-    log = Log()
+    log = ForgedLog()
     log.hpke = [
         hpke_entry(url, pair.config) for url, pair in zip((LEADER, HELPER), keys, strict=True)
     ]
@@ -194,11 +194,7 @@ class Servers:
         """The analyst's, from the profile on disk."""
         profile = Profile.load(self.folder / "profile.toml")
         return LiveFleet(
-            profile.read_policy(),
-            registry=profile.registry,
-            author=profile.read_author_key(),
-            keypair=profile.read_collector_key(),
-            token=profile.read_token(),
+            profile.access(),
             folder=Path(profile.folder),
             transport=self.network,
             clock=self.clock,

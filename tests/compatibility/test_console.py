@@ -32,7 +32,7 @@ ORIGIN = "http://127.0.0.1:8090"
 STUDY = "/studies/rehearsal/ada/ages"
 
 
-class Old:
+class OldConsole:
     """A console of an earlier version, open."""
 
     def __init__(self, workspace: Workspace, expected: dict[str, Any]) -> None:
@@ -49,13 +49,13 @@ class Old:
 
 
 @pytest.fixture
-def old(kept: Path, tmp_path: Path) -> Iterator[Old]:
+def old(kept: Path, tmp_path: Path) -> Iterator[OldConsole]:
     expected = unpack(kept, "console", tmp_path)
     with Workspace.open(ConsoleConfig.load(tmp_path / "console.toml")) as workspace:
-        yield Old(workspace, expected)
+        yield OldConsole(workspace, expected)
 
 
-def test_results_runs_and_budgets_are_all_there(old: Old) -> None:
+def test_results_runs_and_budgets_are_all_there(old: OldConsole) -> None:
     last = len(old.expected["states"])
     assert [round_.state.name for round_ in old.study.rounds][: last - 1] == (
         old.expected["states"][: last - 1]
@@ -73,7 +73,7 @@ def test_results_runs_and_budgets_are_all_there(old: Old) -> None:
     assert spent == old.expected["budget"]
 
 
-def test_whoever_could_look_still_can_and_nobody_else(old: Old) -> None:
+def test_whoever_could_look_still_can_and_nobody_else(old: OldConsole) -> None:
     view = old.workspace.find("ben", "rehearsal", "ada", "ages")
     assert not view.own
     assert not view.may_ask
@@ -81,13 +81,13 @@ def test_whoever_could_look_still_can_and_nobody_else(old: Old) -> None:
         old.workspace.find("cleo", "rehearsal", "ada", "ages")
 
 
-def test_the_open_question_gets_its_result(old: Old) -> None:
+def test_the_open_question_gets_its_result(old: OldConsole) -> None:
     number = len(old.expected["states"])
     wait_until(lambda: old.state(number) is not RoundState.ASKED, "the open question")
     assert old.study.result(number).n_reports == old.expected["reports"]
 
 
-def test_the_pages_show_the_study_and_its_result(old: Old) -> None:
+def test_the_pages_show_the_study_and_its_result(old: OldConsole) -> None:
     clock = SettableClock(2_000_000_000)
     app = build_app(old.workspace, clock, origins=origins_of("127.0.0.1", 8090, None))
     with contextlib.ExitStack() as stack:

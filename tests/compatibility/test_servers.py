@@ -34,7 +34,7 @@ from tests.compatibility.opening import Servers, start_log_again, unpack
 from tests.logworld import ANALYSIS, DAY, entry_with, submission
 
 
-class Old:
+class RestartedServers:
     """A deployment of an earlier version, whose log was started again as the guide says."""
 
     def __init__(self, kept: Path, folder: Path) -> None:
@@ -60,8 +60,8 @@ class Old:
 
 
 @pytest.fixture
-def old(kept: Path, tmp_path: Path) -> Iterator[Old]:
-    found = Old(kept, tmp_path)
+def old(kept: Path, tmp_path: Path) -> Iterator[RestartedServers]:
+    found = RestartedServers(kept, tmp_path)
     yield found
     found.servers.close()
 
@@ -87,7 +87,7 @@ def test_a_log_of_the_former_format_is_refused_and_left_alone(kept: Path, tmp_pa
     assert before.decode() == expected["checkpoint"]
 
 
-def test_a_log_that_was_started_again_has_both_keys_and_new_entries(old: Old) -> None:
+def test_a_log_that_was_started_again_has_both_keys_and_new_entries(old: RestartedServers) -> None:
     found = old.audited()
     kinds = [type(logged.entry) for logged in found.entries]
     assert kinds.count(HPKEConfigEntry) == 2
@@ -105,7 +105,7 @@ def test_a_log_that_was_started_again_has_both_keys_and_new_entries(old: Old) ->
 
 
 def test_cosigners_remember_what_they_signed(kept: Path, tmp_path: Path) -> None:
-    old = Old(kept, tmp_path)
+    old = RestartedServers(kept, tmp_path)
     old.servers.close()
     shutil.rmtree(tmp_path / "log")
     clock = SettableClock(old.clock.now() + DAY)
@@ -122,7 +122,7 @@ def test_cosigners_remember_what_they_signed(kept: Path, tmp_path: Path) -> None
         servers.close()
 
 
-def test_reports_that_waited_are_counted_once_and_the_sum_is_right(old: Old) -> None:
+def test_reports_that_waited_are_counted_once_and_the_sum_is_right(old: RestartedServers) -> None:
     assert old.servers.figures() == old.expected["figures"]
     study = old.study()
     (third,) = [each for each in study.rounds if each.number == 3]
@@ -142,7 +142,7 @@ def test_reports_that_waited_are_counted_once_and_the_sum_is_right(old: Old) -> 
                 assert tasks[name] == figures
 
 
-def test_results_are_there_and_none_is_released_twice(old: Old) -> None:
+def test_results_are_there_and_none_is_released_twice(old: RestartedServers) -> None:
     study = old.study()
     states = [each.state for each in study.rounds]
     assert states == [
@@ -166,7 +166,7 @@ def test_results_are_there_and_none_is_released_twice(old: Old) -> None:
         assert refused.value.problem is Problem.BATCH_OVERLAP
 
 
-def test_a_new_question_is_answered_by_the_old_deployment(old: Old) -> None:
+def test_a_new_question_is_answered_by_the_old_deployment(old: RestartedServers) -> None:
     study = old.study()
     question = study.histogram(
         ch.intervals("age", [10, 20, 30, 40]), reads={"user": ["age"]}, local_epsilon=8, epsilon=8,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, Request, sync_playwright
 
 from tests.console.world import TOKENS
+
+AXE = Path(__file__).parents[2] / "target" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,7 @@ def browser() -> Generator[Browser]:
         found.close()
 
 
-class Watched:
+class WatchedPage:
     """A page of a browser without a network; remembers what it asked others for, and complaints."""
 
     def __init__(self, page: Page, origin: str) -> None:
@@ -64,12 +67,14 @@ class Watched:
         self.page.wait_for_selector("text=Begin a study")
 
 
-def watched(browser: Browser, origin: str, *, width: int = 1280, theme: str = "light") -> Watched:
+def watched(
+    browser: Browser, origin: str, *, width: int = 1280, theme: str = "light"
+) -> WatchedPage:
     context = browser.new_context(
         viewport={"width": width, "height": 860},
         color_scheme="dark" if theme == "dark" else "light",
     )
-    return Watched(context.new_page(), origin)
+    return WatchedPage(context.new_page(), origin)
 
 
 def drawn(page: Page, selector: str, *, wait: int = 60_000) -> None:
@@ -79,3 +84,44 @@ def drawn(page: Page, selector: str, *, wait: int = 60_000) -> None:
             return
         page.wait_for_timeout(100)
     raise AssertionError(f"{selector} was never drawn")
+
+
+def fits(page: Page, place: str) -> None:
+    too_wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    assert too_wide <= 0, place
+
+
+def named(page: Page, place: str) -> None:
+    """What a screen reader needs: names of pictures and controls, one heading, ids only once."""
+    problems = page.evaluate(
+        """() => {
+        const found = [];
+        for (const img of document.querySelectorAll('img'))
+          if (!img.hasAttribute('alt')) found.push('img');
+        for (const each of document.querySelectorAll('input:not([type=hidden]), select, textarea'))
+          if (!each.labels.length && !each.getAttribute('aria-label')) found.push(each.name);
+        for (const each of document.querySelectorAll('a, button'))
+          if (!each.textContent.trim() && !each.getAttribute('aria-label')) found.push(each.id);
+        if (document.querySelectorAll('h1').length !== 1) found.push('h1');
+        const ids = [...document.querySelectorAll('[id]')].map(each => each.id);
+        for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) found.push('#' + id);
+        return found;
+      }"""
+    )
+    assert problems == [], (place, problems)
+    if AXE.exists():
+        page.evaluate(AXE.read_text())
+        found = page.evaluate("axe.run()")["violations"]
+        serious = {
+            each["id"]: [node["target"] for node in each["nodes"]]
+            for each in found
+            if each["impact"] in ("serious", "critical")
+        }
+        assert serious == {}, place
+
+
+def download(visitor: WatchedPage, selector: str) -> bytes:
+    # The machine may be busy: a report draws every chart.
+    with visitor.page.expect_download(timeout=120_000) as found:
+        visitor.page.click(selector)
+    return Path(found.value.path()).read_bytes()

@@ -272,6 +272,13 @@ def test_a_form_has_limits(site: Site) -> None:
     assert ada.post("/studies", content=many).status_code == 413
 
 
+def test_strangers_fill_no_memory_with_forms(site: Site) -> None:
+    """Anybody may try to sign in, on every connection of the console at once."""
+    token = b"token=" + TOKENS["ada"].encode() + b"&x="
+    assert site.visitor().post("/sign-in", content=token + b"x" * 1_000).status_code == 303
+    assert site.visitor().post("/sign-in", content=token + b"x" * 20_000).status_code == 413
+
+
 def test_no_page_hides_a_part_of_a_question(site: Site) -> None:
     """Values may hold what queries may not: it is spelled out where a recipe is reviewed."""
     ada = site.signed_in("ada")

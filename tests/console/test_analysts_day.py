@@ -8,53 +8,12 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, expect
 
-from tests.console.conftest import Watched, drawn, watched
+from tests.console.conftest import AXE, download, drawn, fits, named, watched
 from tests.console.world import people_in_two_places, running
 
 WAIT = 120_000  # the machine may be busy
-AXE = Path(__file__).parents[2] / "target" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
-
-
-def _fits(page: Page, place: str) -> None:
-    too_wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-    assert too_wide <= 0, place
-
-
-def _named(page: Page, place: str) -> None:
-    """What a screen reader needs: names of pictures and controls, one heading, ids only once."""
-    problems = page.evaluate(
-        """() => {
-        const found = [];
-        for (const img of document.querySelectorAll('img'))
-          if (!img.hasAttribute('alt')) found.push('img');
-        for (const each of document.querySelectorAll('input:not([type=hidden]), select, textarea'))
-          if (!each.labels.length && !each.getAttribute('aria-label')) found.push(each.name);
-        for (const each of document.querySelectorAll('a, button'))
-          if (!each.textContent.trim() && !each.getAttribute('aria-label')) found.push(each.id);
-        if (document.querySelectorAll('h1').length !== 1) found.push('h1');
-        const ids = [...document.querySelectorAll('[id]')].map(each => each.id);
-        for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) found.push('#' + id);
-        return found;
-      }"""
-    )
-    assert problems == [], (place, problems)
-    if AXE.exists():
-        page.evaluate(AXE.read_text())
-        found = page.evaluate("axe.run()")["violations"]
-        serious = {
-            each["id"]: [node["target"] for node in each["nodes"]]
-            for each in found
-            if each["impact"] in ("serious", "critical")
-        }
-        assert serious == {}, place
-
-
-def _download(visitor: Watched, selector: str) -> bytes:
-    with visitor.page.expect_download() as found:
-        visitor.page.click(selector)
-    return Path(found.value.path()).read_bytes()
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (1280, "dark"), (390, "light")])
@@ -85,16 +44,16 @@ def test_an_analysts_day(browser: Browser, tmp_path: Path, width: int, theme: st
         page.goto(path + "/rounds/1")
         drawn(page, "img.chart")
         expect(page.locator("table")).to_contain_text("Not above the noise")
-        _fits(page, "round")
-        _named(page, "round")
+        fits(page, "round")
+        named(page, "round")
         page.screenshot(path=tmp_path / f"round-{width}-{theme}.png", full_page=True)
         page.click("main button:has-text('Compare')")
         expect(page.locator("main")).to_contain_text(
             "shares differ by more than their 95% interval"
         )
         drawn(page, "img.chart")
-        _fits(page, "compare")
-        _named(page, "compare")
+        fits(page, "compare")
+        named(page, "compare")
         page.screenshot(path=tmp_path / f"compare-{width}-{theme}.png", full_page=True)
 
         # An algorithm whose rounds end at a target.
@@ -106,7 +65,7 @@ def test_an_analysts_day(browser: Browser, tmp_path: Path, width: int, theme: st
         page.fill("#in-delta", "0.000004")
         page.fill("#in-target", "0.8")
         expect(page.locator("#plan")).to_contain_text("ends at", timeout=WAIT)
-        _named(page, "form")
+        named(page, "form")
         page.click(".ask-button", timeout=WAIT)
         expect(page.locator("#run-1 .tag").first).to_have_text("finished", timeout=WAIT)
         devices = sum(people_in_two_places()["count"])
@@ -118,14 +77,14 @@ def test_an_analysts_day(browser: Browser, tmp_path: Path, width: int, theme: st
         # Everything can be taken away.
         page.goto(path + "/runs/1")
         drawn(page, "img.chart")
-        _fits(page, "run")
-        _named(page, "run")
+        fits(page, "run")
+        named(page, "run")
         page.screenshot(path=tmp_path / f"run-{width}-{theme}.png", full_page=True)
-        rows = _download(visitor, "text=CSV").decode().splitlines()
-        frame = pl.read_parquet(io.BytesIO(_download(visitor, "text=Parquet")))
+        rows = download(visitor, "text=CSV").decode().splitlines()
+        frame = pl.read_parquet(io.BytesIO(download(visitor, "text=Parquet")))
         assert frame.height == len(rows) - 1
-        assert json.loads(_download(visitor, "main >> text=JSON"))["format"]
-        report = _download(visitor, "main >> text=Report").decode()
+        assert json.loads(download(visitor, "main >> text=JSON"))["format"]
+        report = download(visitor, "main >> text=Report").decode()
         assert "<svg" in report
         assert "<script" not in report
 
@@ -136,19 +95,19 @@ def test_an_analysts_day(browser: Browser, tmp_path: Path, width: int, theme: st
         page.fill("input[name='epsilon']", "40")
         expect(page.locator(".notice.bad").first).to_contain_text("epsilon", timeout=WAIT)
         assert page.locator(".ask-button:not(.second)").count() == 0
-        _fits(page, "exhausted")
-        _named(page, "exhausted")
+        fits(page, "exhausted")
+        named(page, "exhausted")
         page.screenshot(path=tmp_path / f"exhausted-{width}-{theme}.png", full_page=True)
 
         # The study is found by its note, and can be put away.
         page.goto(world.url + "/")
-        _named(page, "studies")
+        named(page, "studies")
         page.goto(world.url + "/?q=spring")
         expect(page.locator(".studies")).to_contain_text("Ages in autumn")
         page.goto(path)
         page.wait_for_selector("#run-1")
-        _fits(page, "study")
-        _named(page, "study")
+        fits(page, "study")
+        named(page, "study")
         page.screenshot(path=tmp_path / f"study-{width}-{theme}.png", full_page=True)
         page.check("#about input[type=checkbox]")
         page.click("#about button")

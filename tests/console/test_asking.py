@@ -98,6 +98,13 @@ def test_item_6_a_question_that_was_asked_links_to_its_result(site: Site, ada: T
     assert "ask-button" in priced(ada, {**AGE, "epsilon": "1", "again": "on"})
 
 
+def test_item_13_what_the_policy_does_not_permit_is_not_offered(ada: TestClient) -> None:
+    """`discover_words` calls `substr`, which this policy does not list: every run would fail."""
+    assert "Discover phrases" in ada.get(STUDY).text
+    assert "Discover words" not in ada.get(STUDY).text
+    assert ada.get(f"{STUDY}/run/words").status_code == 404
+
+
 def test_item_7_no_error_before_anything_was_typed(ada: TestClient) -> None:
     for form in (
         {"use:user.age": "on"},
@@ -130,6 +137,13 @@ def test_item_7_no_error_before_anything_was_typed(ada: TestClient) -> None:
         ({"target": "3"}, "target", "below the minimum cohort"),
         ({"share": "200"}, "share", "percentage"),
         ({"hours": "soon"}, "hours", "must be a number"),
+        ({"hours": "9999d"}, "hours", "ten years"),
+        ({"query": "SELECT nothing"}, "query", "names a field of this analysis"),
+        ({"delta": "2"}, "delta", "at most 0.1"),
+        ({"local_epsilon": "99"}, "local_epsilon", "between 0.001 and 20"),
+        ({"epsilon": "49"}, "epsilon", "exceeds the 6 of the policy"),
+        ({"epsilon": "0.0000001"}, "epsilon", "larger epsilon"),
+        ({"share": "0.000001"}, "share", "larger share"),
     ],
 )
 def test_item_7_an_error_is_at_its_field_in_our_words(
@@ -142,6 +156,22 @@ def test_item_7_an_error_is_at_its_field_in_our_words(
     whole = ada.post(f"{STUDY}/ask", data={"csrf": csrf(ada), **AGE, **form})
     assert f'id="problem-{field}"' in whole.text
     assert 'aria-invalid="true"' in whole.text
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [
+        ({"hours": "0.5"}, "hours"),
+        ({"query": "SELECT upper(user.age) AS age FROM user"}, "query"),
+        ({"min_cohort": "5"}, "min_cohort"),
+    ],
+)
+def test_item_7_what_devices_would_refuse_is_at_its_field_once_it_is_sent(
+    ada: TestClient, form: dict[str, str], field: str
+) -> None:
+    assert "Devices would refuse it" in priced(ada, {**AGE, **form})
+    whole = ada.post(f"{STUDY}/ask", data={"csrf": csrf(ada), **AGE, **form})
+    assert f'id="problem-{field}"' in whole.text
 
 
 def test_item_7_the_time_to_answer_is_text(ada: TestClient) -> None:

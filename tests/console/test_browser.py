@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.console.conftest import Watched, drawn, watched
+from tests.console.conftest import WatchedPage, drawn, watched
 from tests.console.world import NASTY, TOKENS, WORDS, running
 from tests.keyboard import ANALYSIS
 
 WAIT = 60_000  # the machine may be busy
 
 
-def begin(visitor: Watched, name: str = "first-look") -> str:
+def begin(visitor: WatchedPage, name: str = "first-look") -> str:
     visitor.page.fill("#name", name)
     visitor.page.click("button:has-text('Begin')")
     path = f"{visitor.origin}/studies/rehearsal/ada/{name}"
@@ -77,7 +77,7 @@ def test_a_study_from_the_first_question_to_the_next(browser: Browser, tmp_path:
 
         page.click("#round-2 >> text=Table, explanation and downloads")
         expect(page.locator("table")).to_contain_text("[30, 35)")
-        expect(page.locator("main")).to_contain_text("Intervals cover the noise")
+        expect(page.locator("main")).to_contain_text("Intervals reflect the noise")
         assert visitor.complaints == []
         assert visitor.elsewhere == []
 

@@ -144,9 +144,9 @@ def test_a_result_with_hostile_labels_is_drawn_as_a_cross_table() -> None:
     sums = np.full(recipe.encoding.size, 700, dtype=np.uint64)
     parts = (Part(group=("de_DE",), reports=1000, sums=sums),)
     result = ch.Result(recipe=recipe, parts=parts).group("de_DE")
-    look = ChartStyle("light", "wide")
-    for spec in (picture(result, look=look), result.plot().to_dict()):
-        shown = texts(draw(spec, look))
+    style = ChartStyle("light", "wide")
+    for spec in (picture(result, style=style), result.plot().to_dict()):
+        shown = texts(draw(spec, style))
         assert "alert(1)" in shown
         assert find_hidden(shown) is None
     assert find_hidden(json.dumps(result.plot().to_dict(), ensure_ascii=False)) is None

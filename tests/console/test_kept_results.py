@@ -20,11 +20,13 @@ from chorister.console.background import RunRecord, RunStore
 from chorister.console.workspace import StudyView, Workspace
 from chorister.errors import StudyError
 from tests.console.test_pages_results import signed_in, text_of
-from tests.console.world import NASTY, World, running, settings
+from tests.console.world import NASTY, ConsoleWorld, running, settings
 from tests.keyboard import ANALYSIS
 
 
-def finished(world: World, view: StudyView, number: int, *, seconds: float = 120.0) -> RunRecord:
+def finished(
+    world: ConsoleWorld, view: StudyView, number: int, *, seconds: float = 120.0
+) -> RunRecord:
     """Wait until a run has ended."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -35,7 +37,9 @@ def finished(world: World, view: StudyView, number: int, *, seconds: float = 120
     raise AssertionError("the run did not end")
 
 
-def start(world: World, view: StudyView, run: AlgorithmRun[Any], number: int | None = None) -> int:
+def start(
+    world: ConsoleWorld, view: StudyView, run: AlgorithmRun[Any], number: int | None = None
+) -> int:
     record = world.workspace.runs.start(
         view.key, algorithm="distribution", values={}, by="ada", run=run, number=number
     )
@@ -127,6 +131,10 @@ def test_results_and_runs_are_exported_in_every_format(tmp_path: Path) -> None:
                 assert json.loads(files["json"].text)["format"].startswith("chorister-")
                 assert "<svg" in files["html"].text
                 assert "<script" not in files["html"].text
+            saved = view.study.result(1)
+            exported = ch.Result.from_json(client.get(f"{view.path}/rounds/1/result.json").content)
+            assert exported.candidates == len(saved) > 1  # as the page shows
+            assert exported.ci_low.tolist() == saved.simultaneous().ci_low.tolist()
             for wrong in ("/rounds/1/result.exe", "/runs/9/result.csv", "/rounds/9/result.csv"):
                 assert client.get(view.path + wrong).status_code == 404
         for kind in ("csv", "parquet", "json", "html"):

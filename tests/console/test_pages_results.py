@@ -12,12 +12,12 @@ import pytest
 
 import chorister as ch
 from chorister.console.workspace import StudyView
-from tests.console.world import PHRASES, TOKENS, World, people_in_two_places, running
+from tests.console.world import PHRASES, TOKENS, ConsoleWorld, people_in_two_places, running
 from tests.keyboard import ANALYSIS
 
 
 @contextlib.contextmanager
-def signed_in(world: World, name: str = "ada") -> Iterator[httpx2.Client]:
+def signed_in(world: ConsoleWorld, name: str = "ada") -> Iterator[httpx2.Client]:
     with httpx2.Client(base_url=world.url, headers={"origin": world.url}, timeout=120) as client:
         assert client.post("/sign-in", data={"token": TOKENS[name]}).status_code == 303
         yield client
@@ -28,7 +28,7 @@ def text_of(html: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, StudyView]]:
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ConsoleWorld, StudyView]]:
     """A study with a round by locale, one of many words, and two of a map."""
     folder = tmp_path_factory.mktemp("console")
     with running(folder, population=people_in_two_places(), reports=8) as world:
@@ -45,7 +45,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, Stu
         yield world, view
 
 
-def test_noise_is_apart_from_signal_in_the_table(asked: tuple[World, StudyView]) -> None:
+def test_noise_is_apart_from_signal_in_the_table(asked: tuple[ConsoleWorld, StudyView]) -> None:
     """No word that nobody has is above the line; their share is not shown as if it were real."""
     world, view = asked
     with signed_in(world) as client:
@@ -55,10 +55,10 @@ def test_noise_is_apart_from_signal_in_the_table(asked: tuple[World, StudyView])
     assert "nobody" not in above.split("<tbody>")[1]
     assert "nobody" in below
     assert below.count('class="noise"') <= 12
-    assert "for all 307 rows at once" in text_of(page)
+    assert "the intervals of all 307 rows contain the truth" in text_of(page)
 
 
-def test_shares_of_each_group_add_up(asked: tuple[World, StudyView]) -> None:
+def test_shares_of_each_group_add_up(asked: tuple[ConsoleWorld, StudyView]) -> None:
     world, view = asked
     with signed_in(world) as client:
         page = client.get(f"{view.path}/rounds/1").text
@@ -71,7 +71,7 @@ def test_shares_of_each_group_add_up(asked: tuple[World, StudyView]) -> None:
         assert sum(shares) == pytest.approx(100.0, abs=0.05)
 
 
-def test_two_groups_are_compared(asked: tuple[World, StudyView]) -> None:
+def test_two_groups_are_compared(asked: tuple[ConsoleWorld, StudyView]) -> None:
     """The younger group is younger, whatever its size; and only what differs is said to."""
     world, view = asked
     with signed_in(world) as client:
@@ -95,7 +95,7 @@ def test_two_groups_are_compared(asked: tuple[World, StudyView]) -> None:
     assert float(young[1]) > float(young[2]) + 10
 
 
-def test_a_map_has_coordinates_and_one_scale(asked: tuple[World, StudyView]) -> None:
+def test_a_map_has_coordinates_and_one_scale(asked: tuple[ConsoleWorld, StudyView]) -> None:
     """Rounds and groups are drawn like heat maps: one map each, on the same scale."""
     world, view = asked
     with signed_in(world) as client:
@@ -117,7 +117,9 @@ def test_a_map_has_coordinates_and_one_scale(asked: tuple[World, StudyView]) -> 
     assert "age" in (re.search(r'class="chart"[^>]*alt="([^"]*)"', page) or [""])[0]
 
 
-def test_what_is_not_shared_stays_hidden(asked: tuple[World, StudyView], tmp_path: Path) -> None:
+def test_what_is_not_shared_stays_hidden(
+    asked: tuple[ConsoleWorld, StudyView], tmp_path: Path
+) -> None:
     world, view = asked
     del tmp_path
     with signed_in(world, "ben") as client:

@@ -60,10 +60,13 @@ def policy(reports: int = 6) -> Policy:
             "fields": {"longitude": {"type": "real"}, "latitude": {"type": "real"}},
         },
         f"analyses/{ANALYSIS}/cohort/smallest": 50,
+        f"analyses/{ANALYSIS}/series": {
+            "windows": 26, "longest": "400d", "answers": 4, "cells": 200,
+        },
         "device/epsilon": 6,
         "device/delta": Decimal("1e-5"),
         "device/reports": reports,
-    }
+    }  # fmt: skip
     return policy_at(base)
 
 
@@ -94,7 +97,7 @@ def people() -> dict[str, Any]:
 
 
 @dataclass
-class World:
+class ConsoleWorld:
     """A console that runs."""
 
     url: str
@@ -161,7 +164,7 @@ def running(
     reports: int = 6,
     fleet: FleetConfig | None = None,
     population: dict[str, Any] | None = None,
-) -> Iterator[World]:
+) -> Iterator[ConsoleWorld]:
     """A console on a port of its own."""
     workspace, rehearsal = open_workspace(
         folder, fill_seconds=fill_seconds, reports=reports, fleet=fleet, population=population
@@ -179,7 +182,8 @@ def running(
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            yield World(f"http://127.0.0.1:{port}", workspace, clock, rehearsal)
+            with workspace.collecting():
+                yield ConsoleWorld(f"http://127.0.0.1:{port}", workspace, clock, rehearsal)
         finally:
             server.should_exit = True
             thread.join(20)

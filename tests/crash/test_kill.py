@@ -21,8 +21,8 @@ from chorister.device.audit import Event
 from chorister.device.ledger.ledger_entries import Charged
 from chorister.device.run import RunStep
 from tests.conftest import REPOSITORY
-from tests.crash.victim import DiskNetwork, a_device, lines
-from tests.device.world import DAY, NOW, Log, a_policy, a_recipe, bits_of
+from tests.crash.killed_device import DiskNetwork, a_device, lines
+from tests.device.world import DAY, NOW, ForgedLog, a_policy, a_recipe, bits_of
 
 POLICY = a_policy()
 RECIPE = a_recipe("one")
@@ -64,7 +64,7 @@ class Nursery:
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.crash.victim"],
+        [sys.executable, "-m", "tests.crash.killed_device"],
         cwd=REPOSITORY,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -94,7 +94,7 @@ def folder(tmp_path: Path) -> Path:
 
 def publish(folder: Path, recipes: list[object], *, time: int) -> None:
     grown = folder / "log-size"  # a log only grows
-    log = Log()
+    log = ForgedLog()
     log.size = int(grown.read_text()) if grown.exists() else 0
     log.publish(recipes, time=time)  # type: ignore[arg-type]
     grown.write_text(str(log.size))

@@ -19,7 +19,7 @@ from chorister.device.ledger.head_store import FileHeadStore
 from chorister.device.ledger.ledger_entries import Charged
 from chorister.errors import LedgerError, QueryRefused
 from tests.device.ledgers import AGE, KEY, SLOW, START, Place, charge, grown, policy, spend, spent
-from tests.processes import ended, started
+from tests.forked_processes import ended, started
 
 STEPS = (
     "before the head",

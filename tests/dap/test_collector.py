@@ -114,7 +114,7 @@ def refusal(problem: Problem | None, status: int = 400) -> httpx2.Response:
     return httpx2.Response(status, headers={"Content-Type": PROBLEM}, content=document)
 
 
-class Leader:
+class ScriptedLeader:
     """Creates one job, and answers looks at it from a list."""
 
     def __init__(self, *answers: httpx2.Response) -> None:
@@ -133,12 +133,12 @@ class Leader:
 
 
 def poll(*answers: httpx2.Response) -> Collected | NotYet:
-    collector = Leader(*answers).collector()
+    collector = ScriptedLeader(*answers).collector()
     return collector.poll(collector.create(TASK))
 
 
 def test_a_result() -> None:
-    leader = Leader(ready(HONEST.encode()))
+    leader = ScriptedLeader(ready(HONEST.encode()))
     collector = leader.collector()
     collected = collector.poll(collector.create(TASK))
     assert isinstance(collected, Collected)
@@ -149,7 +149,7 @@ def test_a_result() -> None:
 
 
 def test_what_is_asked() -> None:
-    leader = Leader(ready(HONEST.encode()))
+    leader = ScriptedLeader(ready(HONEST.encode()))
     collector = leader.collector()
     collector.poll(collector.create(TASK))
     post, get = leader.asked
@@ -178,8 +178,8 @@ def test_too_few_reports_are_no_error() -> None:
 
 
 def test_a_collector_that_crashed_resumes() -> None:
-    """By the handle's JSON, or by asking anew: the same job, the same sealed result."""
-    leader = Leader(ready(HONEST.encode()), ready(HONEST.encode()), ready(HONEST.encode()))
+    """By the handle's JSON, or by asking again: the same job, the same sealed result."""
+    leader = ScriptedLeader(ready(HONEST.encode()), ready(HONEST.encode()), ready(HONEST.encode()))
     collector = leader.collector()
     handle = collector.create(TASK)
     kept = handle.to_json()
@@ -198,7 +198,7 @@ def test_noise_of_the_aggregators_is_allowed_for() -> None:
         HONEST,
         leader_encrypted_agg_share=sealed(vdaf.add_counts(LEADER_SHARE, noise), Role.LEADER),
     )
-    leader = Leader(ready(noisy.encode()), ready(noisy.encode()))
+    leader = ScriptedLeader(ready(noisy.encode()), ready(noisy.encode()))
     collector = leader.collector()
     handle = collector.create(TASK)
     outcome = collector.poll(handle, noise_trials=7)
@@ -286,7 +286,7 @@ def test_a_refusal() -> None:
 
 
 def test_a_task_that_ended_is_left() -> None:
-    leader = Leader()
+    leader = ScriptedLeader()
     leader.collector(ENDS - 1).create(TASK)
     with pytest.raises(InvalidInput, match="ended"):
         leader.collector(ENDS).create(TASK)
@@ -295,7 +295,7 @@ def test_a_task_that_ended_is_left() -> None:
 
 def test_a_credential_is_for_one_leader() -> None:
     elsewhere = recipe_at({"aggregators/leader": "https://other.example.org/dap/"})
-    leader = Leader()
+    leader = ScriptedLeader()
     with pytest.raises(InvalidInput, match="credential"):
         leader.collector().create(task_configuration(POLICY, elsewhere, {"user.locale": "de_DE"}))
     assert not leader.asked
@@ -303,7 +303,7 @@ def test_a_credential_is_for_one_leader() -> None:
 
 def test_the_id_is_the_configuration_s() -> None:
     with pytest.raises(InvalidInput, match="id"):
-        Leader().collector().create(TASK._replace(task_id=bytes(32)))
+        ScriptedLeader().collector().create(TASK._replace(task_id=bytes(32)))
 
 
 CHANGES: list[Callable[[], Task]] = [
@@ -319,7 +319,7 @@ def _task(**changes: object) -> Task:
 
 @pytest.mark.parametrize("task", CHANGES)
 def test_tasks_that_chorister_does_not_run(task: Callable[[], Task]) -> None:
-    leader = Leader()
+    leader = ScriptedLeader()
     with pytest.raises((InvalidInput, DecodeError)):
         leader.collector().create(task())
     assert not leader.asked
@@ -330,26 +330,28 @@ def test_tasks_that_chorister_does_not_run(task: Callable[[], Task]) -> None:
 
 @pytest.mark.parametrize("status", [200, 204, 404, 410])
 def test_deleting(status: int) -> None:
-    leader = Leader(httpx2.Response(status))
+    leader = ScriptedLeader(httpx2.Response(status))
     collector = leader.collector()
     collector.delete(collector.create(TASK))
     assert (leader.asked[1].method, str(leader.asked[1].url)) == ("DELETE", f"{JOBS}/abc")
 
 
 def test_deleting_may_be_refused() -> None:
-    collector = Leader(refusal(None, 403)).collector()
+    collector = ScriptedLeader(refusal(None, 403)).collector()
     with pytest.raises(ProblemError, match="403"):
         collector.delete(collector.create(TASK))
 
 
 def test_status() -> None:
-    leader = Leader(httpx2.Response(200, json={"tasks": 2, "state": "ready", "reports": 40}))
+    leader = ScriptedLeader(
+        httpx2.Response(200, json={"tasks": 2, "state": "ready", "reports": 40})
+    )
     status = leader.collector().status(RECIPE.digest)
     assert (status.state, status.reports) == ("ready", 40)
     assert str(leader.asked[0].url) == f"{LEADER}chorister/recipes/{RECIPE.digest.hex()}"
 
 
-HANDLE = Leader().collector().create(TASK).to_json()
+HANDLE = ScriptedLeader().collector().create(TASK).to_json()
 
 
 @pytest.mark.parametrize(

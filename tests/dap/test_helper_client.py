@@ -28,7 +28,7 @@ JOBS = HELPER + aggregation_jobs_path(TASK.task_id)
 SHARES = HELPER + aggregate_shares_path(TASK.task_id)
 
 
-class Helper:
+class ScriptedHelper:
     """Answers from a list, and remembers what it was asked."""
 
     def __init__(self, *answers: httpx2.Response) -> None:
@@ -76,7 +76,7 @@ SHARE = f"{SHARES}/abc"
 
 
 def test_a_job_that_is_answered_at_once() -> None:
-    helper = Helper(ready())
+    helper = ScriptedHelper(ready())
     assert helper.client().create_aggregation_job(TASK, b"request") == b"answer"
     (request,) = helper.asked
     assert (request.method, str(request.url), request.content) == ("POST", JOBS, b"request")
@@ -87,7 +87,7 @@ def test_a_job_that_is_answered_at_once() -> None:
 
 def test_a_job_that_is_answered_later() -> None:
     """The draft's asynchronous example: its location with the step is asked until ready."""
-    helper = Helper(later(f"{JOB}?step=0"), later(f"{JOB}?step=0", "5"), later(), ready())
+    helper = ScriptedHelper(later(f"{JOB}?step=0"), later(f"{JOB}?step=0", "5"), later(), ready())
     assert helper.client().create_aggregation_job(TASK, b"request") == b"answer"
     assert [request.method for request in helper.asked] == ["POST", "GET", "GET", "GET"]
     for request in helper.asked[1:]:
@@ -99,7 +99,7 @@ def test_a_job_that_is_answered_later() -> None:
 
 
 def test_max_wait_ends() -> None:
-    helper = Helper(*(later(JOB, "30") for _ in range(10)))
+    helper = ScriptedHelper(*(later(JOB, "30") for _ in range(10)))
     with pytest.raises(Unreachable, match="not ready after 100 s"):
         helper.client(max_wait=100).create_aggregation_job(TASK, b"request")
     assert helper.pauses == [30, 30, 30]
@@ -109,7 +109,7 @@ def test_max_wait_ends() -> None:
     ("retry_after", "pause"), [(None, 1), ("0", 1), ("nonsense", 1), ("10", 10), ("86400", 30)]
 )
 def test_pauses_are_neither_none_nor_endless(retry_after: str | None, pause: int) -> None:
-    helper = Helper(later(JOB, retry_after), ready())
+    helper = ScriptedHelper(later(JOB, retry_after), ready())
     helper.client().create_aggregation_job(TASK, b"request")
     assert helper.pauses == [pause]
 
@@ -117,18 +117,18 @@ def test_pauses_are_neither_none_nor_endless(retry_after: str | None, pause: int
 @pytest.mark.parametrize("location", [None, "https://evil.example.com/", JOB.replace("jobs", "x")])
 def test_a_job_without_its_location(location: str | None) -> None:
     with pytest.raises(Unreachable, match="location"):
-        Helper(later(location)).client().create_aggregation_job(TASK, b"request")
+        ScriptedHelper(later(location)).client().create_aggregation_job(TASK, b"request")
 
 
 @pytest.mark.parametrize("media", ["", "text/html", AGGREGATE_SHARE, "application/ppm-dap"])
 def test_an_answer_of_another_kind(media: str) -> None:
     with pytest.raises(Unreachable, match="answers with"):
-        Helper(ready(media=media)).client().create_aggregation_job(TASK, b"request")
+        ScriptedHelper(ready(media=media)).client().create_aggregation_job(TASK, b"request")
 
 
 @pytest.mark.parametrize("first", [[], [later(JOB)]])
 def test_a_refusal_at_once_or_later(first: list[httpx2.Response]) -> None:
-    helper = Helper(*first, refusal(Problem.INVALID_MESSAGE))
+    helper = ScriptedHelper(*first, refusal(Problem.INVALID_MESSAGE))
     with pytest.raises(ProblemError) as caught:
         helper.client().create_aggregation_job(TASK, b"request")
     assert caught.value.problem == Problem.INVALID_MESSAGE
@@ -136,11 +136,11 @@ def test_a_refusal_at_once_or_later(first: list[httpx2.Response]) -> None:
 
 def test_an_overloaded_helper_is_asked_again() -> None:
     with pytest.raises(Unreachable, match="503"):
-        Helper(refusal(None, 503)).client().create_aggregation_job(TASK, b"request")
+        ScriptedHelper(refusal(None, 503)).client().create_aggregation_job(TASK, b"request")
 
 
 def test_an_aggregate_share() -> None:
-    helper = Helper(later(SHARE), ready(b"share", AGGREGATE_SHARE))
+    helper = ScriptedHelper(later(SHARE), ready(b"share", AGGREGATE_SHARE))
     assert helper.client().aggregate_share(TASK, b"request") == b"share"
     assert [str(request.url) for request in helper.asked] == [SHARES, SHARE]
     assert helper.asked[0].headers["Content-Type"] == AGGREGATE_SHARE_REQUEST

@@ -139,7 +139,7 @@ def test_an_authority_of_one_s_own(tmp_path: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(chain, key)
     with serve(lambda _: Reply(body=b"ok"), tls=context) as server:
-        assert HTTPClient(ca_file=chain).request("GET", server.url).body == b"ok"
+        assert HTTPClient(ca_bundle=chain).request("GET", server.url).body == b"ok"
         with pytest.raises(Unreachable, match="ConnectError"):
             HTTPClient().request("GET", server.url)
 
@@ -149,7 +149,7 @@ def test_a_file_without_authorities(tmp_path: Path) -> None:
     empty.write_text("nothing")
     for file in (empty, tmp_path / "missing.pem"):
         with pytest.raises(InvalidInput, match="authorities"):
-            HTTPClient(ca_file=file)
+            HTTPClient(ca_bundle=file)
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,10 @@ from chorister.dap.messages import (
     Extension,
     HpkeConfigList,
     Query,
-    ReportUploadStatus,
-    UploadErrors,
     VerifyResp,
 )
 from chorister.dap.task import Interval, task_configuration
+from chorister.dap.upload_messages import ReportUploadStatus, UploadErrors
 from chorister.errors import DecodeError, InvalidInput, ProblemError
 from tests.keyboard import POLICY, RECIPE
 

@@ -50,7 +50,9 @@ def test_vectors(path: Path) -> None:
     recipe = Recipe.draft(json.dumps(vector["recipe"]).encode())
     assert recipe.canonical().decode() == vector["recipe_canonical"]
     assert recipe.digest.hex() == vector["recipe_sha256"]
-    task = task_configuration(POLICY, recipe, vector["group_values"], vector.get("arm"))
+    task = task_configuration(
+        POLICY, recipe, vector["group_values"], vector.get("arm"), vector.get("window", 0)
+    )
     assert collection_id(recipe, task.group).decode() == vector["collection_id"]
     assert task.configuration.task_info.hex() == vector["task_info"]
     assert task.configuration.encode().hex() == vector["task_configuration"]
@@ -71,12 +73,13 @@ def test_vectors_without_our_code(path: Path) -> None:
     if "arm" in vector:
         identity["arm"] = vector["arm"]
     collection = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    info = (
-        b"\x01"
-        + hashlib.sha256(canonical.encode()).digest()
-        + hashlib.sha256(collection.encode()).digest()
-    )
     opens, ends = recipe["window"]["opens"], recipe["window"]["ends"]
+    info = b"\x01" + hashlib.sha256(canonical.encode()).digest()
+    if "window" in vector:
+        info += vector["window"].to_bytes(4, "big")
+        opens += vector["window"] * recipe["series"]["every"]
+        ends += vector["window"] * recipe["series"]["every"]
+    info += hashlib.sha256(collection.encode()).digest()
     precision = ends - opens
     while opens // precision != (ends - 1) // precision:
         precision += 1

@@ -90,13 +90,39 @@ def test_the_units_commands_exist(path: Path) -> None:
     program, *words = shlex.split(start)
     assert Path(program).name == "chorister"
     check_command(words)
-    assert [line for line in lines if line.startswith("[")] == ["[Unit]", "[Service]", "[Install]"]
+    sections = [line for line in lines if line.startswith("[")]
     assert all(line.startswith(("[", "#")) or not line or "=" in line for line in lines)
-    assert "Restart=always" in lines
+    timer = path.with_suffix(".timer")
+    if timer.exists():  # which starts it; systemd restarts no such unit for ever
+        assert sections == ["[Unit]", "[Service]"]
+        assert "Type=oneshot" in lines
+        check_timer(timer)
+    else:
+        assert sections == ["[Unit]", "[Service]", "[Install]"]
+        assert "Restart=always" in lines
+
+
+def check_timer(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    sections = [line for line in lines if line.startswith("[")]
+    assert sections == ["[Unit]", "[Timer]", "[Install]"]
+    assert "Persistent=true" in lines  # a machine that was off catches up
+    assert any(line.startswith("OnCalendar=") for line in lines)
+
+
+def test_the_timer_needs_only_what_its_guide_creates() -> None:
+    unit = (DEPLOY / "systemd" / "chorister-collect.service").read_text()
+    assert re.findall(r"[\w-]+\.toml", unit.partition("ExecStart=")[2].partition("\n")[0]) == [
+        "profile.toml"
+    ]
+    guide = (ROOT / "docs" / "howto" / "watch-a-series.md").read_text()
+    for text in (unit, guide):
+        (options,) = re.findall('COLLECT_OPTIONS="(.*?)"', text)
+        check_command(["collect", *shlex.split(options)])
 
 
 def test_there_is_a_unit_for_every_role() -> None:
-    roles = ("leader", "helper", "registry", "worker@")
+    roles = ("leader", "helper", "registry", "worker@", "collect")
     assert {path.name for path in UNITS} == {f"chorister-{role}.service" for role in roles}
 
 

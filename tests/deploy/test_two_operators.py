@@ -30,13 +30,13 @@ from chorister.policy import Policy
 from chorister.recipe import Recipe
 from chorister.transparency.client import RegistryClient
 from tests.aggregator.inprocess_pair import wait_until
-from tests.aggregator.operators import TOKENS, Addresses, Operators, free_port
+from tests.aggregator.operators import TOKENS, OperatorAddresses, Operators, free_port
 from tests.aggregator.server_processes import COMMAND, environment, process
 from tests.aggregator.test_end_to_end import a_device, check_estimate, polled
 from tests.certificates import a_certificate
 from tests.cli.toml import dumps
 from tests.deploy.test_deploy import blocks
-from tests.faults.databases import MortalPostgres, mortal_servers
+from tests.faults.postgres_servers import MortalPostgres, mortal_servers
 from tests.logworld import body_of, public
 
 DEVICES = 12
@@ -114,7 +114,7 @@ class Hosts:
         self.ports = {role: free_port() for role in HOSTS}
         at = {role: f"https://{HOSTS[role]}:{self.ports[role]}/dap/" for role in HOSTS}
         registry = f"http://127.0.0.1:{free_port()}"
-        self.world = Operators(folder, Addresses(**at, registry=registry))
+        self.world = Operators(folder, OperatorAddresses(**at, registry=registry))
         self.leader, self.helper = (
             Operator(role, folder / role, database)
             for role, database in zip(HOSTS, databases, strict=True)
@@ -226,7 +226,7 @@ def test_the_guide_ends_with_a_pair_that_works(hosts: Hosts) -> None:
         hosts.world.at.leader,
         TOKENS["collector"],
         hosts.world.collector,
-        ca_file=hosts.authorities,
+        ca_bundle=hosts.authorities,
     )
     handle = collector.create(hosts.world.task(recipe))
 

@@ -15,7 +15,7 @@ from unittest import mock
 import apsw
 
 from chorister.clock import uptime
-from chorister.device.sandbox import Sandbox
+from chorister.device.sandbox import Sandbox, processes
 from chorister.device.sandbox import sandbox as device_side
 from chorister.device.sandbox.functions import known_functions
 from chorister.device.sandbox.wire import waits
@@ -76,8 +76,8 @@ class RowSandbox(Sandbox):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        with mock.patch.object(device_side, "_BOOT", ROWS_BOOT):
-            self._zygote = device_side._Zygote(uptime() + 60)
+        with mock.patch.object(processes, "_BOOT", ROWS_BOOT):
+            self._zygote = processes.Zygote(uptime() + 60)
 
     def read(
         self, query: str, data: Snapshot, *, functions: Collection[str], deadline: float

@@ -12,6 +12,7 @@ from chorister.clock import SettableClock
 from chorister.device import Device, GivenKey, HeadFile, Run, Sandbox, Timing
 from chorister.device.audit import AuditEntry, Event
 from chorister.device.ledger.ledger_entries import Charged
+from chorister.device.sandbox import confinement
 from chorister.policy import Policy
 from chorister.recipe import Recipe
 from chorister.transparency.entries import RecipeEntry
@@ -21,9 +22,14 @@ TIMING = Timing(query=5, slack=5, housekeeping=1, settle=0, spread=600, poll=600
 """Without the wait before a request, which would move the clock."""
 
 
-@functools.cache
 def the_sandbox() -> Sandbox:
-    """One for all tests: it holds nothing between two queries."""
+    """One for all tests of a system: it holds nothing between two queries."""
+    return _sandbox_of(confinement.FACILITIES)
+
+
+@functools.cache
+def _sandbox_of(facilities: frozenset[str]) -> Sandbox:
+    del facilities  # what a test pretends that this system offers
     return Sandbox()
 
 

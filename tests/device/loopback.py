@@ -68,11 +68,11 @@ def serve(
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             """Say nothing."""
 
-    class Server(ThreadingHTTPServer):
+    class LoopbackServer(ThreadingHTTPServer):
         def handle_error(self, request: object, client_address: object) -> None:
             """A client that hangs up is what some tests are about."""
 
-    server = Server(("127.0.0.1", 0), Handler)
+    server = LoopbackServer(("127.0.0.1", 0), Handler)
     if tls is not None:
         server.socket = tls.wrap_socket(
             server.socket, server_side=True, do_handshake_on_connect=False

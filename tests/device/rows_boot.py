@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 
-def boot(descriptor: int, path: list[str]) -> None:
+def boot(descriptor: int, facilities: str, path: list[str]) -> None:
     sys.path[:] = path
     root = next(Path(entry) / "chorister" for entry in path if Path(entry, "chorister").is_dir())
     for name in ("", ".device", ".device.sandbox", ".encoding"):
@@ -24,18 +24,18 @@ def boot(descriptor: int, path: list[str]) -> None:
     zygote = import_module("chorister.device.sandbox.zygote")
     query, wire = (import_module(f"chorister.device.sandbox.{name}") for name in ("query", "wire"))
 
-    def serve(device: socket.socket) -> None:
+    def serve(device: socket.socket, connection: object) -> None:
         job = wire.decode_job(wire.receive_frame(device)[0])
         _, size = wire.receive_frame(device, max_body=wire.MAX_BODY_BYTES)
         zygote.confine(seconds=job.seconds, memory=2**28)
-        names, rows = query.rows(job, wire.receive(device, size))
+        names, rows = query.rows(connection, job, wire.receive(device, size))
         device.sendall(pickle.dumps((names, list(rows))))
         device.close()
         os._exit(0)
 
     setattr(zygote, "_serve", serve)  # noqa: B010 (a module has no such attribute, for mypy)
-    zygote.main(descriptor)
+    zygote.main(descriptor, facilities.split())
 
 
 if __name__ == "__main__":
-    boot(int(sys.argv[1]), sys.argv[2:])
+    boot(int(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -24,6 +24,7 @@ from chorister.device.audit import (
     pack_bits,
 )
 from chorister.device.audit_pages import as_html, as_json, as_text, date_text, totals, visible
+from chorister.device.audit_writer import _REPORTED
 from chorister.device.database import transaction
 from chorister.device.ledger.budget import Charge
 from chorister.errors import InvalidInput, LedgerTampered
@@ -240,6 +241,7 @@ def test_item_14_the_owners_page_has_dates_plain_words_and_totals(
     for detail in (SIGNED.key_id, RECIPE.query.split()[0], SENT.digest, SENT.bits):
         assert detail not in plain
         assert detail in page
+    assert not [why for why in _REPORTED.values() if "OOV" in why]  # an analyst's word
     assert totals([]) == []
     assert date_text(2**53 - 1).endswith("after 1970")
 

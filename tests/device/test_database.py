@@ -6,12 +6,19 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import apsw
 import pytest
 
-from chorister.device.database import forget, open_database, transaction, upgrade
+from chorister.device.database import (
+    forget,
+    open_database,
+    setting_up,
+    transaction,
+    upgrade,
+)
 from chorister.device.keys import SecretKey
 from chorister.errors import StoreError
 
@@ -215,6 +222,31 @@ def test_a_step_that_fails_leaves_the_old_schema(path: Path) -> None:
     with pytest.raises(StoreError):
         upgrade(connection, "notes", [*STEPS, "CREATE TABLE extra (a); SELECT nonsense"])
     assert not connection.table_exists("main", "extra")
+
+
+def test_a_new_database_has_all_parts_or_none(path: Path) -> None:
+    others = ["CREATE TABLE other (a TEXT) STRICT"]
+
+    def fail(connection: apsw.Connection) -> None:
+        with setting_up(connection):
+            upgrade(connection, "notes", STEPS)
+            upgrade(connection, "broken", ["SELECT nonsense"])
+
+    with closing(open_database(path, KEY, create=True)) as connection:
+        with pytest.raises(StoreError):
+            fail(connection)
+        assert not connection.execute("SELECT name FROM sqlite_schema").fetchall()
+        with setting_up(connection):
+            upgrade(connection, "notes", STEPS)
+            upgrade(connection, "others", others)
+        with setting_up(connection):  # a later part waits for nobody else's transaction
+            assert not connection.in_transaction
+            upgrade(connection, "later", ["CREATE TABLE later (a TEXT) STRICT"])
+    with closing(open_database(path, KEY, create=False)) as connection:
+        upgrade(connection, "notes", STEPS)
+        upgrade(connection, "others", others)
+        parts = connection.execute("SELECT part FROM schema_version ORDER BY part").fetchall()
+        assert parts == [("later",), ("notes",), ("others",)]
 
 
 def test_what_was_deleted_is_gone_from_database_and_log(path: Path) -> None:

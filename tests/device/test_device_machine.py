@@ -1,9 +1,9 @@
 """A hypothesis state machine: donations, recipes, crashes, clocks, lost answers, policy updates.
 
 The model is what left: every report that the leader saw, and every charge that was ever in the
-ledger, whatever was restored since. Whatever the order of events, no recipe has two reports,
-nothing left that was not charged, the query never ran twice for a charge, no limit is exceeded, and
-the logs verify.
+ledger, whatever was restored since. Whatever the order of events, no recipe and no window of a
+series has two reports, nothing left that was not charged, the query never ran twice for a charge,
+no limit is exceeded, no device answers more windows than a series allows, and the logs verify.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def policy(
     composition: Any = "basic",
     analysis: str = ANALYSIS,
     perplexity: bool = True,
+    answers: int | None = 3,
 ) -> Policy:
     """Without a period at first: then nothing that was charged ever renews, whatever comes."""
     changes: dict[str, Any] = {
@@ -57,6 +58,9 @@ def policy(
         f"analyses/{ANALYSIS}/budget/period": period or REMOVE,
         "device/composition": composition,
     }
+    if answers is not None:
+        limits = {"windows": 6, "longest": "13d", "answers": answers, "cells": 30}
+        changes[f"analyses/{ANALYSIS}/series"] = limits
     if not perplexity:
         for name in (ANALYSIS, OTHER_ANALYSIS):
             changes[f"analyses/{name}/fields/keyboard.perplexity"] = REMOVE
@@ -66,7 +70,7 @@ def policy(
     return Policy.model_validate_json(json.dumps(tree))
 
 
-class CountingSandbox:
+class SharedSandbox:
     """The real one; it counts how often each query runs."""
 
     def __init__(self, queries: Counter[str]) -> None:
@@ -90,7 +94,9 @@ class DeviceMachine(RuleBasedStateMachine):
         self.largest = LIMIT
         self.analysis = ANALYSIS
         self.has_perplexity = self.is_basic = True
-        self.charged: dict[str, Decimal] = {}  # ever, by recipe
+        self.charged: dict[tuple[str, int | None], Decimal] = {}  # ever, by recipe and window
+        self.ended: dict[str, set[int | None]] = {}  # what was charged when a recipe ended
+        self.asked: list[Recipe] = []  # published at some time; `recipes` are listed now
         self.backup: Path | None = None
         self.restored = False
         self.recipes: list[Recipe] = []
@@ -105,7 +111,7 @@ class DeviceMachine(RuleBasedStateMachine):
 
     def _restart(self) -> None:
         self.kill_at = None
-        self.home.restart(hook=self._hook, sandbox=CountingSandbox(self.queries))
+        self.home.restart(hook=self._hook, sandbox=SharedSandbox(self.queries))
 
     def _hook(self, step: RunStep) -> None:
         if step is self.kill_at:
@@ -130,18 +136,63 @@ class DeviceMachine(RuleBasedStateMachine):
             del event["perplexity"]
         self.home.device.donate("keyboard", event)
 
-    @precondition(lambda self: len(self.recipes) < 12)
-    @rule(coin=st.sampled_from(["1", "1", "0.5"]), once=st.booleans())
-    def ask(self, coin: str, once: bool) -> None:
-        changes = {
+    @precondition(lambda self: len(self.asked) < 12)
+    @rule(
+        coin=st.sampled_from(["1", "1", "0.5"]),
+        once=st.booleans(),
+        answers=st.sampled_from([None, 1, 2, 3]),
+    )
+    def ask(self, coin: str, once: bool, answers: int | None) -> None:
+        changes: dict[str, Any] = {
             "participation/probability": coin,
             "participation/once_per_study": once,
             "analysis": self.analysis,
-            "study": f"study-{len(self.recipes) % 3}",
-            "query": f"{RECIPE.query} LIMIT {1000 + len(self.recipes)}",
+            "study": f"study-{len(self.asked) % 3}",
+            "query": f"{RECIPE.query} LIMIT {1000 + len(self.asked)}",
             "window": {"opens": NOW - DAY, "closes": NOW + 12 * DAY, "ends": NOW + 13 * DAY},
         }
-        self.recipes.append(a_recipe(f"r{len(self.recipes)}", changes))
+        if answers is not None:
+            # The first windows are over at times, the last ones have not opened yet.
+            changes["window"] = {"opens": NOW - DAY, "closes": NOW + DAY, "ends": NOW + 2 * DAY}
+            changes["series"] = {"windows": 6, "every": 2 * DAY, "answers": answers}
+            changes["periods"] = {"keyboard": 2 * DAY}
+        self.asked.append(a_recipe(f"r{len(self.asked)}", changes))
+        self.recipes.append(self.asked[-1])
+        self._run(upload=False)
+
+    @precondition(lambda self: self.recipes and self.head.exists())
+    @rule(place=st.integers(0, 11))
+    def end_a_recipe(self, place: int) -> None:
+        """Its author ends it: from now on it is not listed."""
+        self._restart()
+        self.home.run()  # which recovers what a crash left charged
+        recipe = self.recipes.pop(place % len(self.recipes))
+        self.ended[recipe.digest.hex()] = self._charged_windows(recipe)
+
+    def _note_charges(self) -> None:
+        entries = self.home.device._opened().ledger.entries()
+        charged = [entry.charge for entry in entries if isinstance(entry, Charged)]
+        assert len({(charge.recipe, charge.window) for charge in charged}) == len(charged)
+        self.charged |= {
+            (charge.recipe, charge.window): charge.privacy.epsilon for charge in charged
+        }
+
+    def _charged_windows(self, recipe: Recipe) -> set[int | None]:
+        self._note_charges()
+        return {window for digest, window in self.charged if digest == recipe.digest.hex()}
+
+    @rule()
+    def to_the_next_window(self) -> None:
+        opens = [recipe.next_opening(self.home.clock.now()) for recipe in self.recipes]
+        self.home.clock.set(min((time for time in opens if time is not None), default=NOW) + 60)
+        self._run(upload=False)
+
+    @rule()
+    def lose_everything_but_the_ledger(self) -> None:
+        """Whatever says what was drawn and decided is gone; the ledger alone counts."""
+        connection = self.home.device._opened().connection
+        for table in ("attempts", "draws", "outbox", "refusals"):
+            connection.execute(f"DELETE FROM {table}")  # noqa: S608
         self._run(upload=False)
 
     @rule()
@@ -185,9 +236,16 @@ class DeviceMachine(RuleBasedStateMachine):
         composition=st.sampled_from(["basic", "basic", {"renyi": 64}]),
         analysis=st.sampled_from([ANALYSIS, RENAMED]),
         perplexity=st.booleans(),
+        answers=st.sampled_from([None, 1, 3, 3]),
     )
     def update_the_policy(
-        self, limit: str, period: str | None, composition: Any, analysis: str, perplexity: bool
+        self,
+        limit: str,
+        period: str | None,
+        composition: Any,
+        analysis: str,
+        perplexity: bool,
+        answers: int | None,
     ) -> None:
         self.home.policy = policy(
             Decimal(limit),
@@ -195,6 +253,7 @@ class DeviceMachine(RuleBasedStateMachine):
             composition=composition,
             analysis=analysis,
             perplexity=perplexity,
+            answers=answers,
         )
         self.largest = max(self.largest, Decimal(limit))
         self.analysis, self.has_perplexity = analysis, perplexity
@@ -258,17 +317,23 @@ class DeviceMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_left_was_charged_and_fits(self) -> None:
-        entries = self.home.device._opened().ledger.entries()
-        charged = [entry.charge for entry in entries if isinstance(entry, Charged)]
-        assert len({charge.recipe for charge in charged}) == len(charged)
-        self.charged |= {charge.recipe: charge.privacy.epsilon for charge in charged}
+        self._note_charges()
         assert len({url for url, _, _ in self.home.network.posts}) <= len(self.charged) <= REPORTS
         if self.is_basic:
             assert sum(self.charged.values(), Decimal(0)) <= self.largest
 
     @invariant()
+    def no_device_answers_more_windows_than_allowed(self) -> None:
+        for recipe in self.asked:
+            charged = self._charged_windows(recipe)
+            assert len(charged) <= recipe.answers
+            assert (None in charged) <= (recipe.series is None)
+            assert self.ended.get(recipe.digest.hex(), charged) == charged
+
+    @invariant()
     def no_query_ran_twice(self) -> None:
-        assert all(count == 1 for count in self.queries.values())
+        for recipe in self.asked:
+            assert self.queries[recipe.query] <= len(self._charged_windows(recipe))
 
     @invariant()
     def the_logs_verify(self) -> None:

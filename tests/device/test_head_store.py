@@ -10,42 +10,14 @@ import keyring
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from keyring.backend import KeyringBackend
 from keyring.backends import fail, null
-from keyring.errors import KeyringLocked
 
 from chorister.device.keys import SecretKey
 from chorister.device.ledger import Ledger
 from chorister.device.ledger.head_store import FileHeadStore, HeadStore, KeyringHeadStore
 from chorister.errors import HeadUnavailable
 from tests.device.ledgers import KEY, SLOW, START, Place, policy
-
-
-class MemoryKeyring(KeyringBackend):
-    """A keyring that can be locked."""
-
-    priority = 5
-
-    def __init__(self) -> None:
-        self.kept: dict[tuple[str, str], str] = {}
-        self.locked = False
-        self.forgetful = False
-
-    def get_password(self, service: str, username: str) -> str | None:
-        self._unlocked()
-        return self.kept.get((service, username))
-
-    def set_password(self, service: str, username: str, password: str) -> None:
-        self._unlocked()
-        if not self.forgetful:
-            self.kept[service, username] = password
-
-    def delete_password(self, service: str, username: str) -> None:
-        del self.kept[service, username]
-
-    def _unlocked(self) -> None:
-        if self.locked:
-            raise KeyringLocked("locked")
+from tests.device.memory_keyring import MemoryKeyring
 
 
 @pytest.fixture

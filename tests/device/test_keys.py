@@ -9,38 +9,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 import keyring
-import keyring.backend
-import keyring.errors
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chorister.device.keys import GivenKey, KeyFile, KeyringKey, SecretKey
 from chorister.errors import DecodeError, InvalidInput, KeyUnavailable
-
-
-class MemoryKeyring(keyring.backend.KeyringBackend):
-    """A keyring that a test can watch, break and rank."""
-
-    def __init__(self, *, priority: float = 5, forgetful: bool = False) -> None:
-        self.entries: dict[tuple[str, str], str] = {}
-        self.rank = priority
-        self.forgetful = forgetful
-        self.broken = False
-
-    @property
-    def priority(self) -> float:
-        return self.rank
-
-    def get_password(self, service: str, username: str) -> str | None:
-        if self.broken:
-            raise keyring.errors.KeyringLocked("locked")
-        return self.entries.get((service, username))
-
-    def set_password(self, service: str, username: str, password: str) -> None:
-        if not self.forgetful:
-            self.entries[service, username] = password
-
+from tests.device.memory_keyring import MemoryKeyring
 
 UseKeyring: TypeAlias = Callable[[MemoryKeyring], MemoryKeyring]
 
@@ -178,7 +153,7 @@ def test_a_keyring_keeps_the_key(use_keyring: UseKeyring) -> None:
         KeyringKey("phone").obtain(create=False)
     key = KeyringKey("phone").obtain(create=True)
     assert KeyringKey("phone").obtain(create=False) == key
-    assert list(backend.entries) == [("chorister", "phone")]
+    assert list(backend.kept) == [("chorister", "phone")]
 
 
 @pytest.mark.parametrize("priority", [-1, 0, 0.5])
@@ -188,7 +163,7 @@ def test_a_keyring_that_keeps_plain_text_or_nothing_is_refused(
     backend = use_keyring(MemoryKeyring(priority=priority))
     with pytest.raises(KeyUnavailable, match="not safe"):
         KeyringKey("phone").obtain(create=True)
-    assert not backend.entries
+    assert not backend.kept
 
 
 def test_a_keyring_that_forgets_is_noticed_before_a_store_is_lost(use_keyring: UseKeyring) -> None:
@@ -198,14 +173,14 @@ def test_a_keyring_that_forgets_is_noticed_before_a_store_is_lost(use_keyring: U
 
 
 def test_a_locked_keyring_says_so(use_keyring: UseKeyring) -> None:
-    use_keyring(MemoryKeyring()).broken = True
+    use_keyring(MemoryKeyring()).locked = True
     with pytest.raises(KeyUnavailable, match="unlock"):
         KeyringKey("phone").obtain(create=True)
 
 
 def test_a_keyring_entry_that_is_no_key_is_refused(use_keyring: UseKeyring) -> None:
     backend = use_keyring(MemoryKeyring())
-    backend.entries["chorister", "phone"] = "hunter2"
+    backend.kept["chorister", "phone"] = "hunter2"
     with pytest.raises(KeyUnavailable) as caught:
         KeyringKey("phone").obtain(create=True)
     assert "hunter2" not in str(caught.value)

@@ -84,7 +84,7 @@ class Past:
 
 
 @dataclass
-class Model:
+class LedgerHistory:
     """What happened, in order: numbers are policies, the rest are charges."""
 
     offset: int
@@ -176,7 +176,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.error = 0  # the device's clock, less that time
         self.clock = SettableClock(START)
         self.current = 0
-        self.model = Model(offset=offset, history=[0], born=START, last=START)
+        self.model = LedgerHistory(offset=offset, history=[0], born=START, last=START)
         self.database = b""
         self.backup: tuple[bytes, int] | None = None  # with the length of the model's history
         self.lost: tuple[bytes, int] | None = None  # the true database while a backup is in place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import apsw
@@ -49,6 +50,22 @@ def connection(tmp_path: Path) -> Iterator[apsw.Connection]:
     opened = open_database(tmp_path / "ledger.db", SecretKey(bytes(32)))
     yield opened
     opened.close()
+
+
+def test_reports_that_wait_are_not_read(connection: apsw.Connection) -> None:
+    outbox = Outbox(connection)
+    with transaction(connection):
+        for number in range(50):
+            each = replace(QUEUED, recipe=number.to_bytes(32), report=bytes(100_000))
+            outbox.put(each)
+
+    def pages() -> int:
+        kinds = (apsw.SQLITE_DBSTATUS_CACHE_HIT, apsw.SQLITE_DBSTATUS_CACHE_MISS)
+        return sum(connection.status(kind)[0] for kind in kinds)
+
+    before = pages()
+    assert outbox.due(NOW * SECOND) == outbox.expired(NOW * SECOND) == []
+    assert pages() - before < 50
 
 
 def test_a_report_waits_for_its_time_and_for_no_longer_than_its_window(

@@ -11,14 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 
-from chorister.device.sandbox import Sandbox, confinement
+from chorister.device.sandbox import Sandbox, confinement, processes
 from chorister.device.sandbox import sandbox as device_side
 from chorister.device.sandbox.wire import encode_job
 from chorister.device.store import Snapshot
@@ -27,6 +25,11 @@ from chorister.errors import SandboxFailed, SandboxUnavailable
 from tests.device.asking import ENDLESS, choose
 
 Start: TypeAlias = Callable[..., int]
+
+
+def zygote_of(sandbox: Sandbox) -> processes.Zygote:
+    assert isinstance(sandbox._zygote, processes.Zygote)
+    return sandbox._zygote
 
 
 def children(process: int) -> set[int]:
@@ -78,7 +81,7 @@ def start() -> Iterator[Start]:
             failed.append(True)
 
     def begin(sandbox: Sandbox, *, deadline: float) -> int:
-        zygote = sandbox._zygote._process.pid
+        zygote = zygote_of(sandbox)._process.pid
         others = confined(zygote)
         thread = threading.Thread(target=work, args=(sandbox, deadline))
         thread.start()
@@ -127,7 +130,7 @@ def test_an_alarm_ends_a_sandbox_that_nobody_kills(
     sandbox: Sandbox, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device's own kill is put out of action; what is left is the kernel's clock."""
-    monkeypatch.setattr(device_side._Zygote, "end", lambda _zygote, _process: None)
+    monkeypatch.setattr(processes.Zygote, "end", lambda _zygote, _process: None)
     process = start(sandbox, deadline=1)
     assert gone(process)
 
@@ -136,15 +139,16 @@ def test_a_kill_ends_a_sandbox_without_an_alarm(
     sandbox: Sandbox, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A query that broke SQLite might ignore the alarm: as if the deadline were an hour away."""
-    patient = partial(replace, seconds=3000)
-    monkeypatch.setattr(device_side, "encode_job", lambda job: encode_job(patient(job)))
+    monkeypatch.setattr(
+        device_side, "encode_job", lambda job: encode_job(job._replace(seconds=3000))
+    )
     process = start(sandbox, deadline=0.7)
     assert gone(process)
 
 
 def test_the_zygote_holds_little_and_no_data(sandbox: Sandbox) -> None:
     choose(sandbox, "SELECT a AS x FROM t")
-    folder = Path(f"/proc/{sandbox._zygote._process.pid}")
+    folder = Path(f"/proc/{zygote_of(sandbox)._process.pid}")
     loaded = (folder / "maps").read_text()
     assert "apsw" in loaded
     for heavy in ("numpy", "scipy", "pydantic", "_native"):
@@ -165,17 +169,17 @@ def test_the_sandboxs_modules_need_the_standard_library_and_apsw_only() -> None:
         "import sys, runpy, importlib\n"
         "boot = runpy.run_path(sys.argv[1])['boot']\n"
         "class Zygote:\n"
-        "    main = staticmethod(lambda _: None)\n"
+        "    main = staticmethod(lambda *_: None)\n"
         "real = importlib.import_module\n"
         "def load(name):\n"
         "    real(name)\n"
         "    return Zygote\n"
         "boot.__globals__['import_module'] = load\n"
-        "boot(0, sys.argv[2:])\n"
+        "boot(0, '', sys.argv[2:])\n"
         "print(*sorted(sys.modules))\n"
     )
     run = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", script, device_side._BOOT, *sys.path],
+        [sys.executable, "-I", "-S", "-c", script, processes._BOOT, *sys.path],
         capture_output=True,
         text=True,
         check=True,
@@ -189,7 +193,7 @@ def test_the_sandboxs_modules_need_the_standard_library_and_apsw_only() -> None:
 
 
 def test_the_sandbox_is_the_first_to_go_if_memory_runs_out(sandbox: Sandbox, start: Start) -> None:
-    zygote = sandbox._zygote._process.pid
+    zygote = zygote_of(sandbox)._process.pid
     process = start(sandbox, deadline=1)
     for each in (zygote, process):
         assert Path(f"/proc/{each}/oom_score_adj").read_text() == "1000\n"
@@ -245,7 +249,7 @@ def test_a_spare_that_was_killed_is_replaced() -> None:
     with Sandbox() as sandbox:
         choose(sandbox, "SELECT 1 AS x")
         time.sleep(0.2)  # until the first one is reaped and the next spare there
-        for child in children(sandbox._zygote._process.pid):
+        for child in children(zygote_of(sandbox)._process.pid):
             os.kill(child, signal.SIGKILL)
             assert gone(child)
         assert choose(sandbox, "SELECT 1 AS x") == 1
@@ -253,18 +257,18 @@ def test_a_spare_that_was_killed_is_replaced() -> None:
 
 def test_a_zygote_that_was_killed_is_replaced() -> None:
     with Sandbox() as sandbox:
-        first = sandbox._zygote._process.pid
+        first = zygote_of(sandbox)._process.pid
         forked = children(first)
         os.kill(first, signal.SIGKILL)
-        sandbox._zygote._process.wait()
+        zygote_of(sandbox)._process.wait()
         assert all(gone(child) for child in forked)
         assert choose(sandbox, "SELECT 1 AS x") == 1
-        assert sandbox._zygote._process.pid != first
+        assert zygote_of(sandbox)._process.pid != first
 
 
 def test_closing_ends_everything(start: Start) -> None:
     sandbox = Sandbox()
-    zygote = sandbox._zygote._process.pid
+    zygote = zygote_of(sandbox)._process.pid
     process = start(sandbox, deadline=60)
     sandbox.close()
     sandbox.close()
@@ -468,3 +472,33 @@ def test_what_the_system_refuses_is_said_in_words_and_rlimits_remain() -> None:
     ]
     assert "Operation not permitted" in found[0]
     assert "can open a file" not in found
+
+
+TIMED_BY_A_THREAD = """
+import os, runpy, sys, threading
+module = runpy.run_path(sys.argv[1])
+if os.geteuid() == 0:
+    os.setuid(65534)  # a limit on processes does not apply to root
+module["restrict"](frozenset({"limits"}))
+found = module["confine"](seconds=60, memory=256 * 2**20)
+assert threading.active_count() == 2
+try:
+    threading.Thread(target=print).start()
+    found.append("can start a thread")
+except RuntimeError:
+    pass
+os.write(1, "|".join(found).encode())
+os._exit(0)
+"""
+
+
+def test_the_thread_that_stands_in_for_an_alarm_is_the_last_one() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", TIMED_BY_A_THREAD, confinement.__file__],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert "a thread of the sandbox" in run.stdout
+    assert "can start a thread" not in run.stdout

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import apsw.ext
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,8 @@ from chorister.canonical import find_noncanonical
 from chorister.clock import uptime
 from chorister.device.sandbox import Sandbox
 from chorister.device.sandbox.functions import PURE_FUNCTIONS, TABLE_FUNCTIONS
+from chorister.device.sandbox.query import connect, explain, rows
+from chorister.device.sandbox.wire import Job
 from chorister.device.store import Snapshot
 from chorister.encoding import Categories, Encoding
 from chorister.encoding.tokenizer import split_words
@@ -176,6 +179,20 @@ def test_compiling_names_the_columns(sandbox: Sandbox) -> None:
     assert sandbox.compile(query, Snapshot.empty(TABLES), functions=ALL) == ("ngram", "number")
 
 
+def test_a_query_is_compiled_while_another_runs(sandbox: Sandbox) -> None:
+    empty = Snapshot.empty(TABLES)
+    with sandbox.compiling("SELECT a, 7 AS n FROM t", empty, functions=()) as columns:
+        assert choose(sandbox, "SELECT 1 AS x") == 1
+        assert columns() == (("a", "text"), ("n", None))
+    with sandbox.compiling("SELECT a, 8 AS n FROM t", empty, functions=()):
+        pass  # nobody wants to know any more
+    with (
+        sandbox.compiling("SELECT c FROM t", empty, functions=()) as columns,
+        pytest.raises(QueryRefused, match="no such column"),
+    ):
+        columns()
+
+
 @pytest.mark.parametrize(
     ("query", "why"),
     [
@@ -199,6 +216,47 @@ def test_what_does_not_compile_is_refused_in_words(query: str, why: str, sandbox
     assert (caught.value.check, caught.value.field) == ("query", "query")
     with pytest.raises(SandboxFailed):
         choose(sandbox, query)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *("{};", "{} ;  ", "{};\n", "{}\r\n\t", "{};;", "{}; ;\n"),
+        *("{} -- why", "{} -- why\n", "{} /* why */", "{} /* why", "-- why\n{}", "/* why */ {};"),
+        *("  {}", ";{}", "\ufeff{}", "{} /* é */;\n"),
+    ],
+)
+def test_what_stands_around_a_query_does_not_matter(query: str, sandbox: Sandbox) -> None:
+    query = query.format("SELECT 'é;' AS y, b AS x FROM t WHERE b = 7")
+    assert sandbox.compile(query, Snapshot.empty(TABLES), functions=ALL) == ("y", "x")
+    assert choose(sandbox, query) == 7
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(
+        st.sampled_from(
+            ["SELECT 1 AS x", "SELECT 2 AS x", ";", " ", "\n", "\f", "\xa0", "-- c", "/* c */", "é"]
+        ),
+        max_size=6,
+    )
+)
+def test_whether_there_is_a_second_statement_is_as_apsw_s_own_tool_finds(parts: list[str]) -> None:
+    """And whatever compiles, runs: nothing is charged that could only fail."""
+    query = " ".join(parts)
+    job = Job(query=query, tables=("t",), functions=(), seconds=1.0, selection=None)
+    try:
+        outcome = explain(connect(), job, DATA.image)
+        details = apsw.ext.query_info(apsw.Connection(":memory:"), query)
+        one = details.has_vdbe and details.query_remaining is None
+        assert isinstance(outcome, tuple) == one, outcome
+        if one:
+            names, found = rows(connect(), job, DATA.image)
+            assert (names, len(list(found))) == (["x"], 1)
+    except apsw.SQLError:
+        assert isinstance(outcome, str)
+    finally:
+        apsw.hard_heap_limit(0)  # a sandbox's: it applies to the whole process
 
 
 @settings(max_examples=25)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import apsw
 import pytest
 
 from chorister.device import Run
@@ -99,6 +100,27 @@ def test_many_threads_do_everything_at_once(home: Home) -> None:
     count = device._opened().store._connection.execute("SELECT count(*) FROM stream_keyboard").get
     assert count == 8 * 20 + 1
     device.verify()
+
+
+def test_a_page_of_the_audit_log_that_is_half_read_keeps_no_run_from_writing(home: Home) -> None:
+    """An app shows the first entries, and reads on when the person scrolls."""
+    shown = home.device.audit.records()
+    next(shown)
+    home.device.donate("keyboard", {"ngram": "hello", "perplexity": 1.0})
+    with ThreadPoolExecutor(1) as app:  # another connection writes meanwhile
+        with home.device._mutex:
+            app.submit(home.device.pause).result(WAIT)
+        home.device.resume()
+    assert home.ask(a_recipe("one")).answered == ("one",)
+    assert len(list(shown)) > 3  # with what was written meanwhile
+
+
+def test_a_statement_that_returns_one_row_does_not_stay_open(home: Home) -> None:
+    """Else a run can't write if another connection has written since: SQLite does not wait."""
+    connection = home.device._opened().connection
+    rows = connection.execute("SELECT 1 UNION ALL SELECT sequence FROM audit")
+    assert rows.fetchone() == (1,)
+    assert connection.txn_state("main") == apsw.SQLITE_TXN_NONE
 
 
 def test_neither_consent_nor_a_snapshot_waits_for_an_app_that_donates(home: Home) -> None:

@@ -15,7 +15,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from chorister._native import HPKEKeypair, scan_reports
 from chorister.canonical import WIRE, sha256
-from chorister.clock import SettableClock
 from chorister.dap.task import Task, task_binding, task_configurations
 from chorister.device.transport import Answer
 from chorister.errors import Unreachable
@@ -89,7 +88,7 @@ def hpke_entry(aggregator: str, config: bytes, *, by: str | None = None) -> HPKE
     return entry.signed(key(signer))
 
 
-class Log:
+class ForgedLog:
     """The files of a log, signed with whatever keys the test says."""
 
     def __init__(self) -> None:
@@ -183,7 +182,7 @@ STORED = Answer(status=200, content_type="", body=b"")
 class Network:
     """The transport of tests: the log's files, and a leader that keeps what it gets."""
 
-    log: Log = field(default_factory=Log)
+    log: ForgedLog = field(default_factory=ForgedLog)
     gets: list[str] = field(default_factory=list)
     posts: list[tuple[str, Mapping[str, str], bytes]] = field(default_factory=list)
     answers: deque[Answer | Exception] = field(default_factory=deque)
@@ -241,7 +240,3 @@ def bits_of(
 
 def ids(reports: bytes) -> bytes:
     return scan_reports(reports).ids
-
-
-def a_clock(now: int = NOW) -> SettableClock:
-    return SettableClock(now)

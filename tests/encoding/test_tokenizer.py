@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import time
 import timeit
 import unicodedata
 from itertools import pairwise
@@ -17,7 +18,6 @@ from chorister.encoding.tokenizer import (
     canonical_text,
     canonical_texts,
     effort,
-    is_canonical,
     split_words,
 )
 from chorister.unicode14 import JOINING
@@ -62,7 +62,6 @@ def test_every_character_folds_to_a_fixed_point() -> None:
 def test_canonical_text_is_a_fixed_point(text: str) -> None:
     canonical = canonical_text(text)
     assert canonical_text(canonical) == canonical
-    assert is_canonical(canonical)
     assert canonical == " ".join(split_words(text))
 
 
@@ -155,7 +154,8 @@ def test_normalising_is_linear_in_the_length() -> None:
 
     def seconds(size: int) -> float:
         text = "a" + (ACUTE + BELOW) * size
-        return min(timeit.repeat(lambda: canonical_text(text), number=1, repeat=5))
+        timer = timeit.Timer(lambda: canonical_text(text), timer=time.process_time)
+        return min(timer.repeat(number=1, repeat=5))
 
     seconds(1000)
     assert seconds(100_000) < 40 * seconds(10_000)

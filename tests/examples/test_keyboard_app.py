@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.cli.toml import dumps
 from tests.conftest import REPOSITORY
 from tests.device.loopback import Reply, Seen, serve
-from tests.device.world import DAY, Log, a_policy, a_recipe
+from tests.device.world import DAY, ForgedLog, a_policy, a_recipe
 
 APP = REPOSITORY / "examples" / "keyboard" / "app.py"
 
@@ -31,7 +31,7 @@ def typed(folder: Path, registry: str, text: str, *more: str) -> str:
 def test_the_app_answers_a_recipe(tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text(dumps(a_policy().model_dump(exclude_none=True)))
-    log, now = Log(), int(time.time())
+    log, now = ForgedLog(), int(time.time())
 
     def answer(request: Seen) -> Reply:
         data = log.files.get(request.path.removeprefix("/"))

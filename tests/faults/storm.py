@@ -31,9 +31,9 @@ from chorister.dap.task import Task
 from chorister.dap.upload_client import check_answer, upload
 from chorister.errors import ChoristerError
 from tests.aggregator.operators import TOKENS
-from tests.faults.databases import mortal_servers
-from tests.faults.deployment import BINS, Deployment, deployed
+from tests.faults.postgres_servers import mortal_servers
 from tests.faults.proxy import MODES
+from tests.faults.two_operators import BINS, TwoOperators, deployed
 
 _LONG = 60
 _LOOK = 0.3
@@ -42,7 +42,7 @@ _RECOVERY = 90
 
 
 @dataclass
-class Report:
+class StormReport:
     """One device's report, and whether the leader has said that it has it."""
 
     task: Task
@@ -55,7 +55,7 @@ class Report:
 class Storm:
     """One storm over one deployment."""
 
-    deployment: Deployment
+    deployment: TwoOperators
     seed: int
     happened: Counter[str] = field(default_factory=Counter)
 
@@ -66,16 +66,16 @@ class Storm:
 
     # --- load -----------------------------------------------------------------------------------
 
-    def reports(self, per_task: int) -> list[Report]:
+    def reports(self, per_task: int) -> list[StormReport]:
         made = []
         for task in self.deployment.tasks:
             places = [self.random.randrange(BINS) for _ in range(per_task)]
             sealed = self.deployment.seal(task, places)
-            made += [Report(task, *each) for each in zip(places, sealed, strict=True)]
+            made += [StormReport(task, *each) for each in zip(places, sealed, strict=True)]
         self.random.shuffle(made)
         return made
 
-    def upload(self, reports: Sequence[Report], pause: float, seed: int) -> None:
+    def upload(self, reports: Sequence[StormReport], pause: float, seed: int) -> None:
         """Each until it is stored, wherever it is taken; some of them twice, and out of order."""
         own = random.Random(seed)
         waiting = list(reports)
@@ -88,7 +88,7 @@ class Storm:
             if not self.calm.is_set():
                 time.sleep(own.uniform(0, 2 * pause))
 
-    def _send(self, report: Report, own: random.Random) -> bool:
+    def _send(self, report: StormReport, own: random.Random) -> bool:
         port = own.choice(self.deployment.ports)
         request = upload(report.task.configuration.encode(), report.body)
         path = request.url.partition("/dap/")[2]
@@ -239,7 +239,7 @@ _LEFT = {
 }
 
 
-def check(storm: Storm, reports: Sequence[Report]) -> None:
+def check(storm: Storm, reports: Sequence[StormReport]) -> None:
     """What must be so after every storm."""
     assert all(report.stored for report in reports)
     storm.until(storm.verified, len(reports), "verified")

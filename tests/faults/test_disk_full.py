@@ -14,7 +14,7 @@ from chorister.dap.messages import CollectionJobResp
 from chorister.errors import ServiceError
 from tests.aggregator.apps import Apps
 from tests.aggregator.world import Pair, one_bit, opened, small_recipe
-from tests.faults.databases import WAL_SEGMENT, MortalPostgres, mortal_servers
+from tests.faults.postgres_servers import WAL_SEGMENT, MortalPostgres, mortal_servers
 
 
 @pytest.fixture

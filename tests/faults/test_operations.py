@@ -22,7 +22,7 @@ from chorister.dap.messages import AggregationJobInitReq
 from chorister.errors import ProblemError, ServiceError
 from chorister.key_files import new_secret, token_digest
 from tests.aggregator.apps import Apps
-from tests.aggregator.postgres import Server, binaries, postgres, unprivileged
+from tests.aggregator.postgres import PostgresServer, binaries, postgres, unprivileged
 from tests.aggregator.world import HELPER_URL, Pair, one_bit, small_recipe
 
 __all__ = ["postgres"]
@@ -62,7 +62,7 @@ def older(url: str, role: Role, sealer: Sealer) -> Database:
 
 
 def test_tables_are_migrated_while_reports_come_in(
-    postgres: Server, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("before_leader", "before_helper")
     for name in names:
@@ -136,7 +136,7 @@ def test_the_leaders_token_is_changed_without_a_pause(apps: Apps) -> None:
             assert answer.status_code == (200 if token in accepted else 401), (accepted, token)
 
 
-def test_hpke_keys_rotate_while_reports_come_in(postgres: Server) -> None:
+def test_hpke_keys_rotate_while_reports_come_in(postgres: PostgresServer) -> None:
     """Devices seal to the key that they saw; it lives for as long as any of them may."""
     with postgres.databases(2) as urls:
         pair = Pair((urls[0], urls[1]))
@@ -179,7 +179,7 @@ def program(name: str, *arguments: str) -> None:
 
 @pytest.mark.parametrize("place", [0, 1], ids=["leader", "helper"])
 def test_an_operator_restored_from_a_backup_goes_on_and_releases_nothing_wrong(
-    postgres: Server, place: int
+    postgres: PostgresServer, place: int
 ) -> None:
     with postgres.databases(2) as urls:
         pair = Pair((urls[0], urls[1]))

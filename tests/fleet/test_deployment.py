@@ -24,10 +24,7 @@ def test_everything_can_be_read_by_those_who_need_it(tmp_path: Path) -> None:
     assert ConsoleConfig.load(deployment.settings("console")).port == deployment.ports["console"]
     profile = Profile.load(deployment.profile)
     assert profile.devices == 70
-    profile.read_author_key()
-    profile.read_collector_key()
-    profile.read_token()
-    assert profile.read_policy() == deployment.policy
+    assert profile.access().policy == deployment.policy
     assert deployment.policy.aggregators[0].one_operator
 
 
@@ -49,7 +46,7 @@ def test_ports_and_keys_stay(tmp_path: Path) -> None:
         create(tmp_path / "here")
 
 
-def test_a_start_that_was_interrupted_is_made_anew(tmp_path: Path) -> None:
+def test_a_start_that_was_interrupted_is_repeated(tmp_path: Path) -> None:
     folder = tmp_path / "here"
     first = create(folder)
     (folder / "deployment.json").unlink()

@@ -19,7 +19,7 @@ def test_a_seed_gives_the_same_people_and_more_are_added_at_the_end() -> None:
 
 
 def test_phrases_are_walks_over_known_words_but_for_a_few_that_nobody_shares() -> None:
-    """The share of unique phrases is 2 %: outside these bounds with probability below 1e-6."""
+    """The share of unique phrases is 2%: outside these bounds with probability below 1e-6."""
     texts = [str(p.streams["keyboard"][0]["text"]) for p in people("phrases", 2000, 1)]
     known = [text for text in texts if set(text.split()) <= set(VOCABULARY)]
     strange = Counter(text for text in texts if text not in set(known))

@@ -5,6 +5,7 @@ And its devices: whoever could not answer yet is asked again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 
 from chorister.device.run import Run
 from chorister.errors import InvalidInput
-from chorister.fleet.device_worker import DeviceOutcome, work
+from chorister.fleet.device_worker import AnswerCommand, DeviceOutcome, work
+from chorister.fleet.people import bike_share, moved, people
 from chorister.fleet.simulated_fleet import (
     FleetPlan,
     SimulatedFleet,
@@ -102,6 +104,45 @@ class _ScriptedDevice:
         return None
 
 
+ALL = AnswerCommand(which="all")
+UNSETTLED = AnswerCommand(which="unsettled")
+
+
+def carry_out(
+    orders: list[AnswerCommand],
+    devices: list[_ScriptedDevice],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[list[int]]:
+    """Give a worker orders; return which devices answered or declined, order by order."""
+
+    @contextmanager
+    def no_sandbox() -> Iterator[None]:
+        yield None
+
+    monkeypatch.setattr("chorister.fleet.device_worker._sandbox", no_sandbox)
+    home = SimpleNamespace(
+        policy=create(folder / "here").folder / "policy.toml",
+        open_device=lambda number, **_: devices[number],
+    )
+    monkeypatch.setattr("chorister.fleet.device_worker.signal.signal", lambda *_: None)
+    sent: list[list[DeviceOutcome]] = []
+
+    class Pipe:
+        def recv(self) -> AnswerCommand:
+            if not orders:
+                raise EOFError
+            return orders.pop(0)
+
+        def send(self, message: object) -> None:
+            if isinstance(message, list):
+                sent.append(message)
+
+    count = len(devices)
+    work(cast(Any, Pipe()), cast(Any, home), range(count), cast(Any, [None] * count))
+    return [[each.device for each in done if each.answered or each.declined] for done in sent]
+
+
 def test_only_devices_that_are_not_settled_poll_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,43 +153,25 @@ def test_only_devices_that_are_not_settled_poll_again(
         _ScriptedDevice(Run(refused=("a",)), Run(silent="no checkpoint yet"), answered),
         _ScriptedDevice(Run(waiting=True), Run(declined=("a",))),
     ]
+    orders = [ALL, UNSETTLED, UNSETTLED, UNSETTLED]
+    assert carry_out(orders, devices, tmp_path, monkeypatch) == [[0], [1, 3], [2], []]
 
-    @contextmanager
-    def no_sandbox() -> Iterator[None]:
-        yield None
 
-    monkeypatch.setattr("chorister.fleet.device_worker._sandbox", no_sandbox)
-    home = SimpleNamespace(
-        policy=create(tmp_path / "here").folder / "policy.toml",
-        open_device=lambda number, **_: devices[number],
-    )
-    monkeypatch.setattr("chorister.fleet.device_worker.signal.signal", lambda *_: None)
+def test_no_device_polls_after_the_given_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow machine it would answer the next window of a series."""
+    devices = [_ScriptedDevice(Run(answered=("a",))) for _ in range(3)]
+    late = AnswerCommand(which="all", until=time.time() - 1)
+    assert carry_out([late, ALL], devices, tmp_path, monkeypatch) == [[], [0, 1, 2]]
 
-    class Orders:
-        def __init__(self) -> None:
-            self.left = ["answer", "retry", "retry", "retry"]
-            self.sent: list[Any] = []
 
-        def recv(self) -> str:
-            if not self.left:
-                raise EOFError
-            return self.left.pop(0)
-
-        def send(self, message: object) -> None:
-            if isinstance(message, list):
-                self.sent.append(message)
-
-    script = Orders()
-    work(cast(Any, script), cast(Any, home), range(4), cast(Any, [None] * 4))
-    polled = [
-        [each.device for each in outcome if each.answered or each.declined]
-        for outcome in script.sent
-    ]
-    assert polled == [[0], [1, 3], [2], []]
+class EnoughError(Exception):
+    """Ends what would go on for ever."""
 
 
 def test_a_device_that_fails_at_first_is_asked_again_but_not_forever() -> None:
-    class Scripted:
+    class ScriptedRetries:
         plan = FleetPlan(devices=2)
 
         def __init__(self, retries: list[bool]) -> None:
@@ -167,11 +190,8 @@ def test_a_device_that_fails_at_first_is_asked_again_but_not_forever() -> None:
             settled = self._retries.pop(0)
             return [DeviceOutcome(device=0, unsettled=not settled), DeviceOutcome(device=1)]
 
-    class EnoughError(Exception):
-        pass
-
     def orders(retries: list[bool]) -> tuple[list[str], list[float]]:
-        fleet, pauses = Scripted(retries), []
+        fleet, pauses = ScriptedRetries(retries), []
 
         def pause(seconds: float) -> None:
             pauses.append(seconds)
@@ -180,7 +200,11 @@ def test_a_device_that_fails_at_first_is_asked_again_but_not_forever() -> None:
 
         log = SimpleNamespace(current=lambda: SimpleNamespace(recipes=[recipe]))
         with pytest.raises(EnoughError):
-            list(keep_answering(cast(Any, fleet), cast(Any, log), pause=pause))
+            list(
+                keep_answering(
+                    cast(Any, fleet), cast(Any, log), pause=pause, open_window=lambda _: None
+                )
+            )
         return fleet.orders, pauses
 
     recipe = SimpleNamespace(address=b"recipe")
@@ -189,3 +213,54 @@ def test_a_device_that_fails_at_first_is_asked_again_but_not_forever() -> None:
         ["make", "answer"] + ["retry"] * 5,
         [1, 2, 4, 8, 16] + [1] * 5,
     )
+
+
+def test_devices_poll_in_every_window_of_a_series_and_people_change_before() -> None:
+    class ScriptedWindows:
+        plan = FleetPlan(devices=1)
+
+        def __init__(self) -> None:
+            self.orders: list[object] = []
+
+        def make(self, _on_count: object) -> None:
+            pass
+
+        def move(self, share: float) -> None:
+            self.orders.append(share)
+
+        def answer(self, _on_count: object) -> list[DeviceOutcome]:
+            self.orders.append("answer")
+            return []
+
+    fleet, looks = ScriptedWindows(), iter([0, 0, 1, None, 2])
+
+    def window(_body: object) -> int | None:
+        try:
+            return next(looks)
+        except StopIteration:
+            raise EnoughError from None
+
+    log = SimpleNamespace(
+        current=lambda: SimpleNamespace(recipes=[SimpleNamespace(address=b"series")])
+    )
+    with pytest.raises(EnoughError):
+        list(
+            keep_answering(
+                cast(Any, fleet), cast(Any, log), pause=lambda _: None, open_window=window
+            )
+        )
+    shares = [bike_share(number) for number in (0, 1, 2)]
+    assert fleet.orders == [shares[0], "answer", shares[1], "answer", "answer", shares[2], "answer"]
+
+
+def test_the_more_people_change_the_more_go_by_bike() -> None:
+    everybody = people("profiles", 500, 1)
+    bikes = []
+    for share in (0.0, 0.2, 0.6):
+        then = [moved(person, number, share) for number, person in enumerate(everybody)]
+        bikes.append(sum(person.profiles["user"]["commute"] == "bike" for person in then))
+    assert bikes[0] < bikes[1] < bikes[2]
+    assert everybody == [moved(person, number, 0.0) for number, person in enumerate(everybody)]
+    assert moved(people("phrases", 1, 1)[0], 0, 1.0) == people("phrases", 1, 1)[0]
+    assert bike_share(0) == 0.0
+    assert 0.5 < bike_share(6) <= 0.6

@@ -1,59 +1,29 @@
-"""The log read by Go programs of others: tessera's client and fsck, sumdb/tlog, torchwood.
-
-They are built if Go is installed and its modules can be had; CI has both.
-"""
+"""The log read by Go programs of others: tessera's client and fsck, sumdb/tlog, torchwood."""
 
 from __future__ import annotations
 
-import base64
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from chorister.registry.folder import LogFolder
-from chorister.transparency.note import LOG_SIGNATURE, note_key_id
+from chorister.transparency.trust import standard_policy
 from tests.logworld import (
     HELPER,
     HELPER_NAME,
     LEADER,
-    LEADER_NAME,
-    ORIGIN,
+    LOG_VKEY,
     World,
     hpke_entry,
     identity,
-    public,
     recipe_entry,
     vkey,
 )
+from tests.logworld import policy as a_policy
 from tests.registry.serving import serving
 
 ENTRIES = 100_000
-# The log as golang.org/x/mod/sumdb/note names it.
-LOG = (
-    f"{ORIGIN}+{note_key_id(ORIGIN, LOG_SIGNATURE, public('log')).hex()}"
-    f"+{base64.b64encode(bytes([LOG_SIGNATURE]) + public('log')).decode()}"
-)
-
-
-@pytest.fixture(scope="session")
-def interop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("go") is None:
-        pytest.skip("Go is not installed")
-    program = tmp_path_factory.mktemp("interop") / "interop"
-    built = subprocess.run(
-        ["go", "build", "-o", str(program), "."],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    if built.returncode and ("dial tcp" in built.stderr or "Forbidden" in built.stderr):
-        pytest.skip("the Go modules can't be downloaded")
-    assert built.returncode == 0, built.stderr
-    return program
 
 
 def run(program: Path, *arguments: object) -> str:
@@ -80,12 +50,12 @@ def test_a_log_of_a_hundred_thousand_entries(tmp_path: Path, interop: Path) -> N
     """In bulk, as real entries, and then a few through the registry."""
     world = World(tmp_path)
     entries = [hpke_entry(HELPER, b"config %d" % number).encode() for number in range(ENTRIES)]
-    world._log.append_all(entries, [])
+    world._log.append_all(entries, {})
     world.restart()
     world.submit(hpke_entry(LEADER), recipe_entry("one"))
     cosign_blindly(world)
     with serving(world) as port:
-        said = run(interop, "read", f"http://127.0.0.1:{port}", LOG, 1000, 20)
+        said = run(interop, "read", f"http://127.0.0.1:{port}", LOG_VKEY, 1000, 20)
     assert said == f"{ENTRIES + 3} entries, 1000 inclusion proofs, 20 consistency proofs\n"
 
 
@@ -95,7 +65,7 @@ def test_logs_around_the_width_of_a_tile(tmp_path: Path, interop: Path, size: in
     world.submit(*(hpke_entry(HELPER, b"config %d" % number) for number in range(size - 1)))
     cosign_blindly(world)
     with serving(world) as port:
-        said = run(interop, "read", f"http://127.0.0.1:{port}", LOG, 20, 5)
+        said = run(interop, "read", f"http://127.0.0.1:{port}", LOG_VKEY, 20, 5)
     assert said.startswith(f"{size} entries")
 
 
@@ -103,12 +73,7 @@ def test_torchwood_accepts_the_proof_that_devices_get(tmp_path: Path, interop: P
     world = World(tmp_path)
     world.publish(hpke_entry(LEADER), hpke_entry(HELPER), recipe_entry("one"))
     policy = tmp_path / "policy"
-    policy.write_text(
-        f"log {LOG}\n"
-        f"witness leader {vkey(LEADER_NAME, 'leader')}\n"
-        f"witness helper {vkey(HELPER_NAME, 'helper')}\n"
-        "group both all leader helper\nquorum both\n"
-    )
+    policy.write_text(standard_policy(a_policy()))
     proof = world.public / "list.tlog-proof"
     assert run(interop, "proof", proof, policy).startswith("proof of an entry")
     # And not one of another log, or under a policy that asks for somebody else.
@@ -121,7 +86,7 @@ def test_torchwood_accepts_the_proof_that_devices_get(tmp_path: Path, interop: P
 
 def test_a_bulk_append_is_opened_again(tmp_path: Path) -> None:
     world = World(tmp_path)
-    world._log.append_all([hpke_entry(HELPER, b"%d" % number).encode() for number in range(9)], [])
+    world._log.append_all([hpke_entry(HELPER, b"%d" % number).encode() for number in range(9)], {})
     world._log.close()
     opened = LogFolder.open(world.folder)
     assert opened.load().size == 9

@@ -30,7 +30,7 @@ def header(
 
 
 @dataclass(frozen=True)
-class Pair:
+class NativePair:
     vdaf: Prio3
     context: bytes = b"dap-18" + bytes(32)
     aad: bytes = bytes(32) + b"a task configuration"
@@ -58,7 +58,9 @@ class Pair:
             threads=threads,
         )
 
-    def lead(self, reports: bytes, *, rejected: bytes | None = None, threads: int = 1) -> LeaderJob:
+    def lead(
+        self, reports: bytes | list[bytes], *, rejected: bytes | None = None, threads: int = 1
+    ) -> LeaderJob:
         return self.task.leader_initialize(
             self.verify_key, [self.leader], reports, rejected=rejected, threads=threads
         )

@@ -14,7 +14,7 @@ from tests.native.hostile_client import all_ones_without_a_proof
 from tests.native.pair import (
     HELPER_INFO,
     LEADER_INFO,
-    Pair,
+    NativePair,
     header,
     one_hots,
     opaque16,
@@ -25,8 +25,8 @@ LENGTH = 7
 # The encoded measurement of `bounded 7` has three bits of the weight too, all ones.
 # Chunks are full, for what pads a chunk is no one, and then 0 is no proof.
 KINDS = {
-    "plain": (Pair(Prio3.sum_vec(LENGTH, 1, chunk_length=7)), LENGTH),
-    "bounded": (Pair(Prio3.multihot_count_vec(LENGTH, LENGTH, chunk_length=5)), LENGTH + 3),
+    "plain": (NativePair(Prio3.sum_vec(LENGTH, 1, chunk_length=7)), LENGTH),
+    "bounded": (NativePair(Prio3.multihot_count_vec(LENGTH, LENGTH, chunk_length=5)), LENGTH + 3),
 }
 Shares = tuple[bytes, bytes, bytes]
 
@@ -41,7 +41,7 @@ def honest(kind: str, nonce: bytes) -> Shares:
     return pair.vdaf.shard(pair.context, bytes([1]) + bytes(LENGTH - 1), nonce)
 
 
-def sealed(pair: Pair, nonce: bytes, shares: Shares) -> bytes:
+def sealed(pair: NativePair, nonce: bytes, shares: Shares) -> bytes:
     """A report that opens, whatever its shares are."""
     head = header(nonce, shares[0])
     ciphertexts = [

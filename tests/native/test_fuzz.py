@@ -17,9 +17,9 @@ from chorister._native import (
     scan_verify_inits,
 )
 from chorister.errors import ChoristerError, InternalError
-from tests.native.pair import Pair, one_hots
+from tests.native.pair import NativePair, one_hots
 
-PAIR = Pair(Prio3.multihot_count_vec(9, 3))
+PAIR = NativePair(Prio3.multihot_count_vec(9, 3))
 REPORTS = b"".join(PAIR.reports(one_hots(9, 2)))
 JOB = PAIR.lead(REPORTS)
 RESPS, HELPED = PAIR.help(JOB.verify_inits)

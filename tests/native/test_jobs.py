@@ -28,7 +28,7 @@ from chorister.errors import DecodeError, InvalidInput
 from tests.native.pair import (
     HELPER_INFO,
     LEADER_INFO,
-    Pair,
+    NativePair,
     header,
     one_hots,
     opaque16,
@@ -36,7 +36,7 @@ from tests.native.pair import (
 )
 
 LENGTHS = sorted({1, 2} | {2**k + d for k in range(2, 11) for d in (-1, 0, 1)})
-BOUNDED = Pair(Prio3.multihot_count_vec(20, 5))
+BOUNDED = NativePair(Prio3.multihot_count_vec(20, 5))
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -45,12 +45,35 @@ def test_sums_are_exact_at_every_length(length: int, kind: str) -> None:
     weight = min(3, length)
     bounded = kind == "bounded"
     vdaf = Prio3.multihot_count_vec(length, weight) if bounded else Prio3.sum_vec(length, 1)
-    pair = Pair(vdaf)
+    pair = NativePair(vdaf)
     measurements = one_hots(length, 5, weight=weight)
     led, helped = pair.run(b"".join(pair.reports(measurements)))
     assert led.errors == helped.errors == bytes(5)
     assert led.count == helped.count == 5
     assert pair.result(led, helped).tolist() == measurements.sum(axis=0).tolist()
+
+
+def test_pieces_are_one_job() -> None:
+    """A leader's database returns a job's reports in pieces."""
+    reports = BOUNDED.reports(one_hots(20, 6))
+    whole = BOUNDED.lead(b"".join(reports))
+    pieces = [b"".join(reports[:1]), b"", b"".join(reports[1:4]), b"".join(reports[4:])]
+    job = BOUNDED.lead(pieces)
+    assert (job.verify_inits, job.errors) == (whole.verify_inits, whole.errors)
+    assert BOUNDED.lead([]).errors == b""
+
+
+def test_a_report_never_spans_two_pieces() -> None:
+    report = BOUNDED.reports(one_hots(20, 1))[0]
+    for cut in (1, 20, len(report) - 1):
+        with pytest.raises(DecodeError):
+            BOUNDED.lead([report[:cut], report[cut:]])
+
+
+@pytest.mark.parametrize("wrong", ["text", [b"", "text"], 7, None, bytearray(3)])
+def test_reports_are_bytes(wrong: object) -> None:
+    with pytest.raises(TypeError):
+        BOUNDED.lead(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2, 3, 64])
@@ -127,8 +150,8 @@ def test_a_tampered_leader_message_never_reaches_the_sum(data: st.DataObject) ->
 def test_aggregators_that_differ_add_nothing(what: str) -> None:
     reports = b"".join(BOUNDED.reports(one_hots(20, 3)))
     job = BOUNDED.lead(reports)
-    fields = {name: getattr(BOUNDED, name) for name in Pair.__dataclass_fields__}
-    other = Pair(**fields | {what: os.urandom(32)})
+    fields = {name: getattr(BOUNDED, name) for name in NativePair.__dataclass_fields__}
+    other = NativePair(**fields | {what: os.urandom(32)})
     verify_resps, helped = other.help(job.verify_inits)
     expected = ReportError.HPKE_DECRYPT_ERROR if what == "aad" else ReportError.VDAF_VERIFY_ERROR
     assert helped.errors == bytes([expected] * 3)
@@ -139,14 +162,14 @@ def test_aggregators_that_differ_add_nothing(what: str) -> None:
 
 @pytest.mark.parametrize("weight", [1, 2, 3, 4, 6, 7, 8])
 def test_weight_w_is_accepted_and_w_plus_one_rejected(weight: int) -> None:
-    pair = Pair(Prio3.multihot_count_vec(20, weight))
+    pair = NativePair(Prio3.multihot_count_vec(20, weight))
     led, helped = pair.run(b"".join(pair.reports(one_hots(20, 2, weight=weight))))
     assert led.count == helped.count == 2
     with pytest.raises(InvalidInput, match="weight"):
         pair.reports(one_hots(20, 1, weight=weight + 1))
 
     # A hostile client shards under a bound of its own, and seals to the same task.
-    hostile = Pair(
+    hostile = NativePair(
         Prio3.multihot_count_vec(20, weight + 1, chunk_length=pair.vdaf.chunk_length),
         verify_key=pair.verify_key,
         leader=pair.leader,
@@ -160,8 +183,8 @@ def test_weight_w_is_accepted_and_w_plus_one_rejected(weight: int) -> None:
 
 def test_a_plain_report_never_adds_more_than_its_maximum() -> None:
     """The encoding has no code for more: bits made for 3 read as 2 where 2 is the maximum."""
-    pair = Pair(Prio3.sum_vec(8, 2))
-    hostile = Pair(
+    pair = NativePair(Prio3.sum_vec(8, 2))
+    hostile = NativePair(
         Prio3.sum_vec(8, 3), verify_key=pair.verify_key, leader=pair.leader, helper=pair.helper
     )
     led, helped = pair.run(b"".join(hostile.reports(np.full((1, 8), 3, np.uint8))))
@@ -263,7 +286,7 @@ def test_headers_are_columns() -> None:
 
 
 def test_other_python_threads_run_while_a_job_does() -> None:
-    pair = Pair(Prio3.multihot_count_vec(1000, 50))
+    pair = NativePair(Prio3.multihot_count_vec(1000, 50))
     reports = b"".join(pair.reports(one_hots(1000, 200, weight=50)))
     done = threading.Event()
 
@@ -285,8 +308,8 @@ def test_memory_is_bounded_by_the_job_and_not_by_its_output_shares() -> None:
     """200 output shares of 10,000 bins would be 32 MB; the helper keeps one sum a thread."""
     script = """
 from chorister._native import Prio3
-from tests.native.pair import Pair, one_hots
-pair = Pair(Prio3.multihot_count_vec(10_000, 50))
+from tests.native.pair import NativePair, one_hots
+pair = NativePair(Prio3.multihot_count_vec(10_000, 50))
 few = pair.lead(b"".join(pair.reports(one_hots(10_000, 4, weight=50)))).verify_inits
 many = pair.lead(b"".join(pair.reports(one_hots(10_000, 200, weight=50)))).verify_inits
 pair.help(few)
@@ -304,7 +327,7 @@ print(high_water() - before)
 
 
 def test_a_task_takes_any_prio3_instance() -> None:
-    pair = Pair(Prio3.histogram(7))
+    pair = NativePair(Prio3.histogram(7))
     task = TaskBinding(pair.vdaf, context=b"", aad=b"", leader_info=b"", helper_info=b"")
     reports = task.seal_reports(
         np.array([3, 3, 6], dtype=np.uint64),

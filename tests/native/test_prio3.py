@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chorister._native import Prio3
 from chorister.errors import DecodeError, InvalidInput
-from tests.native.pair import Pair, one_hots
+from tests.native.pair import NativePair, one_hots
 
 NONCE = bytes(16)
 
@@ -90,7 +90,7 @@ def test_counts_are_added_and_merged_exactly(counts: list[int]) -> None:
 
 
 def test_shares_of_different_batches_are_noticed() -> None:
-    pair = Pair(Prio3.multihot_count_vec(20, 5))
+    pair = NativePair(Prio3.multihot_count_vec(20, 5))
     led, helped = pair.run(b"".join(pair.reports(one_hots(20, 3))))
     other, _ = pair.run(b"".join(pair.reports(one_hots(20, 3))))
     assert pair.result(led, helped).sum() == 3

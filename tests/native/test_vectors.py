@@ -17,7 +17,7 @@ from chorister._native import Prio3, ReportError, hpke_seal
 from tests.native.pair import (
     HELPER_INFO,
     LEADER_INFO,
-    Pair,
+    NativePair,
     header,
     opaque16,
     opaque32,
@@ -63,7 +63,7 @@ def instance(name: str, vector: dict[str, Any]) -> Prio3:
     raise ValueError(kind)
 
 
-def sealed_report(pair: Pair, report: dict[str, Any], report_id: bytes) -> bytes:
+def sealed_report(pair: NativePair, report: dict[str, Any], report_id: bytes) -> bytes:
     start = header(report_id, bytes.fromhex(report["public_share"]))
     shares = [opaque16(b"") + opaque32(bytes.fromhex(share)) for share in report["input_shares"]]
     return (
@@ -86,7 +86,7 @@ def test_every_vector_for_two_aggregators_is_here(shared: Path) -> None:
 @pytest.mark.parametrize("name", TWO_AGGREGATORS)
 def test_vector(name: str, shared: Path) -> None:
     vector = json.loads((shared / "vectors" / "vdaf" / f"{name}.json").read_text())
-    pair = Pair(
+    pair = NativePair(
         instance(name, vector),
         context=bytes.fromhex(vector["ctx"]),
         verify_key=bytes.fromhex(vector["verify_key"]),

@@ -70,5 +70,5 @@ def test_a_fraction_belongs_to_an_honest_crowd(changes: dict[str, Any]) -> None:
 
 
 def test_nobody_honest() -> None:
-    with pytest.raises(InvalidInput, match="nobody"):
+    with pytest.raises(InvalidInput, match="is no device"):
         claim(**{**HONEST, "honest_fraction": Fraction(1, 2000)}).certified_epsilon(1000)

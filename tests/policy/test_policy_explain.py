@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chorister.policy.bounds import analysis_cost, device_cost, field_cost
+from chorister.policy.bounds import analysis_cost, device_cost, field_cost, series_cost
 from chorister.policy.contradictions import findings
 from chorister.policy.diff import diff
 from chorister.policy.explain import explain
@@ -38,14 +38,14 @@ def test_the_explanation_says_what_it_must() -> None:
     for words in (
         "at most 1 report in each period of 180 days: epsilon 0.5, delta 1e-6",
         "user.age: at most 1 report in each period of 180 days: epsilon 0.3",
-        "to both together eps_local x k = 2 x 1 = 2",
-        "to both together eps_local x k = 8 x 4 = 32",
+        "to both together epsilon 2, from 1 report of local epsilon 2",
+        "to both together epsilon 32, from 4 reports of local epsilon 8",
         "the guarantee is per period",
         "In any time as long as a period at most two budgets are charged",
-        "three, if the device's clock is slow, but not by more than 2 days",
+        "three, if the device's clock is slow by up to 2 days, or both aggregators lie",
         "at least one of the two aggregators is honest",
         "nothing about the other devices; all may be hostile",
-        "not hidden: that, when and from where",
+        "not hidden: the fact that a device took part, when and from where",
         "user.locale is not sensitive: de_DE, en_GB, en_US, fr_FR; anything else is other",
     ):
         assert words in text
@@ -72,6 +72,7 @@ def test_the_example_has_remarks_but_no_contradiction() -> None:
 
 
 FIELD = "fields/keyboard.ngram"
+SERIES = {"windows": 26, "longest": "180d", "answers": 1, "cells": 130}
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,9 @@ FIELD = "fields/keyboard.ngram"
          "less than one honest device"),
         ({"cohort/smallest": 2, "cohort/largest": 20}, "fields.user.age.local_epsilon",
          "can never be used in full: with 20 devices"),
+        ({"series": SERIES | {"longest": "3h"}}, "series.longest", "no series is as short"),
+        ({"series": SERIES | {"answers": 27}}, "series.answers", "27 of 26 windows"),
+        ({"series": SERIES | {"cells": 25}}, "series.cells", "26 windows"),
     ],
 )  # fmt: skip
 def test_contradictions(changes: dict[str, Any], field: str, words: str) -> None:
@@ -113,6 +117,10 @@ def test_budgets_of_different_periods() -> None:
         ({f"analyses/{ANALYSIS}/budget/period": "2d"}, f"analyses.{ANALYSIS}.budget.period"),
         ({"device/min_ledger_age": "200d"}, "device.min_ledger_age"),
         ({"aggregators/0/one_operator": True}, "aggregators.main"),
+        (
+            {f"analyses/{ANALYSIS}/series": SERIES | {"answers": 2}},
+            f"analyses.{ANALYSIS}.series.answers",  # the budget has one report in that time
+        ),
     ],
 )
 def test_remarks(changes: dict[str, Any], field: str) -> None:
@@ -138,6 +146,7 @@ def test_equal_policies_do_not_differ() -> None:
         ({"report_kinds": ["bounded", "plain"]}, "report_kinds"),
         ({"crowds": ["noised", "honest"], "honest_fraction": "1/2"}, "honest_fraction"),
         ({f"{FIELD}/local_epsilon": 6}, "fields.keyboard.ngram.local_epsilon"),
+        ({"series": SERIES}, "series"),
     ],
 )  # fmt: skip
 def test_differences_have_a_direction(changes: dict[str, Any], field: str) -> None:
@@ -149,6 +158,49 @@ def test_differences_have_a_direction(changes: dict[str, Any], field: str) -> No
     assert not [change for change in forth if change[0] == "less"]
     assert ("less", path) in back or ("other", path) in back
     assert not [change for change in back if change[0] == "more"]
+
+
+@pytest.mark.parametrize("name", list(SERIES))
+def test_every_limit_of_a_series_has_a_direction(name: str) -> None:
+    before = analysis_at({"series": SERIES})
+    after = analysis_at({"series": SERIES | {name: "181d" if name == "longest" else 200}})
+    series = f"analyses.{ANALYSIS}.series"
+    paths = [*([series] if name == "answers" else []), f"{series}.{name}"]
+    assert [(c.kind, c.field) for c in diff(before, after)] == [("more", path) for path in paths]
+    assert [(c.kind, c.field) for c in diff(after, before)] == [("less", path) for path in paths]
+
+
+def test_a_series_is_explained() -> None:
+    policy = analysis_at({"series": SERIES})
+    assert "may be asked repeatedly" not in said()
+    assert "in up to 26 windows within 180 days; a device answers in at most 1 window" in said(
+        policy
+    )
+    # A deleted ledger could answer again until the last window has closed.
+    (remark,) = (f for f in findings(policy) if f.field == "device.min_ledger_age")
+    assert "182 days would prevent it" in remark.why
+    cost, change = diff(POLICY, policy)
+    assert change.what == "not given -> windows 26, longest 180 days, answers 1, cells 130"
+    whole = "at most 1 report: epsilon 0.5, delta 1e-6; to both aggregators together epsilon 8"
+    assert cost.what == f"a whole series can now cost a device {whole}"
+    assert f"a whole series costs a device {whole}" in said(policy)
+
+
+def test_a_series_may_cost_the_budgets_of_several_periods() -> None:
+    def cost(changes: dict[str, Any]) -> tuple[int, Decimal]:
+        policy = policy_at(changes)
+        found = series_cost(policy, policy.analyses[ANALYSIS])
+        assert found is not None
+        return found.reports, found.epsilon
+
+    series = {f"analyses/{ANALYSIS}/series": SERIES | {"answers": 26}}
+    # 182 days with the oldest checkpoint: three periods of 180 days, or 5 of 50.
+    assert cost(series) == (3, Decimal("1.5"))
+    shorter = series | {f"analyses/{ANALYSIS}/budget/period": "50d"}
+    assert cost(shorter) == (5, Decimal("2.5"))
+    assert cost(shorter | {"device/period": REMOVE, "device/epsilon": 1}) == (4, Decimal(1))
+    never = {"device/period": REMOVE, f"analyses/{ANALYSIS}/budget/period": REMOVE}
+    assert cost(series | never) == (1, Decimal("0.5"))
 
 
 def test_a_new_analysis_is_told_with_its_cost() -> None:
@@ -180,7 +232,7 @@ def test_new_fields_keys_and_pairs_are_told() -> None:
 def test_what_it_can_cost_is_told_in_words() -> None:
     changes = diff(POLICY, analysis_at({"budget/reports": 3}))
     (cost,) = [c for c in changes if c.field == f"analyses.{ANALYSIS}"]
-    assert "8 x 3 = 24; before, at most 1 report" in cost.what
+    assert "epsilon 24, from 3 reports of local epsilon 8; before, at most 1 report" in cost.what
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from chorister.privacy.published_bounds import (
     conditional_divergence,
 )
 
+EXTREME = ["1e300000000", "1e-300000000", f"1/{'9' * 5000}"]
 COHORTS = [  # mechanism, eps0, eps, the witness's cohort, certified at most, clones
     ("asymmetric", 3, "0.5", 586, 586, 2350),
     ("asymmetric", 3, "1", 152, 152, 736),
@@ -202,7 +203,7 @@ def test_honest_members_are_counted_in_integers() -> None:
     assert wrong > 0
 
 
-@pytest.mark.parametrize("value", [0.9, 1.0, True, "0", "5/4", "x", "1/0"])
+@pytest.mark.parametrize("value", [0.9, 1.0, True, "0", "5/4", "x", "1/0", *EXTREME])
 def test_honest_fractions_other_than_rationals_in_range_are_refused(value: object) -> None:
     with pytest.raises(InvalidInput, match="honest_fraction"):
         Setting(local_epsilon=3, honest_fraction=value)  # type: ignore[arg-type]
@@ -244,7 +245,7 @@ def test_bad_deltas_are_refused_with_the_range(bad: object) -> None:
         epsilon(Setting(local_epsilon=3), cohort=100, delta=bad)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("bad", [-0.1, math.nan, 51, "x"])
+@pytest.mark.parametrize("bad", [-0.1, math.nan, 51, "x", "1e-99999999999999999999"])
 def test_bad_epsilons_are_refused_with_the_range(bad: object) -> None:
     with pytest.raises(InvalidInput, match="epsilon"):
         delta(Setting(local_epsilon=3), cohort=100, epsilon=bad)  # type: ignore[arg-type]

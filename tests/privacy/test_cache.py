@@ -21,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "chorister" / "accountant"
 
 
-class Counted:
+class CountedCalls:
     def __init__(self) -> None:
         self.calls = 0
 
@@ -31,7 +31,7 @@ class Counted:
 
 
 def test_an_answer_is_computed_once(folder: Path) -> None:
-    compute = Counted()
+    compute = CountedCalls()
     for _ in range(3):
         assert remember("epsilon", {"cohort": "586"}, compute) == {"upper": 0.5}
     assert compute.calls == 1
@@ -42,7 +42,7 @@ def test_an_answer_is_computed_once(folder: Path) -> None:
 
 
 def test_a_new_version_forgets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compute = Counted()
+    compute = CountedCalls()
     remember("epsilon", {}, compute)
     monkeypatch.setattr(cache, "ACCOUNTANT_VERSION", 999)
     remember("epsilon", {}, compute)
@@ -53,8 +53,8 @@ def test_a_new_version_forgets(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     "damage",
     [b"", b"{", b"[]", b'{"key": "x", "answer": {}}', b"\xff\xfe", b'{"answer": {"upper": NaN}}'],
 )
-def test_a_damaged_file_is_computed_anew(folder: Path, damage: bytes) -> None:
-    compute = Counted()
+def test_a_damaged_file_is_computed_again(folder: Path, damage: bytes) -> None:
+    compute = CountedCalls()
     remember("epsilon", {}, compute)
     (path,) = folder.iterdir()
     path.write_bytes(damage)
@@ -64,7 +64,7 @@ def test_a_damaged_file_is_computed_anew(folder: Path, damage: bytes) -> None:
 
 
 def test_a_file_about_something_else_is_not_believed(folder: Path) -> None:
-    compute = Counted()
+    compute = CountedCalls()
     remember("epsilon", {"cohort": "1"}, compute)
     (path,) = folder.iterdir()
     moved = json.loads(path.read_bytes())
@@ -85,7 +85,7 @@ def test_concurrent_writers_do_not_mix(folder: Path) -> None:
 
 def test_the_environment_can_forbid_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cache.DISABLING_VARIABLE, "1")
-    compute = Counted()
+    compute = CountedCalls()
     remember("epsilon", {}, compute)
     remember("epsilon", {}, compute)
     assert compute.calls == 2
@@ -99,7 +99,7 @@ def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(
     blocked.write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     monkeypatch.delenv(cache.DISABLING_VARIABLE, raising=False)
-    assert remember("epsilon", {}, Counted()) == {"upper": 0.5}
+    assert remember("epsilon", {}, CountedCalls()) == {"upper": 0.5}
 
 
 def test_nothing_in_the_package_but_the_cache_itself_imports_it() -> None:

@@ -123,7 +123,7 @@ def loss_of(local: str, cohort: int, spacing: float) -> PrivacyLoss:
 
 
 def test_choosing_the_second_question_after_the_first_answer_exceeds_delta() -> None:
-    """The counterexample: each second question is within delta(1.5) <= 1e-6 if fixed beforehand.
+    """The counterexample: each second question is within delta(1.5) <= 1e-6 if fixed in advance.
 
     After the first answer with loss l the analyst takes the question that is worst at 1.5 - l.
     """

@@ -247,7 +247,7 @@ def test_ratios_are_never_zero_over_zero() -> None:
 
 @pytest.mark.parametrize("mechanism", list(Mechanism))
 def test_epsilon_is_monotone_in_cohort_local_epsilon_and_delta(mechanism: Mechanism) -> None:
-    """Certified values wobble by their slack, so the comparison allows 0.1 %."""
+    """Certified values wobble by their slack, so the comparison allows 0.1%."""
 
     def at(n: int = 2000, local: float = 3.0, delta: float = 1e-6) -> float:
         return exact_epsilon(n, mechanism, local, delta, noised=False).upper

@@ -129,8 +129,6 @@ def test_bad_indices_and_counts_are_refused() -> None:
             randomizer.randomize_many([0, index])
     with pytest.raises(InvalidInput, match="at least 1"):
         randomizer.debias([1.0], 0)
-    with pytest.raises(InvalidInput, match="confidence"):
-        randomizer.interval([1.0], 10, confidence=1.0)
 
 
 # --- Estimates ----------------------------------------------------------------------------------
@@ -175,27 +173,6 @@ def test_aggregator_noise_costs_what_is_stated() -> None:
     least = randomizer.std_error(586, 0.0, 585) / randomizer.std_error(586)
     assert float(many) == pytest.approx(1.06, abs=0.005)
     assert float(least) == pytest.approx(1.73, abs=0.005)
-
-
-@pytest.mark.parametrize("mechanism", list(Mechanism))
-@pytest.mark.parametrize("held", [0, 50, 2000])
-def test_intervals_cover_at_their_rate(mechanism: Mechanism, held: int) -> None:
-    """20,000 seeded sums: coverage within a percent of 90 % (five standard errors: 1e-6)."""
-    randomizer = OneHotRandomizer(mechanism=mechanism, local_epsilon=2, length=20)
-    rng = np.random.default_rng(7)
-    n, trials, draws = 5000, 300, 20_000
-    sums = rng.binomial(held, randomizer.h, draws)
-    sums = sums + rng.binomial(n - held + 2 * trials, randomizer.q, draws)
-    low, high = randomizer.interval(randomizer.debias(sums, n, trials), n, trials, 0.9)
-    assert np.mean((low <= held) & (held <= high)) == pytest.approx(0.9, abs=0.0106)
-
-
-def test_intervals_exist_for_every_sum_that_can_occur() -> None:
-    for mechanism in Mechanism:
-        randomizer = OneHotRandomizer(mechanism=mechanism, local_epsilon="0.5", length=20)
-        sums = np.arange(0, 101)
-        low, high = randomizer.interval(randomizer.debias(sums, 100), 100, 0, 0.999999)
-        assert np.all(low < high)
 
 
 # --- What is really sampled -----------------------------------------------------------------------

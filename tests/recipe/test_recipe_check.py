@@ -10,6 +10,7 @@ from chorister.errors import QueryRefused
 from chorister.policy import Policy
 from chorister.policy.bounds import Claim
 from chorister.recipe import Recipe, SignedRecipe, check, refusal, sign, verify_recipe
+from chorister.recipe.in_words import describe
 from chorister.recipe.template import template
 from tests.keyboard import (
     ANALYSIS,
@@ -18,6 +19,7 @@ from tests.keyboard import (
     RECIPE,
     STRANGER,
     analysis_at,
+    policy_at,
     policy_tree,
     recipe_at,
 )
@@ -231,3 +233,21 @@ def test_templates_are_allowed(changes: dict[str, Any]) -> None:
     recipe = template(policy, None, now=OPENS, columns=lambda *_: ["value"])
     assert failed(recipe, policy, now=OPENS) == []
     assert Recipe.parse(recipe.canonical()) == recipe
+    # A first try does not spend what other questions may need.
+    terms = policy.analyses[recipe.analysis]
+    assert recipe.privacy.epsilon * terms.budget.reports <= terms.budget.epsilon
+
+
+def test_how_often_it_can_be_asked_is_no_less_than_ledgers_permit() -> None:
+    """A device's budget that renews more often than the analysis' bounds no period of that."""
+    changes = {
+        "device/period": "30d",
+        "device/reports": 1,
+        **{
+            f"analyses/{ANALYSIS}/{part}/{name}": value
+            for part in ("budget", "fields/user.age", "fields/keyboard.ngram")
+            for name, value in (("epsilon", "2"), ("delta", "0.00001"), ("reports", 7))
+        },
+    }
+    words = [line for section in describe(RECIPE, policy_at(changes)) for line in section.lines]
+    assert "a device answers at most 7 questions of this cost in each period of 180 days" in words

@@ -262,14 +262,14 @@ def test_every_window_has_a_bucket_soon(opens: int, length: int) -> None:
 
 
 def test_real_windows_have_short_buckets() -> None:
-    """A week and three days from 2026 on: the bucket is less than 1 % longer than the window."""
+    """A week and three days from 2026 on: the bucket is less than 1% longer than the window."""
     for day in range(2000):
         opens = 1_794_787_200 + day * 86_400
         window = Window(opens=opens, closes=opens + 604_800, ends=opens + 864_000)
         assert window.bucket.length < 864_000 * 1.01
 
 
-def test_a_copy_is_computed_anew() -> None:
+def test_a_copy_is_computed_again() -> None:
     """Also where everything was already computed from the original."""
     recipe = recipe_at({"privacy/local_epsilon": "1", "privacy/epsilon": "0.2"})
     _ = recipe.digest, recipe.encoding, recipe.randomizer

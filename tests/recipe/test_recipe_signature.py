@@ -44,6 +44,21 @@ def test_any_jose_library_can_check_it() -> None:
     assert jws.deserialize_compact(JWS, key, algorithms=["Ed25519"]).payload == RECIPE.canonical()
 
 
+def test_any_jose_library_can_make_it() -> None:
+    raw = AUTHOR.public_key().public_bytes_raw()
+    key = OKPKey.import_key(
+        {
+            "kty": "OKP",
+            "crv": "Ed25519",
+            "x": b64url_encode(raw),
+            "d": b64url_encode(AUTHOR.private_bytes_raw()),
+        }
+    )
+    header = {"alg": "Ed25519", "kid": key_id(raw), "typ": "chorister-recipe+jws"}
+    theirs = jws.serialize_compact(header, RECIPE.canonical(), key, algorithms=["Ed25519"])
+    assert theirs.encode() == JWS
+
+
 def test_opening_checks_the_signature_before_anything_is_parsed() -> None:
     assert SignedRecipe.open(JWS, KEYS) == SignedRecipe.parse(JWS)
     nonsense = assemble(HEADER, b64url_encode(b"not even JSON"))

@@ -137,7 +137,7 @@ def test_caching(world: World, source: HTTPSource, client: RegistryClient, port:
         assert again[2] == b""
         assert ask(port, "HEAD", f"/{path}")[2] == b""
     for brief in ("checkpoint", PROOF):
-        assert ask(port, "GET", f"/{brief}")[1]["cache-control"] == "public, max-age=30"
+        assert ask(port, "GET", f"/{brief}")[1]["cache-control"] == "public, max-age=5"
     assert ask(port, "GET", "/candidate")[1]["cache-control"] == "no-store"
     status, headers, _ = ask(port, "GET", f"/body/{'00' * 32}")
     assert (status, headers["cache-control"]) == (404, "no-store")

@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chorister.errors import (
     CheckpointTime,
@@ -22,9 +24,9 @@ from chorister.errors import (
 from chorister.registry.folder import LogFolder
 from chorister.registry.registry import CANDIDATE_LIFETIME, Registry
 from chorister.transparency.auditor import audit
-from chorister.transparency.checkpoint import Checkpoint
+from chorister.transparency.checkpoint import MAX_SKEW, Checkpoint
 from chorister.transparency.disk import Disk
-from chorister.transparency.entries import ListEntry, Submission
+from chorister.transparency.entries import ListEntry, SignedEntry, Submission
 from chorister.transparency.state import CurrentList
 from chorister.transparency.tiles import read_entries
 from chorister.transparency.tree import leaf_hash, root_hash
@@ -126,6 +128,33 @@ def test_a_full_list_takes_what_empties_it_and_nothing_that_adds_to_it(
     assert left.analysis == OTHER_ANALYSIS
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A world that no test changes."""
+    world = World(tmp_path_factory.mktemp("shared"))
+    world.registry.issue()
+    return world
+
+
+@given(st.data())
+def test_arbitrary_and_damaged_bytes_are_refused(shared: World, data: st.DataObject) -> None:
+    entries: list[SignedEntry] = [recipe_entry("x"), hpke_entry(LEADER), revocation("author")]
+    entry = data.draw(st.sampled_from(entries))
+    good = submission(entry).encode()
+    line = identity("leader").sign(a_checkpoint(), NOW).encode().encode()
+    noise = data.draw(st.binary(min_size=1, max_size=40))
+    at = data.draw(st.integers(0, len(good) - 1))
+    changed = good[:at] + noise + good[at + len(noise) :]
+    for sent in (noise, changed, good[:at]):
+        if sent != good:
+            with pytest.raises((EntryRefused, NotAuthorized)):
+                shared.registry.submit(sent)
+    for sent in (noise, line, line[:at] + noise + line[at:]):
+        with pytest.raises((DecodeError, NotAuthorized, LogSignatureInvalid)):
+            shared.registry.add_cosignature(sent)
+    assert shared.registry.status().size == 1
+
+
 # --- Candidates and cosignatures -----------------------------------------------------------------
 
 
@@ -221,6 +250,41 @@ def test_cosignatures_of_others_and_of_other_checkpoints_are_refused(world: Worl
     assert world.registry.status().waiting_for == (HELPER_NAME, LEADER_NAME)
 
 
+def test_old_cosignatures_of_the_same_tree_are_not_taken_again(world: World) -> None:
+    """They are public: a stranger who sends them must not make the log look old, nor stay old."""
+    first = world.publish(recipe_entry("one"))
+    old = [line.encode().encode() for line in first.note.signatures if line.name != ORIGIN]
+    fresh = world.publish(wait=600)
+    assert fresh.checkpoint == first.checkpoint
+    for restarted in (False, True):
+        if restarted:
+            world.restart()
+        for line in old:
+            with pytest.raises(LogSignatureInvalid, match="not older"):
+                world.registry.add_cosignature(line)
+        assert world.checkpoint() == fresh
+    # Nor for the next candidate, which waits for new times; nor lines of one that was given up.
+    world.clock.advance(600)
+    world.registry.issue()
+    given_up = world.leader.cosign(world.source)
+    world.registry.add_cosignature(given_up)
+    world.clock.advance(CANDIDATE_LIFETIME)
+    world.registry.issue()
+    newest = [line.encode().encode() for line in fresh.note.signatures if line.name != ORIGIN]
+    for line in (*old, *newest, given_up):
+        with pytest.raises(LogSignatureInvalid, match="not older"):
+            world.registry.add_cosignature(line)
+    assert world.registry.status().waiting_for == (HELPER_NAME, LEADER_NAME)
+    assert authority().oldest(world.publish()) == world.clock.now()
+
+
+def test_a_cosignature_may_be_delivered_twice(world: World) -> None:
+    world.registry.issue()
+    line = world.leader.cosign(world.source)
+    for _ in range(2):
+        assert world.registry.add_cosignature(line) == (HELPER_NAME,)
+
+
 def a_checkpoint() -> Checkpoint:
     return Checkpoint(origin=ORIGIN, size=9, root=bytes(32))
 
@@ -246,6 +310,29 @@ def test_a_clock_set_back_behind_a_list_issues_nothing(world: World) -> None:
         world.registry.issue()
     world.clock.set(NOW + 201)
     assert world.publish(wait=0).checkpoint.size == size
+
+
+def test_a_clock_that_jumps_ahead_adds_no_list_of_the_future(world: World) -> None:
+    """Lists only go forward in time: with one of next year, the log could not go on before that."""
+    world.publish(recipe_entry("one"))
+    world.submit(recipe_entry("two"))
+    world.clock.advance(DAY)  # that time passes is no jump
+    world.clock.jump(MAX_SKEW)  # nor is it one that cosigners do not mind
+    assert world.publish().checkpoint.size == 4
+    world.submit(recipe_entry("three"))
+    world.clock.jump(365 * DAY)
+    with pytest.raises(CheckpointTime, match="set ahead by 31536000 s"):
+        world.registry.issue()
+    world.clock.jump(-365 * DAY)
+    assert world.publish().checkpoint.size == 6
+    # Operators who know better restart their servers.
+    world.submit(recipe_entry("four"))
+    world.clock.jump(DAY)
+    with pytest.raises(CheckpointTime):
+        world.registry.issue()
+    for server in (world, world.leader, world.helper):
+        server.restart()
+    assert world.publish().checkpoint.size == 8
 
 
 def test_never_two_lists_in_one_second(world: World) -> None:
@@ -282,7 +369,7 @@ def test_two_registries_cannot_hold_one_folder(world: World) -> None:
         LogFolder.open(world.folder)
 
 
-def test_a_missing_log_is_not_silently_begun_anew(tmp_path: Path) -> None:
+def test_a_missing_log_is_not_silently_started_over(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match="restore it"):
         LogFolder.open(tmp_path)
     LogFolder.create(tmp_path / "log").close()

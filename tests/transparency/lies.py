@@ -7,14 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from chorister.clock import SettableClock
-from chorister.transparency.entries import Entry, ListEntry, RecipeBody, SignedEntry
+from chorister.transparency.entries import (
+    Entry,
+    HPKEConfigEntry,
+    ListEntry,
+    RecipeBody,
+    SignedEntry,
+)
 from chorister.transparency.reader import Current, LastAccepted, read_log
-from chorister.transparency.state import LogState
+from chorister.transparency.state import CurrentList, ListedRecipe, LogState
 from chorister.transparency.tiles import Source
 from tests.logworld import (
     ANALYSIS,
     HELPER,
+    HELPER_NAME,
     LEADER,
+    LEADER_NAME,
     NOW,
     forge,
     hpke_entry,
@@ -44,6 +52,24 @@ HONEST = with_lists([LEADER_CONFIG, HELPER_CONFIG, FIRST], [SECOND])
 def forged(tmp_path: Path, *entries: Entry, time: int = NOW + 10, **options: object) -> Source:
     encoded = [entry.encode() for entry in entries]
     return forge(tmp_path / "forged", encoded, time=time, **options)  # type: ignore[arg-type]
+
+
+def served(tmp_path: Path, *entries: Entry, listed: CurrentList) -> Source:
+    """A log that both cosigned without a look at it, whose last entry is this list."""
+    return forged(
+        tmp_path,
+        *entries,
+        list_digest=listed.digest,
+        served_list=listed.encode(),
+        cosigned=True,
+        name="checkpoint",
+    )
+
+
+def a_list(*recipes: ListedRecipe, leader_config: HPKEConfigEntry = LEADER_CONFIG) -> CurrentList:
+    """A list with both aggregators' configs."""
+    configs = [(LEADER_NAME, leader_config.address), (HELPER_NAME, HELPER_CONFIG.address)]
+    return CurrentList.of(hpke_configs=configs, recipes=recipes)
 
 
 def device_reads(

@@ -33,17 +33,20 @@ from chorister.transparency.cosigner import (
 )
 from chorister.transparency.disk import Disk
 from chorister.transparency.entries import Entry
-from chorister.transparency.note import Note
+from chorister.transparency.note import Note, SignatureLine
 from tests.logworld import (
+    DAY,
     LEADER,
     LEADER_NAME,
     NOW,
-    Aggregator,
+    ORIGIN,
+    CosigningAggregator,
     World,
     forge,
     hpke_entry,
     identity,
     policy,
+    public,
     recipe_entry,
 )
 from tests.simulated_disk import Crash, SimulatedDisk
@@ -70,6 +73,22 @@ def test_the_same_tree_is_signed_again_with_a_new_time(world: World) -> None:
     world.clock.set(world.clock.now() - 1)
     with pytest.raises(CheckpointTime, match="set the clock"):
         world.leader.cosign(world.source)
+
+
+def test_requests_within_one_second_write_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may ask an aggregator for a cosignature, as often as they like."""
+    world.clock.advance(5)
+    first = world.leader.cosign(world.source)
+    syncs = list[Path]()
+    monkeypatch.setattr(world.leader.disk, "sync", syncs.append)
+    for _ in range(3):
+        assert world.leader.cosign(world.source) == first
+    assert not syncs
+    world.clock.advance(1)
+    assert world.leader.cosign(world.source) != first
+    assert syncs
 
 
 def test_a_cosigner_that_lost_its_head_refuses_until_its_operator_acts(
@@ -242,6 +261,32 @@ def test_recipes_are_accepted_before_the_cosignature_is_given(world: World) -> N
     assert world.leader.accepted[-1].recipe.id == "third"
 
 
+def test_a_cosignature_has_the_time_at_which_the_list_was_checked(world: World) -> None:
+    """However long an aggregator then takes to store the new recipes."""
+    world.submit(recipe_entry("slow"))
+    world.clock.advance(1)
+    world.registry.issue()
+    checked = world.clock.now()
+    world.leader.cosigner.accept = lambda _: world.clock.advance(DAY)
+    world.leader.cosign(world.source)
+    assert world.clock.now() == checked + DAY
+    found = world.leader.head.last.note.check_cosignature(LEADER_NAME, [public("leader")])
+    assert found.time == checked
+
+
+def test_a_head_keeps_the_signatures_of_the_log_and_its_own_alone(world: World) -> None:
+    """Whoever asks may add lines in the log's name, with ids of keys that it does not have."""
+    world.clock.advance(60)
+    candidate = world.registry.issue()
+    for number in range(20):
+        junk = SignatureLine(name=ORIGIN, blob=bytes([number]) * 68)
+        candidate = candidate.with_cosigner(junk)
+    world.leader.cosigner.cosign(world.source, candidate)
+    kept = world.leader.head.last.note.signatures
+    assert [line.name for line in kept] == [ORIGIN, LEADER_NAME]
+    world.leader.head.last.check_log(ORIGIN, [public("log")])
+
+
 def test_the_task_ids_of_new_recipes_are_known_before_the_cosignature(world: World) -> None:
     """What an aggregator passes as `accept`: opt-in is a lookup in what it enumerates here."""
     tasks: dict[bytes, str] = {}
@@ -280,7 +325,7 @@ def test_a_registry_cannot_bury_a_cosigner(world: World) -> None:
             accept=lambda _: None,
             **limits,
         )
-        with pytest.raises(EntryRefused, match="operator can raise"):
+        with pytest.raises(EntryRefused, match="operator can raise new_log_"):
             cosigner.cosign(world.source)
     world.leader.cosign(world.source)
 
@@ -296,7 +341,7 @@ def test_a_failed_write_stops_the_cosigner(tmp_path: Path) -> None:
 
     disk = FailingDisk()
     source = forge(tmp_path / "log", [hpke_entry(LEADER).encode()], time=NOW)
-    side = Aggregator("leader", tmp_path / "leader", SettableClock(NOW), disk=disk)
+    side = CosigningAggregator("leader", tmp_path / "leader", SettableClock(NOW), disk=disk)
     disk.fails = True
     with pytest.raises(StorageDamaged, match="Input/output error"):
         side.cosign(source)
@@ -321,7 +366,7 @@ def test_a_crash_at_any_step_never_lets_a_cosigner_forget_what_it_gave_away(
         folder = tmp_path / str(seed)
         folder.mkdir()
         disk = SimulatedDisk(folder)
-        side = Aggregator("leader", folder / "leader", SettableClock(NOW), disk=disk)
+        side = CosigningAggregator("leader", folder / "leader", SettableClock(NOW), disk=disk)
         disk.steps = rng.randrange(12)
         signed = False
         try:

@@ -38,7 +38,6 @@ from tests.logworld import (
     DAY,
     HELPER_NAME,
     LEADER,
-    LEADER_NAME,
     NOW,
     OTHER_ANALYSIS,
     World,
@@ -59,8 +58,10 @@ from tests.transparency.lies import (
     HONEST,
     LEADER_CONFIG,
     SECOND,
+    a_list,
     device_reads,
     forged,
+    served,
 )
 
 # --- Keys in an aggregator's name ----------------------------------------------------------------
@@ -102,27 +103,16 @@ def test_foreign_hpke_config_is_caught_by_the_auditor(tmp_path: Path) -> None:
         audit(source, authority=authority())
 
 
-def served(tmp_path: Path, leader_config: HPKEConfigEntry) -> Source:
-    """A log, cosigned by both, whose list calls this entry the leader's config."""
-    listed = CurrentList.of(
-        hpke_configs=[(LEADER_NAME, leader_config.address), (HELPER_NAME, HELPER_CONFIG.address)],
-        recipes=[],
-    )
-    return forged(
-        tmp_path,
-        leader_config,
-        HELPER_CONFIG,
-        list_digest=listed.digest,
-        served_list=listed.encode(),
-        cosigned=True,
-        name="checkpoint",
-    )
+def with_config(tmp_path: Path, leader_config: HPKEConfigEntry) -> Source:
+    """A log whose list calls this entry the leader's config."""
+    listed = a_list(leader_config=leader_config)
+    return served(tmp_path, leader_config, HELPER_CONFIG, listed=listed)
 
 
 def test_unsigned_hpke_config_is_caught_by_the_devices_check(tmp_path: Path) -> None:
     unsigned = replace(hpke_entry(LEADER, b"foreign"), signature=bytes(64))
     with pytest.raises(LogSignatureInvalid):
-        device_reads(served(tmp_path, unsigned))
+        device_reads(with_config(tmp_path, unsigned))
 
 
 @pytest.mark.parametrize(("start", "end"), [(NOW - DAY, NOW + 10), (NOW + 11, NOW + DAY)])
@@ -131,13 +121,13 @@ def test_invalid_hpke_config_is_caught_by_the_devices_check(
 ) -> None:
     config = hpke_entry(LEADER, not_before=start, not_after=end)
     with pytest.raises(WrongList, match="not valid"):
-        device_reads(served(tmp_path, config))
+        device_reads(with_config(tmp_path, config))
 
 
 def test_hpke_config_for_another_name_is_caught_by_the_devices_check(tmp_path: Path) -> None:
     config = hpke_entry("https://leader.example.org/test/", by="leader")
     with pytest.raises(WrongList, match="not an HPKE config of"):
-        device_reads(served(tmp_path, config))
+        device_reads(with_config(tmp_path, config))
 
 
 def test_missing_hpke_config_is_caught_by_the_devices_check(tmp_path: Path) -> None:
@@ -148,18 +138,9 @@ def test_missing_hpke_config_is_caught_by_the_devices_check(tmp_path: Path) -> N
 
 def test_recipe_that_is_none_is_caught_by_the_devices_check(tmp_path: Path) -> None:
     """It is read as one later, and its signature then fails: see `tests/device`."""
-    configs = [(LEADER_NAME, LEADER_CONFIG.address), (HELPER_NAME, HELPER_CONFIG.address)]
     data = LEADER_CONFIG.encode()
     recipe = ListedRecipe(ANALYSIS, public("author"), LEADER_CONFIG.address, len(data))
-    listed = CurrentList.of(hpke_configs=configs, recipes=[recipe])
-    source = forged(
-        tmp_path,
-        *HONEST[:2],
-        list_digest=listed.digest,
-        served_list=listed.encode(),
-        cosigned=True,
-        name="checkpoint",
-    )
+    source = served(tmp_path, *HONEST[:2], listed=a_list(recipe))
     (body,) = device_reads(source)
     with pytest.raises(RecipeError):
         open_recipe(body)
@@ -170,10 +151,7 @@ def test_recipe_that_is_none_is_caught_by_the_devices_check(tmp_path: Path) -> N
 
 def a_wrong_list() -> CurrentList:
     """One that leaves out a recipe, so that one victim alone would be asked another."""
-    return CurrentList.of(
-        hpke_configs=[(LEADER_NAME, LEADER_CONFIG.address), (HELPER_NAME, HELPER_CONFIG.address)],
-        recipes=[ListedRecipe.of(FIRST)],
-    )
+    return a_list(ListedRecipe.of(FIRST))
 
 
 def test_wrong_list_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
@@ -183,22 +161,14 @@ def test_wrong_list_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> N
 
 def test_wrong_list_is_caught_by_the_devices_check(world: World) -> None:
     digest = world.proof().entry.digest
-    for served in (a_wrong_list().encode(), b"not a list", b""):
-        (world.public / list_path(digest)).write_bytes(served)
+    for shown in (a_wrong_list().encode(), b"not a list", b""):
+        (world.public / list_path(digest)).write_bytes(shown)
         with pytest.raises(WrongList):
             device_reads(world.source)
 
 
 def test_wrong_list_is_caught_by_the_auditor(world: World, tmp_path: Path) -> None:
-    served = a_wrong_list()
-    source = forged(
-        tmp_path,
-        *HONEST,
-        list_digest=served.digest,
-        served_list=served.encode(),
-        cosigned=True,
-        name="checkpoint",
-    )
+    source = served(tmp_path, *HONEST, listed=a_wrong_list())
     assert len(device_reads(source)) == 1  # A device has no tree: this needs both aggregators.
     with pytest.raises(WrongList, match="follows from the entries"):
         audit(source, authority=authority())
@@ -292,15 +262,7 @@ def test_collusion_of_both_aggregators_is_seen_by_witnesses_and_auditors(
     the public tree and signs no other, so the victim's policy is not met; and if the registry
     shows the private tree to everybody, whoever audits it finds the wrong list in it.
     """
-    wrong = a_wrong_list()
-    source = forged(
-        tmp_path,
-        *HONEST,
-        list_digest=wrong.digest,
-        served_list=wrong.encode(),
-        cosigned=True,
-        name="checkpoint",
-    )
+    source = served(tmp_path, *HONEST, listed=a_wrong_list())
     assert len(device_reads(source)) == 1
     with pytest.raises(LogSignatureInvalid, match="quorum two"):
         read_current(source, trust=witnessed_trust(2), clock=SettableClock(NOW + 10))
@@ -343,6 +305,27 @@ def test_a_clock_that_was_set_back_is_noticed_by_the_cosigner(world: World) -> N
     world.clock.set(NOW - 10)
     with pytest.raises(CheckpointTime, match="set the clock"):
         world.leader.cosign(world.source)
+
+
+def test_a_clock_that_jumps_ahead_is_noticed_by_the_cosigner(world: World) -> None:
+    """It never signs an earlier time again: one of tomorrow would silence it for a day."""
+    world.clock.jump(DAY)
+    with pytest.raises(CheckpointTime, match="set ahead by 86400 s"):
+        world.leader.cosign(world.source)
+    world.clock.jump(-DAY)
+    world.leader.cosign(world.source)
+    world.clock.advance(DAY)
+    world.publish()
+    # A machine that starts with a clock far behind is right once its clock is set.
+    world.clock.jump(-365 * DAY)
+    for server in (world, world.leader, world.helper):
+        server.restart()
+    with pytest.raises(CheckpointTime, match="behind"):
+        world.registry.issue()
+    with pytest.raises(CheckpointTime, match="behind"):
+        world.leader.cosign(world.source)
+    world.clock.jump(365 * DAY)
+    world.publish(recipe_entry("third"))
 
 
 def test_stale_checkpoint_is_caught_by_the_devices_check(world: World) -> None:
@@ -446,9 +429,9 @@ def test_an_entry_that_lies_about_its_body_is_caught_by_the_cosigner_and_the_aud
     lying = replace(recipe_entry("third"), closes=NOW + 30 * DAY).signed(key("author"))
     for target in ("candidate", "checkpoint"):
         source = forged(tmp_path, *HONEST, lying, cosigned=True, name=target)
-    with pytest.raises(EntryRefused, match="something else than the recipe"):
+    with pytest.raises(EntryRefused, match="does not match the recipe"):
         world.leader.cosign(source)
-    with pytest.raises(EntryRefused, match="something else than the recipe"):
+    with pytest.raises(EntryRefused, match="does not match the recipe"):
         audit(source, authority=authority())
 
 

@@ -25,8 +25,9 @@ from chorister.transparency.auditor import audit
 from chorister.transparency.checkpoint import ListProof, SignedCheckpoint
 from chorister.transparency.client import PROOF, body_path
 from chorister.transparency.cosigner import adopt_head
+from chorister.transparency.monitor import LogMonitor
 from chorister.transparency.reader import read_current
-from chorister.transparency.tiles import encode_bundle
+from chorister.transparency.tiles import bundle_path, encode_bundle
 from chorister.transparency.trust import Authority
 from tests.logworld import (
     DAY,
@@ -37,6 +38,7 @@ from tests.logworld import (
     body_of,
     forge,
     identity,
+    key,
     policy,
     public,
     recipe_entry,
@@ -83,6 +85,13 @@ def test_fork_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
         signed.note.check_signature(ORIGIN, [public("log")])
     assert seen.checkpoint.size == shown.checkpoint.size
     assert seen.checkpoint.root != shown.checkpoint.root
+    # The cosigner keeps it, and of the first fork only.
+    kept = world.leader.folder / "fork"
+    assert [(kept / name).read_bytes() for name in ("1", "2")] == list(caught.value.evidence)
+    with pytest.raises(LogForked):
+        world.leader.cosign(forged(tmp_path, *other, recipe_entry("another")))
+    assert [(kept / name).read_bytes() for name in ("1", "2")] == list(caught.value.evidence)
+    world.leader.restart()
 
 
 def test_longer_fork_is_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
@@ -117,8 +126,48 @@ def test_fork_is_caught_by_the_auditor_who_kept_a_checkpoint(world: World, tmp_p
 
 def test_forking_candidate_is_caught_by_the_auditor(world: World) -> None:
     other = [*HONEST[:4], recipe_entry("private"), recipe_entry("third")]
+    proof = world.proof().encode()
     forge(world.public, [entry.encode() for entry in other], time=NOW + 10)
+    (world.public / PROOF).write_bytes(proof)
     with pytest.raises(LogForked, match="candidate"):
+        audit(world.source, authority=authority())
+
+
+@pytest.mark.parametrize("shorter", [True, False])
+def test_another_tree_for_devices_is_caught_by_the_auditor_and_the_monitor(
+    world: World, tmp_path: Path, shorter: bool
+) -> None:
+    """Of another size than the one that everybody else is shown, older or newer."""
+    other = [recipe_entry("private")] if shorter else [recipe_entry(f"r{n}") for n in range(9)]
+    forged(tmp_path, *other, cosigned=True)
+    (world.public / PROOF).write_bytes((tmp_path / "forged" / PROOF).read_bytes())
+    size = world.proof().signed.checkpoint.size
+    if not shorter:  # it serves the entries as well
+        path = bundle_path(0, size)
+        (world.public / path).write_bytes((tmp_path / "forged" / path).read_bytes())
+    monitor = LogMonitor(world.source, authority=authority(), clock=world.clock)
+    for look in (lambda: audit(world.source, authority=authority()), monitor.fetch_new):
+        with pytest.raises(LogForked, match="devices are shown another log") as caught:
+            look()
+        for data in caught.value.evidence:
+            SignedCheckpoint.parse(data).check_log(ORIGIN, [public("log")])
+
+
+def test_devices_may_be_shown_an_older_or_a_newer_checkpoint(world: World) -> None:
+    """A cache has it for some seconds, or a new one came while the log was read."""
+    older, checkpoint = world.proof().encode(), world.checkpoint().encode()
+    world.publish(recipe_entry("third"))
+    monitor = LogMonitor(world.source, authority=authority(), clock=world.clock)
+    newer, newest = world.proof().encode(), world.checkpoint().encode()
+    for shown, proof in ((checkpoint, newer), (newest, older), (newest, newer)):
+        (world.public / "checkpoint").write_bytes(shown)
+        (world.public / PROOF).write_bytes(proof)
+        audit(world.source, authority=authority())
+        monitor.fetch_new()
+    # Whatever it is, the log has to have signed it.
+    forged_proof = replace(world.proof(), signed=world.proof().signed.checkpoint.sign(key("x")))
+    (world.public / PROOF).write_bytes(forged_proof.encode())
+    with pytest.raises(LogSignatureInvalid, match="no signature of the log"):
         audit(world.source, authority=authority())
 
 
@@ -321,7 +370,9 @@ def test_rewind_is_caught_by_the_auditor_who_kept_a_checkpoint(
 
 
 def test_rewinding_candidate_is_caught_by_the_auditor(world: World, tmp_path: Path) -> None:
+    proof = world.proof().encode()
     forge(world.public, [entry.encode() for entry in HONEST[:3]], time=NOW + 10)
+    (world.public / PROOF).write_bytes(proof)
     with pytest.raises(LogRewound, match="candidate"):
         audit(world.source, authority=authority())
 

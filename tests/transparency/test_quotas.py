@@ -12,12 +12,10 @@ from chorister.transparency.auditor import audit
 from chorister.transparency.checkpoint import ListProof
 from chorister.transparency.client import PROOF, body_path
 from chorister.transparency.entries import MAX_HPKE_CONFIG_ENTRY, Entry, open_recipe
-from chorister.transparency.state import MAX_OPEN_RECIPES, CurrentList, ListedRecipe
+from chorister.transparency.state import MAX_OPEN_RECIPES, ListedRecipe
 from chorister.transparency.tiles import Source
 from tests.logworld import (
     ANALYSIS,
-    HELPER_NAME,
-    LEADER_NAME,
     NOW,
     World,
     authority,
@@ -32,8 +30,10 @@ from tests.transparency.lies import (
     HONEST,
     LEADER_CONFIG,
     SECOND,
+    a_list,
     device_reads,
     forged,
+    served,
 )
 
 THIRD = recipe_entry("third")
@@ -43,7 +43,7 @@ TOO_MANY: list[Entry] = [
 ]
 
 
-class Watched:
+class WatchedSource:
     """A source that notes what is asked of it."""
 
     def __init__(self, source: Source) -> None:
@@ -55,19 +55,9 @@ class Watched:
         return self.source.read(path, limit=limit)
 
 
-def served(tmp_path: Path, *recipes: ListedRecipe) -> Watched:
-    """A log, cosigned by both although they are not asked, with these lines on its list."""
-    configs = [(LEADER_NAME, LEADER_CONFIG.address), (HELPER_NAME, HELPER_CONFIG.address)]
-    listed = CurrentList.of(hpke_configs=configs, recipes=recipes)
-    source = forged(
-        tmp_path,
-        *HONEST,
-        list_digest=listed.digest,
-        served_list=listed.encode(),
-        cosigned=True,
-        name="checkpoint",
-    )
-    return Watched(source)
+def watched(tmp_path: Path, *recipes: ListedRecipe) -> WatchedSource:
+    """A log with these lines on its list."""
+    return WatchedSource(served(tmp_path, *HONEST, listed=a_list(*recipes)))
 
 
 def test_too_many_recipes_are_caught_by_the_cosigner(world: World, tmp_path: Path) -> None:
@@ -113,7 +103,7 @@ def test_a_candidate_with_too_many_recipes_is_caught_by_the_auditor(world: World
 
 
 def test_too_many_recipes_are_caught_by_the_device_before_it_fetches_one(tmp_path: Path) -> None:
-    source = Watched(forged(tmp_path, *TOO_MANY, cosigned=True, name="checkpoint"))
+    source = WatchedSource(forged(tmp_path, *TOO_MANY, cosigned=True, name="checkpoint"))
     with pytest.raises(QuotaExceeded):
         device_reads(source)
     assert [path.partition("/")[0] for path in source.fetched] == [PROOF, "list"]
@@ -124,7 +114,7 @@ def test_too_many_bytes_are_caught_by_the_device_before_it_fetches_one(tmp_path:
         ListedRecipe(ANALYSIS, public("author"), bytes([number]) * 32, 99_999_999)
         for number in range(2)
     ]
-    source = served(tmp_path, *claimed)
+    source = watched(tmp_path, *claimed)
     with pytest.raises(QuotaExceeded):
         device_reads(source)
     assert [path.partition("/")[0] for path in source.fetched] == [PROOF, "list"]
@@ -136,7 +126,7 @@ def test_strangers_recipes_are_neither_fetched_nor_counted(tmp_path: Path) -> No
         ListedRecipe(ANALYSIS, bytes([number % 7]) * 32, number.to_bytes(32), 99_999_999)
         for number in range(1000)
     ]
-    source = served(tmp_path, ListedRecipe.of(FIRST), *strangers)
+    source = watched(tmp_path, ListedRecipe.of(FIRST), *strangers)
     assert device_reads(source) == [body_of(FIRST)]
     wanted = [LEADER_CONFIG.address, HELPER_CONFIG.address, FIRST.body_digest]
     assert sorted(source.fetched[2:]) == sorted(body_path(address) for address in wanted)
@@ -144,7 +134,7 @@ def test_strangers_recipes_are_neither_fetched_nor_counted(tmp_path: Path) -> No
 
 def test_a_body_longer_than_the_list_says_is_cut_off(tmp_path: Path) -> None:
     said = ListedRecipe.of(FIRST)
-    source = served(tmp_path, said._replace(size=said.size - 1))
+    source = watched(tmp_path, said._replace(size=said.size - 1))
     with pytest.raises(LogWithheld, match=f"longer than the {said.size - 1} bytes"):
         device_reads(source)
 
@@ -152,15 +142,15 @@ def test_a_body_longer_than_the_list_says_is_cut_off(tmp_path: Path) -> None:
 def test_a_body_that_is_not_what_the_list_says_is_caught_by_the_device(tmp_path: Path) -> None:
     said = ListedRecipe.of(FIRST)
     with pytest.raises(WrongList, match="wrong size"):
-        device_reads(served(tmp_path, said._replace(size=said.size + 1)))
+        device_reads(watched(tmp_path, said._replace(size=said.size + 1)))
     # By another author than the list says: the signature does not verify under that key.
-    (body,) = device_reads(served(tmp_path, said._replace(author_key=public("second author"))))
+    (body,) = device_reads(watched(tmp_path, said._replace(author_key=public("second author"))))
     with pytest.raises(SignatureInvalid):
         open_recipe(body)
 
 
 def test_a_config_of_megabytes_is_cut_off(tmp_path: Path) -> None:
-    source = served(tmp_path)
+    source = watched(tmp_path)
     path = tmp_path / "forged" / body_path(LEADER_CONFIG.address)
     path.write_bytes(bytes(1 << 20))
     with pytest.raises(LogWithheld, match="longer than"):

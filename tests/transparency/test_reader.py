@@ -59,7 +59,7 @@ ANOTHER_PAIR = replace(PAIR, helper=CosignerKeys(name="other.example", keys=(pub
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class ShownCheckpoint:
     """A cosigned checkpoint, and what a device with this policy needs of it."""
 
     files: dict[str, bytes]
@@ -68,7 +68,7 @@ class Shown:
 
 
 @functools.cache
-def shown(chosen: int, time: int, size: int) -> Shown:
+def shown(chosen: int, time: int, size: int) -> ShownCheckpoint:
     """The bits of `chosen` say what is on the list."""
     configs = CONFIGS[1:] if chosen & 1 else CONFIGS[:2]
     recipes = [each for bit, each in enumerate(RECIPES, start=1) if chosen >> bit & 1]
@@ -86,7 +86,7 @@ def shown(chosen: int, time: int, size: int) -> Shown:
         signed = signed.with_cosigner(identity(side).sign(checkpoint, time))
     addresses = [address for _, address in listed.hpke_configs]
     addresses += [each.address for each in listed.recipes if each in recipes]
-    return Shown(
+    return ShownCheckpoint(
         files={
             PROOF: ListProof(
                 entry=last, index=size - 1, path=before.next_path, signed=signed
@@ -100,7 +100,7 @@ def shown(chosen: int, time: int, size: int) -> Shown:
 
 
 @dataclass
-class Reader:
+class DeviceReader:
     """A device's reading, with a memory like a device's."""
 
     clock: SettableClock
@@ -119,7 +119,7 @@ class Reader:
         assert len(data) <= limit
         return data
 
-    def look(self, now: Shown, fails_at: int | None) -> list[str]:
+    def look(self, now: ShownCheckpoint, fails_at: int | None) -> list[str]:
         self.served = now.files
         self.requests, self.fails_at = [], fails_at
         try:
@@ -160,7 +160,7 @@ CLOCKS = st.sampled_from([NOW, NOW + 2 * DAY, NOW + 2 * DAY + 1, NOW - 30 * DAY]
 def test_requests_follow_from_the_list_and_one_set_of_files(
     steps: list[tuple[int, int, int, int | None]], now: int
 ) -> None:
-    reader, complete = Reader(SettableClock(now)), set[str]()
+    reader, complete = DeviceReader(SettableClock(now)), set[str]()
     for chosen, time, size, fails_at in steps:
         seen = shown(chosen, time, size)
         expected = [PROOF, seen.list_file]
@@ -184,7 +184,7 @@ def test_two_devices_with_any_past_are_alike_after_one_list(
     after: list[tuple[int, int, int, int | None]],
 ) -> None:
     """Even that list may be refused by one of them and accepted by the other."""
-    devices = [Reader(SettableClock(clock)) for clock in (clock_one, clock_two)]
+    devices = [DeviceReader(SettableClock(clock)) for clock in (clock_one, clock_two)]
     for device, past in zip(devices, (one, two), strict=True):
         for chosen, time, size, fails_at in past:
             device.look(shown(chosen, time, size), fails_at)
@@ -197,13 +197,13 @@ def test_two_devices_with_any_past_are_alike_after_one_list(
 
 def test_the_histories_hold_both_outcomes() -> None:
     """Or the properties above would say nothing about refusals."""
-    reader = Reader(SettableClock(NOW))
+    reader = DeviceReader(SettableClock(NOW))
     reader.look(shown(0, NOW, 6), None)
     reader.look(shown(1, NOW - 1, 6), None)
     reader.look(shown(1, NOW + 1, 5), None)
     assert reader.accepted == 1
     assert len(reader.kept) == 2
-    late = Reader(SettableClock(NOW + 2 * DAY + 1))
+    late = DeviceReader(SettableClock(NOW + 2 * DAY + 1))
     late.look(shown(0, NOW, 6), None)
     assert late.accepted == 0
     assert len(late.kept) == 2

@@ -245,3 +245,12 @@ def test_impossible_requests_are_refused() -> None:
         verify_consistency(old_size=3, old_root=ROOTS[3], size=2, root=ROOTS[2], proof=[])
     with pytest.raises(ProofInvalid):
         verify_inclusion(leaf=b"short", index=0, size=1, proof=[], root=ROOTS[1])
+
+
+def test_an_empty_tree_has_one_root() -> None:
+    empty = {"old_size": 0, "old_root": EMPTY_ROOT, "size": 0, "proof": ()}
+    verify_consistency(**empty, root=EMPTY_ROOT)  # type: ignore[arg-type]
+    with pytest.raises(LogForked):
+        verify_consistency(**empty, root=bytes(32))  # type: ignore[arg-type]
+    # It says nothing about the root of a longer one.
+    verify_consistency(**{**empty, "size": 1}, root=bytes(32))  # type: ignore[arg-type]

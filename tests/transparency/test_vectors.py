@@ -1,6 +1,6 @@
 """`tests/vectors/log`: a log to the byte, for other implementations and for this one's future.
 
-Entries, policy and keys are stored; everything else in the folder is computed anew and compared.
+Entries, policy and keys are stored; everything else in the folder is computed again and compared.
 `python -m tests.transparency.test_vectors` writes the folder again.
 """
 

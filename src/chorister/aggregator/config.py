@@ -23,6 +23,7 @@ from chorister.key_files import check_reference
 from chorister.policy import Policy
 from chorister.policy.values import URL, Duration
 from chorister.settings_file import read_settings
+from chorister.transparency.cosigner import MAX_NEW_BYTES, MAX_NEW_ENTRIES
 
 _PREFIX: Final = "CHORISTER_"
 _PASSWORD: Final = re.compile(r"//.*@")
@@ -139,6 +140,10 @@ class AggregatorConfig(Model):
     """Whether this process cosigns; exactly one of several web processes must."""
     cosign_every: Duration = 10
     """How often the log's newest tree is checked and cosigned."""
+    new_log_entries: Annotated[Int, Field(ge=1, le=1_000_000_000)] = MAX_NEW_ENTRIES
+    """How many new entries of the log are fetched at once; a log that is further ahead waits."""
+    new_log_bytes: _Bytes = MAX_NEW_BYTES
+    """Their total size, with their bodies, which are in memory until they are checked."""
     hpke_lifetime: Duration = 30 * 86_400
     """How long devices use one HPKE key before the next is published."""
     config_cache: Duration = 86_400

@@ -111,6 +111,8 @@ class Cosigning:
         clock: Clock,
         metrics: Metrics,
         hpke_lifetime: int,
+        max_new_entries: int,
+        max_new_bytes: int,
         ca_bundle: Path | None = None,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
@@ -137,6 +139,8 @@ class Cosigning:
             clock=clock,
             own_configs=keys.own_configs,
             accept=accept,
+            max_new_entries=max_new_entries,
+            max_new_bytes=max_new_bytes,
         )
         self._submitted: dict[bytes, int] = {}
         self._log = get_logger()

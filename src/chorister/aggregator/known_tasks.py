@@ -173,6 +173,7 @@ def _permitted(signed: SignedRecipe, policy: Policy) -> Sequence[Task]:
 
 
 def _known(task: Task, recipe: Recipe, policy: Policy) -> KnownTask:
+    window = recipe.window_at(task.number)
     return KnownTask(
         task_id=task.task_id,
         configuration=task.configuration,
@@ -182,8 +183,8 @@ def _known(task: Task, recipe: Recipe, policy: Policy) -> KnownTask:
         group=collection_id(recipe, task.group).decode(),
         collector=bytes.fromhex(recipe.collector),
         noise=Noise.of(recipe),
-        opens=recipe.window.opens,
-        closes=recipe.window.closes,
-        ends=recipe.window.ends,
-        bucket_end=recipe.window.bucket.end,
+        opens=window.opens,
+        closes=window.closes,
+        ends=window.ends,
+        bucket_end=window.bucket.end,
     )

@@ -146,9 +146,9 @@ def _settings(config: LeaderConfig | HelperConfig, service: Service) -> uvicorn.
 
 
 def _relax_garbage_collection() -> None:
-    """Make Python's garbage collector run less often: requests leave hardly any cycles behind.
+    """Make Python's garbage collector run less often: requests and jobs leave hardly any cycles.
 
-    What exists when the server starts stays, and need not be visited again.
+    What exists when the process starts stays, and need not be visited again.
     """
     gc.collect()
     gc.freeze()
@@ -215,6 +215,7 @@ def run_worker(
         stack.callback(service.close)
         worker = make_worker(service)
         at_once = jobs or (config.jobs_in_flight if isinstance(config, LeaderConfig) else 1)
+        _relax_garbage_collection()
         anyio.run(_work, service, worker, at_once, metrics, ready)
 
 
@@ -225,7 +226,7 @@ def make_worker(service: Service) -> Worker:
 
     config, core = service.config, service.core
     if core.queue is None:
-        raise ServiceError("the settings do not say `workers = true`: the server runs the jobs")
+        raise ServiceError("the settings do not have `workers = true`: the server runs the jobs")
     leader, helper_seconds = None, 0
     if isinstance(config, LeaderConfig):
         leader = (service.leader.aggregation, service.leader.collection)

@@ -182,6 +182,8 @@ class Service:
             clock=self._clock,
             metrics=self.metrics,
             hpke_lifetime=config.hpke_lifetime,
+            max_new_entries=config.new_log_entries,
+            max_new_bytes=config.new_log_bytes,
             ca_bundle=ca_bundle,
             transport=self._transport,
         )
@@ -207,7 +209,7 @@ class Service:
             return HTTPClient(
                 token=token_for(url),
                 timeout=config.helper_seconds,
-                ca_file=_path(config.ca_bundle),
+                ca_bundle=_path(config.ca_bundle),
                 transport=self._transport,
                 answered=self._compare_clocks,
             )

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from chorister.analyst.request import Real, as_exact, budgets_of, proportional_delta
+from chorister.analyst.request import Real, as_positive, budgets_of, proportional_delta
 from chorister.analyst.rounds import PlanBasis
 from chorister.analyst.spending import LedgerClasses, LedgerModel, expected_ledgers, with_others
 from chorister.canonical import decimal_text
@@ -212,6 +212,7 @@ class PlanBudget:
     delta: Decimal
     ledger: LedgerModel
     share: float
+    lacking: BudgetExceeded | None  # why most of the others can't pay
     remarks: tuple[str, ...]
 
     @classmethod
@@ -234,10 +235,10 @@ class PlanBudget:
         fresh = cohorts == "disjoint" and rounds > 1
         reports = rounds if cohorts == "everyone" else 1
         offered = allowance(study, bound if epsilon is None else own, refs, fresh=fresh)
-        whole = offered.epsilon if epsilon is None else as_exact(epsilon)
+        whole = offered.epsilon if epsilon is None else as_positive(epsilon, "epsilon")
         budgets = budgets_of(study.fleet.policy, study.terms, refs)
         if delta is not None:
-            part = as_exact(delta)
+            part = as_positive(delta, "delta")
         elif epsilon is None:
             part = offered.delta
         else:
@@ -256,8 +257,25 @@ class PlanBudget:
             delta=part,
             ledger=max(paying, key=lambda each: each[1])[0],
             share=1.0 if share > 1.0 - 1e-9 else share,
+            lacking=_lacking(study, own, refs, whole, part, reports),
             remarks=tuple(_remarks(study, refs, own, bound, whole, part, reports, share)),
         )
+
+
+def _lacking(
+    study: Study, own: LedgerClasses[float], refs: tuple[str, ...], epsilon: Decimal,
+    delta: Decimal, reports: int,
+) -> BudgetExceeded | None:  # fmt: skip
+    """Which limit keeps most of the devices that can't pay from paying; None if all can."""
+    asked: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "reports": reports}
+    poor = [
+        (weight, ledger)
+        for ledger, weight in own.classes.values()
+        if not can_pay(study, ledger, refs, **asked)
+    ]
+    if not poor:
+        return None
+    return exhausted(study, max(poor, key=lambda each: each[0])[1], refs, **asked)
 
 
 def _remarks(
@@ -342,14 +360,14 @@ def require_affordable(
 
 def others_in_words(others: OthersQuestions, refused: BudgetExceeded | None) -> list[str]:
     """What other analysts may have spent, and what can't be known, in sentences."""
-    said = []
+    lines = []
     if others.recipes and refused is not None:
         count = len(others.recipes)
-        said.append(
+        lines.append(
             f"The public log has {count:,} question{'' if count == 1 else 's'} of other analysts. "
             f"A device that answered all of them would refuse this one ({refused}). How many did "
             "is unknown, so fewer reports may come than expected, or none."
         )
     if others.problem:
-        said.append(f"What other analysts have asked is unknown: {others.problem}.")
-    return said
+        lines.append(f"What other analysts have asked is unknown: {others.problem}.")
+    return lines

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from chorister.analyst.allowance import (
     PlanBudget,
@@ -27,8 +27,12 @@ from chorister.analyst.allowance import (
 from chorister.analyst.request import (
     PrivacyRequest,
     Real,
+    as_count,
     as_exact,
+    as_list,
     as_participation,
+    as_positive,
+    as_reads,
     budgets_of,
     expected_cohort,
     refs_of,
@@ -39,6 +43,7 @@ from chorister.analyst.tables import paragraphs
 from chorister.canonical import decimal_text
 from chorister.errors import BudgetExceeded, CohortTooSmall, InvalidInput
 from chorister.policy import Crowd
+from chorister.policy.values import number_text
 from chorister.privacy import Mechanism, OneHotRandomizer
 from chorister.privacy.decimals import DOWN
 from chorister.recipe import Participation, Privacy
@@ -111,9 +116,10 @@ class RoundsPlan:
             if self.cohorts == "everyone"
             else "every device answers at most one round"
         )
+        count = "1 round" if len(self.rounds) == 1 else f"{len(self.rounds)} rounds"
         lines = [
-            f"{len(self.rounds)} rounds; {who}. No device spends more than epsilon "
-            f"{decimal_text(self.epsilon)}, delta {decimal_text(self.delta)}."
+            f"{count}; {who}. No device spends more than epsilon {decimal_text(self.epsilon)}, "
+            f"delta {number_text(self.delta)}."
         ]
         lines.extend(
             f"Round {number}: epsilon {decimal_text(planned.epsilon)}, local epsilon "
@@ -135,7 +141,7 @@ class RoundsPlan:
 def conditional_shares(shares: Iterable[Real]) -> list[Decimal]:
     """Convert shares of all devices to probabilities given that a device has not answered."""
     left, found = Decimal(1), []
-    for share in (as_exact(each) for each in shares):
+    for share in (as_exact(each, "shares") for each in shares):
         if not 0 < share <= 1 or share > left + Decimal("1e-9"):
             raise InvalidInput("shares must be above 0 and add up to at most 1")
         chance = min(Decimal(1), DOWN.divide(share, left)) if left > 0 else Decimal(1)
@@ -167,6 +173,8 @@ def choose_cohorts(
     study: Study, rounds: int, *, reads: Mapping[str, Iterable[str]], wanted: Cohorts | None = None
 ) -> Cohorts:
     """Choose everyone if the policy lets a device answer every round, else disjoint cohorts."""
+    if wanted not in (None, *get_args(Cohorts)):
+        raise InvalidInput(f"cohorts is everyone or disjoint, not {wanted!r}", field="cohorts")
     allowed = reports_allowed(study, reads)
     if wanted == "everyone" and allowed < rounds:
         raise InvalidInput(
@@ -184,7 +192,7 @@ def enough_for_each(
     What small rounds need is taken from the others in proportion. Raises `CohortTooSmall` if there
     are not enough devices for all.
     """
-    given = [as_exact(share) for share in shares]
+    given = [as_positive(share, "shares") for share in shares]
     total = sum(given, Decimal(0))
     least = _least_share(devices, smallest, margin)
     if least is None or least * len(given) > total:
@@ -242,9 +250,14 @@ def plan_rounds(
     Rounds end at their `target` instead of at the end of their windows: a number of reports for
     each, or a share from 0 to 1 of those that each expects. The minimum cohort follows from it.
     """
-    known = devices if devices is not None else study.fleet.devices
+    reads = as_reads(reads)
+    shares = as_list(shares, "shares", "[0.3, 0.7]")
+    if unknown := [ref for ref in refs_of(reads) if ref not in study.terms.fields]:
+        raise InvalidInput(f"this analysis may not read {unknown[0]}", field="reads")
+    given = as_count(devices, "devices")
+    known = given if given is not None else study.fleet.devices
     if known is None:
-        raise InvalidInput("say about how many devices there are: devices=...")
+        raise InvalidInput("pass the approximate number of devices: devices=...")
     chosen = choose_cohorts(study, len(shares), reads=reads, wanted=cohorts)
     refs, smallest, margin = refs_of(reads), study.terms.cohort.smallest, study.fleet.margin
     if chosen == "disjoint":
@@ -253,11 +266,21 @@ def plan_rounds(
         enough_for_each((1,), known, smallest, margin)
     budget = PlanBudget.of(study, refs, chosen, len(shares), epsilon, delta)
     devices_left = math.floor(known * budget.share)
-    wanted = None if target is None else as_exact(target)
+    try:
+        enough_for_each(shares if chosen == "disjoint" else (1,), devices_left, smallest, margin)
+    except CohortTooSmall:
+        if budget.lacking is None:
+            raise
+        raise CohortTooSmall(
+            f"only {devices_left:,} of {known:,} devices have enough budget left, too few for "
+            f"these rounds: {budget.lacking}",
+            reports=devices_left,
+            needed=smallest,
+        ) from None
+    wanted = None if target is None else as_exact(target, "target")
     planner = _Planner(study, refs, mechanism, crowd, budget.ledger, wanted)
     if chosen == "everyone":
-        enough_for_each((1,), devices_left, smallest, margin)
-        each = [float(as_exact(share)) for share in shares]
+        each = [float(as_exact(share, "shares")) for share in shares]
         plan = planner.everyone(each, devices_left, budget.epsilon, budget.delta)
     else:
         rounds, left = [], 1.0
@@ -326,7 +349,8 @@ class _Planner:
         if target is not None and target < privacy.min_cohort:
             raise InvalidInput(
                 f"a round that ends at {target:,} reports is below its minimum cohort of "
-                f"{privacy.min_cohort:,}: raise the target, or leave it out"
+                f"{privacy.min_cohort:,}: raise the target, or leave it out",
+                field="target",
             )
         return PlannedRound(
             privacy=privacy,
@@ -338,13 +362,14 @@ class _Planner:
 
     def _ending(self, expected: int) -> int:
         """At how many reports a round ends that expects so many."""
-        wanted = self.target or Decimal(1)
+        wanted = Decimal(1) if self.target is None else self.target
         if 0 < wanted <= 1:
             return max(math.floor(float(wanted) * expected), 1)
         if wanted != wanted.to_integral_value() or not 1 < wanted <= expected:
             raise InvalidInput(
                 "the target of a round is a share from 0 to 1 of the reports that it expects, or "
-                f"a whole number of reports: here up to {expected:,}, not {wanted}"
+                f"a whole number of reports: here up to {expected:,}, not {decimal_text(wanted)}",
+                field="target",
             )
         return int(wanted)
 
@@ -353,7 +378,7 @@ class _Planner:
     ) -> RoundsPlan:
         """Epsilons proportional to the roots of the shares, as large as the budgets allow."""
         if min(shares) <= 0.0:
-            raise InvalidInput("shares must be above 0")
+            raise InvalidInput("shares must be above 0", field="shares")
         roots = [math.sqrt(share / sum(shares)) for share in shares]
         each_delta = six_digits(DOWN.divide(delta, Decimal(len(shares))))
         basic = float(epsilon) / sum(roots)  # always valid

@@ -186,7 +186,7 @@ def _share_out(
     count = np.bincount(above, minlength=size)[above]
     gain = np.divide(finite, variance, out=1.0 / count, where=variance > 0.0)
     gain = np.where(opens > 0, open_ / np.maximum(opens, 1), gain)
-    # A parent of which nothing is known tells nothing: its value is its children's sum.
+    # A parent that was not measured adds nothing: its value is its children's sum.
     residual = np.where(np.isinf(down_spread[above]) & (opens == 0), 0.0, down[above] - total)
     down[nodes] = up[nodes] + gain * residual
     from_parent = np.where(np.isinf(down_spread[above]), variance, down_spread[above])
@@ -197,16 +197,14 @@ def _share_out(
     down_spread[nodes] = np.where(open_ & ~alone, np.inf, spread)
 
 
-def known_sum(
-    values: ArrayLike, variances: ArrayLike, total: float, total_variance: float = 0.0
-) -> Consistent:
-    """Estimate the parts of a total that is known, or was measured separately."""
+def known_sum(values: ArrayLike, variances: ArrayLike, total: float) -> Consistent:
+    """Estimate the parts of a total that is known."""
     parts = np.asarray(values, dtype=np.float64)
     spread = np.broadcast_to(np.asarray(variances, dtype=np.float64), parts.shape)
     fit = least_squares(
         Tree.flat(parts.size),
         np.concatenate([[total], parts]),
-        np.concatenate([[total_variance], spread]),
+        np.concatenate([[0.0], spread]),
     )
     return Consistent(values=fit.values[1:], unbiased=fit.unbiased[1:], variances=fit.variances[1:])
 
@@ -308,7 +306,7 @@ def shrink(
         else np.unique(np.asarray(strata), return_inverse=True)[1].reshape(seen.shape)
     )
     flat = group.ravel()
-    # Excess of squares over noise, in units of scale; cells with less noise tell more.
+    # Excess of squares over noise, in units of scale; cells with less noise weigh more.
     weight = np.divide(scale, noise + scale, out=np.zeros_like(scale), where=noise + scale > 0) ** 2
     ratio = np.divide(
         (seen - centre) ** 2 - noise, scale, out=np.zeros(seen.shape), where=scale > 0.0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,8 +31,8 @@ def explain(result: Result) -> str:
         f"{result.encoding.size:,} bins, plus noise; a bin that nobody holds reads 0 ± "
         f"{result.noise_sigma:,.1f} devices.",
         f"Each of these devices was charged epsilon {decimal_text(privacy.epsilon)}, delta "
-        f"{number_text(privacy.delta)}; to both aggregators together, its report alone is "
-        f"{decimal_text(result.recipe.randomizer.replacement_epsilon)}-DP.",
+        f"{number_text(privacy.delta)}; to both aggregators together, its report alone has "
+        f"epsilon {decimal_text(result.recipe.randomizer.replacement_epsilon)}.",
         _crowd(result),
         _intervals(result),
     ]
@@ -64,13 +66,12 @@ def _crowd(result: Result) -> str:
 
 
 def _intervals(result: Result) -> str:
-    which = "each contains"
+    which = "each contains the true count"
     if result.candidates > 1:
-        which = f"those of all {result.candidates:,} candidates at once contain"
+        which = f"all {result.candidates:,} of them contain the true counts"
     return (
-        f"Intervals cover the noise: with {result.confidence:.0%} confidence, {which} the true "
-        "count among the devices that answered. How well those devices represent the others is "
-        "another question."
+        f"Intervals reflect the noise: with {result.confidence:.0%} confidence, {which} among the "
+        "devices that answered. How well those devices represent the others is another question."
     )
 
 
@@ -99,16 +100,44 @@ def place_name(grid: Grid, label: str) -> str:
     return f"{x} {x0:,.6g} to {x1:,.6g}, {y} {y0:,.6g} to {y1:,.6g}"
 
 
+def as_shown(result: Result) -> Result:
+    """The same rows with intervals that hold for all of them at once, as charts and tables show.
+
+    Among many rows, some intervals that hold each by itself exclude 0 by chance.
+    """
+    if result.candidates > 1:
+        return result
+    return replace(result, candidates=result.simultaneous().candidates)
+
+
+def html_file(
+    result: Result, path: str | os.PathLike[str] | None = None, *, title: str = ""
+) -> str | None:
+    """Write a report in one HTML file that needs nothing else, or return it as text."""
+    shown = as_shown(result)
+    words = shown.explain()
+    if len(shown) > report.ROWS:
+        words += (
+            f"\nThe table has the {report.ROWS:,} largest of {len(shown):,} rows. CSV, Parquet and "
+            "JSON have all of them."
+        )
+        shown = shown.top(report.ROWS)
+    return report.written(
+        path, title=title or f"{result.recipe.study}, {result.recipe.analysis}", words=words,
+        columns=shown.columns(), results=[result], chart=result.plot().to_dict(),
+    )  # fmt: skip
+
+
 def notebook_html(result: Result) -> str:
     """The rows above the noise, and how to read them."""
-    sure = result if result.candidates > 1 else result.simultaneous()
+    sure = as_shown(result)
     found = sure.above_noise()
-    shown = result if len(result) <= ROWS_SHOWN else found.top(ROWS_SHOWN)
+    shown = sure if len(result) <= ROWS_SHOWN else found.top(ROWS_SHOWN)
     more = ""
     if len(result) > ROWS_SHOWN:
         more = (
             f"<p>{len(shown):,} of {len(found):,} rows above the noise; the other "
-            f"{len(result) - len(found):,} of {len(result):,} can't be told from 0.</p>"
+            f"{len(result) - len(found):,} of {len(result):,} may be 0.</p>"
         )
     summary = result.explain().split("\n")[0]
     warning = ""
@@ -121,13 +150,13 @@ def notebook_html(result: Result) -> str:
 
 
 def bar_chart(result: Result, *, top: int = 30) -> altair.LayerChart:
-    """One bar per row, with intervals that hold for all rows of the question at once.
+    """One bar per row, with simultaneous intervals.
 
-    Rows that can't be told from 0 are grey. If there are more than `top` rows, these are left out,
+    Rows that may be 0 are grey. If there are more than `top` rows, these are left out,
     and the others are sorted. With groups or arms, bars are shares of each group's reports.
     """
     alt = needed("altair")
-    sure = result if result.candidates > 1 else result.simultaneous()
+    sure = as_shown(result)
     found = sure.above_noise()
     few = len(result) <= top
     chosen = sure if few else (found if len(found) else sure).top(min(top, len(found) or 10))
@@ -152,8 +181,8 @@ def bar_chart(result: Result, *, top: int = 30) -> altair.LayerChart:
         "text": text,
         "subtitle": [
             f"{result.n_reports:,} reports, epsilon {result.epsilon}",
-            f"lines: {result.confidence:.0%} intervals, for all {sure.candidates:,} rows at once",
-            *(["grey: can't be told from 0"] if not all(row["above"] for row in rows) else []),
+            f"lines: {result.confidence:.0%} intervals, simultaneous for {sure.candidates:,} rows",
+            *(["grey: may be 0"] if not all(row["above"] for row in rows) else []),
         ],
         "anchor": "start",
     }

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
 from chorister.errors import InvalidInput
-from chorister.privacy import ConfidenceInterval, OneHotRandomizer
+from chorister.privacy import OneHotRandomizer
 from chorister.recipe import Recipe
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -35,6 +35,13 @@ def quantile(confidence: float, candidates: int = 1) -> float:
     if candidates < 1:
         raise InvalidInput(f"candidates must be at least 1, not {candidates}")
     return -float(ndtri((1.0 - confidence) / (2.0 * candidates)))
+
+
+class ConfidenceInterval(NamedTuple):
+    """The two ends of a confidence interval, one entry per bin."""
+
+    low: Floats
+    high: Floats
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -73,7 +80,7 @@ class Estimates:
         right for weak signals, where the variance at the estimate is not the variance at the truth.
         `step` is the change of an estimate by one bit; 0 if the noise is continuous. Half of it is
         the usual correction for discrete values: without it, intervals of small cohorts cover as
-        little as 79 %.
+        little as 79%.
         *normal*: the estimate plus or minus z standard errors. Neither is clipped at 0, so that
         averages of intervals stay valid. With `candidates`, they hold for that many rows at once
         (Bonferroni).
@@ -232,6 +239,9 @@ def column_names(recipe: Recipe) -> list[str]:
     wanted += ["arm"] if recipe.arms else []
     wanted += ["_".join(feature.columns_read) for feature in recipe.features]
     reserved = {"estimate", "std_error", "ci_low", "ci_high"}
+    if recipe.series is not None:  # the other columns of `Trend` and of what it returns
+        reserved |= {"window", "opens", "reports", "before", "after", "change", "certain"}
+        reserved.add("statistic")
     for name in wanted:
         unique, number = name, 1
         while unique in names or unique in reserved:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class Fleet(ABC):
 
         if analysis is None:
             if len(self.policy.analyses) != 1:
-                raise InvalidInput(f"say which analysis: {', '.join(self.policy.analyses)}")
+                raise InvalidInput(f"choose an analysis: {', '.join(self.policy.analyses)}")
             analysis = next(iter(self.policy.analyses))
         return Study(self, name, analysis)
 
@@ -68,6 +69,14 @@ class Fleet(ABC):
         """What is in the public log but not in our archive. A rehearsal has no others."""
         return OthersQuestions()
 
+    def is_over(self, round_: Round) -> bool:
+        """Whether the window of a round has closed, so that its result can be collected."""
+        return self.clock.now() >= round_.window.closes
+
+    def pause(self, seconds: float) -> None:
+        """Wait, between two looks at what has arrived."""
+        time.sleep(seconds)
+
     @abstractmethod
     def collector(self, analysis: str) -> str:
         """Return the digest of the HPKE configuration that results are sealed to."""
@@ -78,7 +87,10 @@ class Fleet(ABC):
 
     @abstractmethod
     def withdraw(self, round_: Round) -> None:
-        """Tell the devices to stop answering. Doing so twice changes nothing."""
+        """Tell the devices to stop answering. Doing so twice changes nothing.
+
+        Also for a question whose publication may have failed.
+        """
 
     @abstractmethod
     def progress(self, round_: Round) -> Progress:

@@ -13,7 +13,7 @@ import os
 import time
 import tomllib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
 from http import HTTPStatus
@@ -40,7 +40,9 @@ from chorister.errors import (
     CohortTooSmall,
     InvalidInput,
     ProblemError,
+    ResultPending,
     ServiceError,
+    SubmissionRefused,
     Unreachable,
     WindowOver,
 )
@@ -54,6 +56,7 @@ _T = TypeVar("_T")
 _POLL_SECONDS: Final = 5.0
 _FINISH_SECONDS: Final = 120  # after a window closes: enough for the aggregators' last jobs
 _COLLECT_SECONDS: Final = 10  # from the last report to a result, typically
+_RECIPE_UNKNOWN: Final = "urn:chorister:problem:recipe-unknown"  # the registry's answer
 _Path = Annotated[
     str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1000, strict=True)
 ]
@@ -105,35 +108,42 @@ class Profile(Model):
         }
         return profile.model_copy(update=moved)
 
-    def read_policy(self) -> Policy:
-        return Policy.load(Path(self.policy))
-
-    def read_author_key(self) -> Ed25519PrivateKey:
-        return key_files.read_signing_key(Path(self.author_key))
-
-    def read_token(self) -> str:
-        return key_files.read_token(self.token)
-
-    def read_collector_key(self) -> HPKEKeypair:
+    def access(self) -> FleetAccess:
+        """Read the policy and the keys."""
         try:
-            return key_files.read_collector_key(Path(self.collector_key))
+            collector_key = key_files.read_collector_key(Path(self.collector_key))
         except ServiceError as error:
             raise InvalidInput(str(error)) from None
+        return FleetAccess(
+            policy=Policy.load(Path(self.policy)),
+            registry=self.registry,
+            author_key=key_files.read_signing_key(Path(self.author_key)),
+            collector_key=collector_key,
+            token=key_files.read_token(self.token),
+            ca_bundle=None if self.ca_bundle is None else Path(self.ca_bundle),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetAccess:
+    """Where a fleet is, and the keys that an analyst uses there."""
+
+    policy: Policy
+    registry: str  # its URL
+    author_key: Ed25519PrivateKey = field(repr=False)
+    collector_key: HPKEKeypair = field(repr=False)
+    token: str = field(repr=False)
+    ca_bundle: Path | None = None  # the only certificate authorities to trust
 
 
 def connect(profile: str | os.PathLike[str] | Profile) -> LiveFleet:
     """Connect to the fleet that a profile describes; see docs/reference/analyst.md."""
     found = profile if isinstance(profile, Profile) else Profile.load(Path(profile))
     return LiveFleet(
-        found.read_policy(),
-        registry=found.registry,
-        author=found.read_author_key(),
-        keypair=found.read_collector_key(),
-        token=found.read_token(),
+        found.access(),
         folder=Path(found.folder),
         devices=found.devices,
         margin=float(found.margin),
-        ca_file=None if found.ca_bundle is None else Path(found.ca_bundle),
     )
 
 
@@ -142,44 +152,37 @@ class LiveFleet(Fleet):
 
     def __init__(
         self,
-        policy: Policy,
+        access: FleetAccess,
         *,
-        registry: str,
-        author: Ed25519PrivateKey,
-        keypair: HPKEKeypair,
-        token: str,
         folder: Path | None,
         devices: int | None = None,
         margin: float = 0.8,
-        ca_file: Path | None = None,
         transport: httpx2.BaseTransport | None = None,
         clock: Clock | None = None,
         pause: Callable[[float], None] = time.sleep,
         finish_seconds: int = _FINISH_SECONDS,
     ) -> None:
         """`transport` replaces the network, `clock` and `pause` the time: for rehearsals."""
-        self.policy = policy
+        self.policy = access.policy
         self.clock: Clock = clock or SystemClock()
         self.archive = Archive(folder)
-        self.identity = f"live {registry}"
+        self.identity = f"live {access.registry}"
         self.devices = devices
         self.margin = margin
-        self._registry = registry
-        self._author = author
-        self._keypair = keypair
-        self._token = token
-        self._ca_file = ca_file
+        self._access = access
         self._transport = transport
         self._pause = pause
         self._finish_seconds = finish_seconds
-        self._logged = LoggedRecipes(policy, self.log_source)
+        self._logged = LoggedRecipes(access.policy, self.log_source)
 
     def __repr__(self) -> str:
-        return f"<LiveFleet at {self._registry} under {self.policy.name}>"
+        return f"<LiveFleet at {self._access.registry} under {self.policy.name}>"
 
     def log_source(self) -> HTTPSource:
         """Open the public log for reading; the caller closes it."""
-        return HTTPSource(self._registry, ca_bundle=self._ca_file, transport=self._transport)
+        return HTTPSource(
+            self._access.registry, ca_bundle=self._access.ca_bundle, transport=self._transport
+        )
 
     def others(self) -> OthersQuestions:
         """What is in the public log but not in our archive."""
@@ -190,7 +193,7 @@ class LiveFleet(Fleet):
 
     def collector(self, analysis: str) -> str:
         """Return the digest of our HPKE configuration, which the analysis has to list."""
-        digest = sha256(self._keypair.config).hex()
+        digest = sha256(self._access.collector_key.config).hex()
         if digest not in self.policy.analyses[analysis].collectors:
             raise InvalidInput(
                 f"the policy does not list our collector key {digest[:16]}… for {analysis}, so no "
@@ -200,27 +203,43 @@ class LiveFleet(Fleet):
 
     def publish(self, round_: Round) -> None:
         """Put the signed recipe into the public log."""
-        jws = sign(round_.recipe, self._author)
-        self._submit(RecipeEntry.of(jws, self._author), jws)
+        self.publish_recipe(round_.recipe)
+
+    def publish_recipe(self, recipe: Recipe) -> None:
+        """Put a recipe into the public log, whether it belongs to a study or not."""
+        jws = sign(recipe, self._access.author_key)
+        self._submit(RecipeEntry.of(jws, self._access.author_key), jws)
 
     def withdraw(self, round_: Round) -> None:
-        """Put the withdrawal of the question into the public log."""
-        self._end(round_.recipe, EndReason.WITHDRAWN)
+        """Put the withdrawal of the question into the public log.
+
+        A question that we do not know to be published may be: the registry's answer can be lost.
+        """
+        try:
+            self._end(round_.recipe, EndReason.WITHDRAWN)
+        except SubmissionRefused as error:
+            if round_.published or error.problem != _RECIPE_UNKNOWN:
+                raise
 
     def _end(self, recipe: Recipe, reason: EndReason) -> None:
-        self._submit(RecipeEnd(recipe_digest=recipe.digest, reason=reason).signed(self._author))
+        end = RecipeEnd(recipe_digest=recipe.digest, reason=reason)
+        self._submit(end.signed(self._access.author_key))
+
+    def pause(self, seconds: float) -> None:
+        """Wait, between two looks at what has arrived."""
+        self._pause(seconds)
 
     def _submit(self, entry: SignedEntry, body: bytes = b"") -> None:
         with RegistryClient(
-            self._registry, ca_bundle=self._ca_file, transport=self._transport
+            self._access.registry, ca_bundle=self._access.ca_bundle, transport=self._transport
         ) as client:
             client.submit(entry, body)
 
     def progress(self, round_: Round) -> Progress:
         """Ask the leader, which reports only tenths below the minimum cohort."""
-        window = round_.recipe.window
+        window = round_.window
         try:
-            status = self._collector(round_.recipe).status(round_.recipe.digest)
+            status = self._status(round_)
         except (Unreachable, ProblemError) as error:
             why = f"the leader can't say yet: {error}"
             if isinstance(error, ProblemError) and error.status == HTTPStatus.NOT_FOUND:
@@ -231,8 +250,12 @@ class LiveFleet(Fleet):
             return Progress(waiting_for=why, closes=window.closes, ends=window.ends)
         return self._as_progress(round_, status)
 
+    def _status(self, round_: Round) -> RecipeStatus:
+        opens = None if round_.number_in_series is None else round_.window.opens
+        return self._collector(round_.recipe).status(round_.recipe.digest, opens)
+
     def _as_progress(self, round_: Round, status: RecipeStatus) -> Progress:
-        window, now = round_.recipe.window, self.clock.now()
+        window, now = round_.window, self.clock.now()
         waiting = status.waiting_for or status.state
         reached = round_.target is not None and (status.reports or 0) >= round_.target
         if status.state == "ready" and now < window.closes and not reached:
@@ -253,7 +276,7 @@ class LiveFleet(Fleet):
 
     def _expected(self, round_: Round, status: RecipeStatus) -> int | None:
         """When the result is expected: with a target, if reports keep coming as they did so far."""
-        window, now = round_.recipe.window, self.clock.now()
+        window, now = round_.window, self.clock.now()
         end = max(window.closes, now)
         if round_.target is not None and now < window.closes:
             least = round_.recipe.privacy.min_cohort
@@ -267,7 +290,10 @@ class LiveFleet(Fleet):
     def collect(
         self, round_: Round, on_progress: OnProgress, save: Callable[[Round], None]
     ) -> ReleasedSums:
-        """Wait for the cohort, then for the result."""
+        """Wait for the cohort, then for the result.
+
+        Raises `ResultPending` if the aggregators take longer than usual: collecting again resumes.
+        """
         if not round_.handles:
             self._await_cohort(round_, on_progress)
             round_ = self._request_batches(round_, save)
@@ -286,7 +312,7 @@ class LiveFleet(Fleet):
 
     def _await_cohort(self, round_: Round, on_progress: OnProgress) -> None:
         """Wait until the target is reached or the window closes."""
-        window = round_.recipe.window
+        window = round_.window
         while self.clock.now() < window.closes:
             progress = self.progress(round_)
             on_progress(progress)
@@ -304,7 +330,7 @@ class LiveFleet(Fleet):
         """Request the batch of every group from the leader, and save the handles of its jobs."""
         collector = self._collector(round_.recipe)
         handles: dict[str, str] = {}
-        for task in self._tasks(round_.recipe):
+        for task in self._tasks(round_):
             handle = self._retrying(round_, partial(collector.create, task))
             handles[task.task_id.hex()] = handle.to_json().decode()
         requested = replace(round_, handles=handles)
@@ -315,32 +341,38 @@ class LiveFleet(Fleet):
         recipe = round_.recipe
         collector = self._collector(recipe)
         trials = recipe.privacy.noise_trials
-        waiting = {task.task_id: task for task in self._tasks(recipe)}
+        waiting = {task.task_id: task for task in self._tasks(round_)}
         found: dict[bytes, Part] = {}
-        deadline = max(self.clock.now(), recipe.window.closes) + self._finish_seconds
+        deadline = max(self.clock.now(), round_.window.closes) + self._finish_seconds
         last_look = False
         while waiting:
-            self._check_window(round_)
-            for task_id, task in list(waiting.items()):
-                handle = CollectionHandle.from_json(str(round_.handles[task_id.hex()]).encode())
-                outcome = self._retrying(
-                    round_, partial(collector.poll, handle, noise_trials=trials)
-                )
-                if isinstance(outcome, Collected):
-                    del waiting[task_id]
-                    found[task_id] = _part(task, outcome)
+            try:
+                for task_id, task in list(waiting.items()):
+                    handle = CollectionHandle.from_json(str(round_.handles[task_id.hex()]).encode())
+                    outcome = self._retrying(
+                        round_, partial(collector.poll, handle, noise_trials=trials)
+                    )
+                    if isinstance(outcome, Collected):
+                        del waiting[task_id]
+                        found[task_id] = _part(task, outcome)
+            except WindowOver:
+                if not found:
+                    raise
+                break  # the groups that are left are lost; the others are not
             if waiting:
                 progress, finished = self._finishing(round_)
                 on_progress(progress)
                 # Nothing more can arrive: what is left stays too small. One more look, because the
                 # leader may have released a batch since we asked for it.
-                if self.clock.now() >= deadline or (finished and last_look):
+                if finished and last_look:
                     break
+                if not finished and self.clock.now() >= deadline:
+                    raise self._pending(round_, progress)
                 last_look = finished
                 self._pause(_POLL_SECONDS)
         if not found:
             raise self._too_small(round_)
-        order = self._tasks(recipe)
+        order = self._tasks(round_)
         return ReleasedSums(
             parts=tuple(found[task.task_id] for task in order if task.task_id in found),
             missing=tuple(_group(task) for task in order if task.task_id not in found),
@@ -349,18 +381,20 @@ class LiveFleet(Fleet):
     def _finishing(self, round_: Round) -> tuple[Progress, bool]:
         """The progress, and whether the leader has released all that it ever will."""
         try:
-            status = self._collector(round_.recipe).status(round_.recipe.digest)
+            status = self._status(round_)
         except (Unreachable, ProblemError):
             return self.progress(round_), False
         return self._as_progress(round_, status), status.finished
 
     def _check_window(self, round_: Round) -> None:
-        window = round_.recipe.window
+        window = round_.window
         if self.clock.now() >= window.ends:
+            single = round_.number_in_series is None
+            what = f"round {round_.number}" if single else f"window {round_.number_in_series}"
+            again = ". Ask it again with `question.again()`" if single else ""
             raise WindowOver(
-                f"round {round_.number} could be collected until "
-                f"{duration_text(window.grace_seconds)} after its window closed; by now its "
-                "reports are deleted. Ask it again with `question.again()`"
+                f"{what} could be collected until {duration_text(window.grace_seconds)} after its "
+                f"window closed; by now its reports are deleted{again}"
             )
 
     def _retrying(self, round_: Round, call: Callable[[], _T]) -> _T:
@@ -371,6 +405,13 @@ class LiveFleet(Fleet):
                 return call()
             except Unreachable:
                 self._pause(_POLL_SECONDS)
+
+    def _pending(self, round_: Round, progress: Progress) -> ResultPending:
+        left = max(0, round_.window.ends - self.clock.now())
+        return ResultPending(
+            f"the aggregators have not released the result yet ({progress.waiting_for}): collect "
+            f"it again later; there are {duration_text(left)} left"
+        )
 
     def _too_small(self, round_: Round) -> CohortTooSmall:
         least = round_.recipe.privacy.min_cohort
@@ -386,15 +427,15 @@ class LiveFleet(Fleet):
             needed=least,
         )
 
-    def _tasks(self, recipe: Recipe) -> list[Task]:
-        return list(task_configurations(self.policy, recipe))
+    def _tasks(self, round_: Round) -> list[Task]:
+        return list(task_configurations(self.policy, round_.recipe, [round_.number_in_series or 0]))
 
     def _collector(self, recipe: Recipe) -> Collector:
         return Collector(
             recipe.aggregators.leader,
-            self._token,
-            self._keypair,
-            ca_file=self._ca_file,
+            self._access.token,
+            self._access.collector_key,
+            ca_bundle=self._access.ca_bundle,
             transport=self._transport,
             clock=self.clock,
         )

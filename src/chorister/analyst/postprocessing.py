@@ -61,13 +61,13 @@ def with_confidence(result: Result, confidence: float) -> Result:
 
 
 def simultaneous(result: Result) -> Result:
-    """Return intervals that hold for all rows of the question at once.
+    """Return simultaneous intervals: with the stated confidence, all of them contain the truth.
 
     This is Bonferroni over all candidates of the round, not only those shown: which rows are
     largest depends on the noise.
     """
     every = result.encoding.size * len(result.parts)
-    step = f"intervals hold for all {every:,} candidates at once"
+    step = f"the intervals of all {every:,} candidates are simultaneous"
     return replace(result, candidates=every, steps=(*result.steps, step))
 
 
@@ -139,10 +139,10 @@ def top(result: Result, count: int = 10) -> Result:
 
 
 def above_noise(result: Result) -> Result:
-    """Keep the rows whose interval lies above 0, by intervals that hold for all rows at once.
+    """Keep the rows whose simultaneous interval lies above 0.
 
-    With 95 % confidence, all rows that are left are held by somebody. What is not left may be real
-    too: it can't be told from noise.
+    With 95% confidence, somebody holds each row that is left. The other rows may be real as well,
+    or noise.
     """
     sure = result if result.candidates > 1 else simultaneous(result)
     kept = np.flatnonzero(sure.ci_low > 0.0)
@@ -322,7 +322,7 @@ class Comparison(Tabular):
             )
         return (
             f"{apart:,} of {len(self.difference):,} shares differ by more than their "
-            f"{self.confidence:.0%} interval, which covers {what}. If no share differed {whose}, "
+            f"{self.confidence:.0%} interval, which reflects {what}. If no share differed {whose}, "
             f"{chance}."
         )
 

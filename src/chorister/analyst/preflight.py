@@ -24,6 +24,7 @@ from chorister.analyst.spending import (
     expect_answers,
     expected_ledgers,
     with_others,
+    without_budget,
 )
 from chorister.device import Sandbox
 from chorister.device.verifier import check_types, dry_run, result_columns
@@ -31,7 +32,7 @@ from chorister.encoding import AnyFeature
 from chorister.errors import BudgetExceeded, CohortTooSmall, QueryRefused, SandboxUnavailable
 from chorister.policy import Policy
 from chorister.recipe import Check, Recipe, check
-from chorister.recipe.outlook import smallest_share, spread_thin, wasted
+from chorister.recipe.outlook import expiring, smallest_share, spread_thin, wasted
 
 if TYPE_CHECKING:
     from chorister.analyst.fleet import Fleet
@@ -57,7 +58,8 @@ _HINTS: Final = {
     "local-epsilon": "lower `local_epsilon`, or leave it out",
     "budget": "lower `epsilon` or `delta`, or leave them out",
     "field-budgets": "lower what is named, or leave it out",
-    "amplification": "leave out `min_cohort`, and it follows; or raise `epsilon`",
+    "series": "choose `every`, `windows` and `answers_per_device` within these limits",
+    "amplification": "leave out `min_cohort` to have it computed, or raise `epsilon`",
 }
 
 
@@ -118,7 +120,7 @@ class Preflight:
 
     checks: tuple[Check, ...]  # against the policy
     exhausted: BudgetExceeded | None  # why no device would answer
-    expected: float | None  # reports; None if refused, or if the size of the fleet is unknown
+    expected: float | None  # reports per window; None if refused, or of a fleet of unknown size
     too_small: CohortTooSmall | None  # why nothing could be released
     warnings: tuple[str, ...]  # why it would be a waste although devices would answer
     remarks: tuple[str, ...]  # what to expect, and what can't be known
@@ -153,29 +155,36 @@ def preflight(
     exhausted = ledgers.why_nobody(recipe)
     bound = with_others(ledgers, others.recipes, fleet.clock.now())
     crowded_out = None if exhausted is not None else bound.why_nobody(recipe)
+    spent = "" if exhausted is not None else without_budget(ledgers, recipe)
     expected = _expected(fleet, ledgers, recipe)
-    too_small = None if exhausted is not None else _too_small(fleet, recipe, expected)
+    too_small = None if exhausted is not None else _too_small(fleet, recipe, expected, spent)
     assumed = reports if expected is None else expected
     warnings = [] if too_small is None else [str(too_small)]
     if exhausted is None and too_small is None:
         warnings.extend(wasted(recipe, fleet.policy, assumed, target))
-    remarks = () if warnings else spread_thin(recipe, assumed)
+    hopeless = warnings or exhausted is not None
+    remarks = () if hopeless else spread_thin(recipe, assumed)
+    if spent and too_small is None:
+        remarks = (spent, *remarks)
     return Preflight(
         checks=checks,
         exhausted=exhausted,
         expected=expected,
         too_small=too_small,
         warnings=tuple(warnings),
-        remarks=(*remarks, *others_in_words(others, crowded_out)),
+        remarks=(*remarks, *expiring(recipe, fleet.policy), *others_in_words(others, crowded_out)),
     )
 
 
 def _expected(fleet: Fleet, ledgers: LedgerClasses[float], recipe: Recipe) -> float | None:
     share = expect_answers(ledgers, recipe)
-    return None if fleet.devices is None else share * fleet.devices
+    often = recipe.answers / recipe.window_count
+    return None if fleet.devices is None else share * often * fleet.devices
 
 
-def _too_small(fleet: Fleet, recipe: Recipe, expected: float | None) -> CohortTooSmall | None:
+def _too_small(
+    fleet: Fleet, recipe: Recipe, expected: float | None, spent: str
+) -> CohortTooSmall | None:
     """Nothing would be released: too few devices would answer, even with luck."""
     devices, least = fleet.devices, recipe.privacy.min_cohort
     if devices is None or expected is None or recipe.group_by:
@@ -183,10 +192,15 @@ def _too_small(fleet: Fleet, recipe: Recipe, expected: float | None) -> CohortTo
     part = expected * smallest_share(recipe.arms)
     if part + _SIGMAS * part**0.5 >= least:
         return None
+    remedy = (
+        ": ask a larger share, or lower the minimum cohort with a smaller local epsilon or a "
+        "larger epsilon"
+    )
+    if spent:
+        remedy = f". {spent.rstrip('.')}"
     return CohortTooSmall(
-        f"at most about {part:,.0f} of {devices:,} devices would answer, but nothing "
-        f"is released below {least:,}: ask a larger share, or lower the minimum cohort "
-        "with a smaller local epsilon or a larger epsilon",
+        f"At most about {part:,.0f} of {devices:,} devices would answer, but nothing is released "
+        f"below {least:,}{remedy}",
         reports=round(part),
         needed=least,
     )

@@ -9,16 +9,26 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from chorister.analyst.preflight import preflight
-from chorister.analyst.request import refs_of, valid_input
-from chorister.analyst.spending import LedgerModel, expected_ledgers, fresh_share
+from chorister.analyst.request import as_count, as_positive, refs_of, valid_input
+from chorister.analyst.spending import LedgerModel, expected_ledgers, fresh_share, new_to_study
 from chorister.analyst.tables import paragraphs
 from chorister.canonical import decimal_text, dumps, sha256
 from chorister.encoding import AnyFeature, DenyList, Encoding, Selection
 from chorister.errors import BudgetExceeded, ChoristerError, CohortTooSmall, InvalidInput
+from chorister.policy.values import number_text
 from chorister.privacy import Setting, accuracy_for_cohort, cost_of_accuracy
 from chorister.privacy.planning import Cost
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON
-from chorister.recipe import Aggregators, Arm, Check, Participation, Privacy, Recipe, Window
+from chorister.recipe import (
+    Aggregators,
+    Arm,
+    Check,
+    Participation,
+    Privacy,
+    Recipe,
+    Series,
+    Window,
+)
 
 if TYPE_CHECKING:
     from chorister.analyst.result import Result
@@ -42,6 +52,8 @@ class Question:
     answer_seconds: int  # how long devices answer
     grace_seconds: int  # how long afterwards the result can be collected
     repeat: int = 0  # distinguishes the same question asked on purpose more than once
+    series: Series | None = None  # further windows: see `study.track`
+    periods: Mapping[str, int] | None = None  # by stream: for how long its events count
 
     @cached_property
     def encoding(self) -> Encoding:
@@ -69,6 +81,8 @@ class Question:
             "study": self.study.name,
             "repeat": self.repeat,
             "window": [self.answer_seconds, self.grace_seconds],
+            **({"series": _dump(self.series)} if self.series is not None else {}),
+            **({"periods": dict(self.periods)} if self.periods else {}),
         }
         return sha256(dumps(content)).hex()
 
@@ -93,6 +107,8 @@ class Question:
                 deny=self.deny,
                 privacy=self.privacy,
                 window=Window(opens=opens, closes=closes, ends=closes + self.grace_seconds),
+                series=self.series,
+                periods=dict(self.periods) if self.periods else None,
                 participation=self.participation,
                 aggregators=Aggregators(leader=pair.leader.url, helper=pair.helper.url),
             )
@@ -126,10 +142,10 @@ def _dump(model: Any) -> Any:  # noqa: ANN401 (a model, and its JSON)
 
 def check_target(question: Question, target: int | None) -> None:
     """Refuse a target below the minimum cohort: nothing could be released when it is reached."""
-    least = question.privacy.min_cohort
-    if target is not None and target < least:
+    least, reports = question.privacy.min_cohort, as_count(target, "target")
+    if reports is not None and reports < least:
         raise InvalidInput(
-            f"the target {target:,} is below the minimum cohort of {least:,}: raise it, or leave "
+            f"the target {reports:,} is below the minimum cohort of {least:,}: raise it, or leave "
             "it out",
             field="target",
         )
@@ -167,29 +183,34 @@ class QuestionCost:
         if self.asked is not None:
             return (
                 f"This question was asked already, in round {self.asked}. Asking it returns that "
-                "result and costs nothing; `question.again()` asks it once more, for "
+                "result and costs nothing; `question.again()` asks it again, for "
                 f"epsilon {decimal_text(self.epsilon)}."
             )
         lines = [
+            f"Refused ({outcome.name}): {outcome.why}."
+            for outcome in self.checks
+            if not outcome.passed
+        ]
+        if self.exhausted is not None:
+            lines.append(f"No device would answer: {self.exhausted}.")
+        lines += [
             f"Each device that answers is charged epsilon {decimal_text(self.epsilon)}, delta "
-            f"{decimal_text(self.delta)}, and one report of {self.bins:,} bins "
-            f"(about {self.bytes_per_report:,} bytes). A device that answered everything it could "
-            f"may answer {self.more:,} more such questions, including this one; "
-            f"{self.fresh_devices:.0%} of the devices have answered nothing in this study yet.",
+            f"{number_text(self.delta)}, and one report of {self.bins:,} bins "
+            f"(about {self.bytes_per_report:,} bytes). "
+            + (self._more_in_words() if self.allowed else "")
+            + new_to_study(self.fresh_devices),
             f"It needs {self.min_cohort:,} devices"
             + (f"; about {self.expected:,} are expected." if self.expected is not None else "."),
             f"With {self.reports:,} reports a bin that nobody holds reads 0 ± "
             f"{self.std_error:,.1f} devices ({self.relative_error:.3%} of the reports).",
         ]
-        lines.extend(
-            f"Refused ({outcome.name}): {outcome.why}."
-            for outcome in self.checks
-            if not outcome.passed
-        )
-        if self.exhausted is not None:
-            lines.append(f"No device would answer: {self.exhausted}.")
         lines.extend((*(f"Don't ask it: {why}" for why in self.warnings), *self.remarks))
         return "\n".join(lines)
+
+    def _more_in_words(self) -> str:
+        several = f"{self.more:,} such questions, including this one"
+        left = several if self.more > 1 else "this question and no more like it"
+        return f"A device that answered everything it could may answer {left}. "
 
     def _repr_html_(self) -> str:
         return paragraphs(self.explain())
@@ -198,6 +219,8 @@ class QuestionCost:
 def _price(question: Question, reports: int | None, target: int | None) -> QuestionCost:
     """Price a question with the budgets as the study's rounds leave them."""
     study, fleet = question.study, question.study.fleet
+    as_count(target, "target")
+    as_count(reports, "reports")
     recipe = question.recipe(number=study.next_number, opens=fleet.clock.now())
     found = preflight(fleet, recipe, target=target, reports=reports)
     refused = any(not outcome.passed for outcome in found.checks)
@@ -254,6 +277,10 @@ def for_accuracy(
     for name in ("epsilon", "local_epsilon", "min_cohort"):
         if name in options and not (name == "local_epsilon" and relative_error is not None):
             raise InvalidInput(f"{name} follows from the accuracy: leave it out")
+    for name, wanted in (("std_error", std_error), ("relative_error", relative_error)):
+        if wanted is not None:
+            as_positive(wanted, name)
+    as_count(reports, "reports")
     terms = study.terms
     fixed = {"local_epsilon": "0.1", "min_cohort": terms.cohort.smallest}  # replaced below
     draft = study.histogram(features, **{**options, **fixed})

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 from chorister.analyst.tables import drawable, html_table, needed
 from chorister.canonical import decimal_text
@@ -18,7 +19,9 @@ from chorister.policy.values import legible
 if TYPE_CHECKING:
     from chorister.analyst.result import Result
 
-_ROWS: Final = 1_000
+ROWS: Final = 1_000
+_NOTHING_ELSE: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""The page runs nothing and loads nothing, whatever is in it."""
 _STYLE: Final = """
 :root { color-scheme: light; }
 body { font: 16px/1.55 system-ui, sans-serif; color: #1b2330; background: #fff; max-width: 60rem;
@@ -49,24 +52,32 @@ def html_report(
     results: Sequence[Result],
     chart: dict[str, Any] | None = None,
     note: str = "",
+    files: Sequence[str] = (),
+    window: int = 0,
 ) -> str:
-    """Write the report. Labels are other people's words, so everything is escaped."""
+    """Write the report. Labels are other people's words, so everything is escaped.
+
+    `files` lie next to it, and it links to them. `window` is the one of a series that the results
+    are of.
+    """
     size = len(next(iter(columns.values()))) if columns else 0
-    shown = {name: column[:_ROWS] for name, column in columns.items()}
-    more = f"<p>The first {_ROWS:,} of {size:,} rows.</p>" if size > _ROWS else ""
+    shown = {name: column[:ROWS] for name, column in columns.items()}
+    more = f"<p>The first {ROWS:,} of {size:,} rows.</p>" if size > ROWS else ""
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_NOTHING_ELSE}">',
         f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body><main>",
         f"<h1>{_text(title)}</h1>",
         f'<p class="faint">{_text(note)}</p>' if note else "",
         f"<figure>{_svg(chart)}</figure>" if chart is not None else "",
         "<h2>What this means, and what it cost</h2>",
         *(f"<p>{_text(line)}</p>" for line in words.split("\n") if line),
-        f'<h2>Table</h2><div class="scroll">{html_table(shown, rows=_ROWS)}</div>{more}',
+        f'<h2>Table</h2><div class="scroll">{html_table(shown, rows=ROWS)}</div>{more}',
+        f"<p>All rows: {', '.join(map(_link, files))}</p>" if files else "",
         "<h2>Exactly what devices were asked</h2>",
-        *map(_asked, results),
+        *(_asked(result, window) for result in results),
         "</main></body></html>\n",
     ]
     return "\n".join(part for part in parts if part)
@@ -80,19 +91,26 @@ def inline_chart(plot: Callable[[], Any]) -> str:
         return ""
 
 
-def _asked(result: Result) -> str:
+def _asked(result: Result, window: int) -> str:
     recipe = result.recipe
     document = json.dumps(json.loads(recipe.canonical()), indent=1, ensure_ascii=False)
-    number = f"Round {result.round}: " if result.round is not None else ""
+    names = [f"round {result.round}"] if result.round is not None else []
+    names += [f"window {window}"] if recipe.series is not None else []
+    number = f"{', '.join(names).capitalize()}: " if names else ""
+    opens = recipe.window_at(window).opens
     facts = (
         f"{number}{result.n_reports:,} reports, epsilon {decimal_text(recipe.privacy.epsilon)}, "
-        f"delta {decimal_text(recipe.privacy.delta)}, asked {utc_minute(recipe.window.opens)}, "
+        f"delta {decimal_text(recipe.privacy.delta)}, asked {utc_minute(opens)}, "
         f"recipe {recipe.digest.hex()}"
     )
     return (
         f"<details><summary>{_text(facts)}</summary>"
         f"<p><code>{_text(recipe.query)}</code></p><pre>{_text(document)}</pre></details>"
     )
+
+
+def _link(file: str) -> str:
+    return f'<a href="{html.escape(quote(file))}">{_text(file)}</a>'
 
 
 def _text(value: str) -> str:

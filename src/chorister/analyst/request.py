@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from functools import lru_cache
-from typing import Final, TypeAlias, get_args
+from typing import Any, Final, SupportsIndex, TypeAlias, TypeVar, get_args
 
 from pydantic import ValidationError
 
-from chorister.canonical import first_error
+from chorister.canonical import decimal_text, first_error
 from chorister.encoding import (
     AnyFeature,
     Categories,
     DenyList,
     Encoding,
+    Feature,
     Grid,
     Intervals,
     PrefixTree,
@@ -31,25 +33,64 @@ from chorister.policy.model import Budget
 from chorister.policy.values import parse_duration
 from chorister.privacy import Mechanism, amplification
 from chorister.privacy.decimals import DOWN, as_decimal
-from chorister.privacy.randomizers import MAX_LOCAL_EPSILON
+from chorister.privacy.randomizers import MAX_LOCAL_EPSILON, MIN_LOCAL_EPSILON
 from chorister.privacy.weights import BOUND_DELTA
 from chorister.recipe import Arm, Participation, Privacy
 
 Real: TypeAlias = int | float | str | Decimal
+Item = TypeVar("Item")
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STEP: Final = Decimal("0.0001")
 _LEAST_DELTA: Final = 10 * BOUND_DELTA  # with less, bounded reports would take most of it
+_MAX_DELTA: Final = Decimal("0.1")
 _EVERYONE: Final = Participation(probability=Decimal(1), once_per_study=False)
 
 
-def as_exact(value: Real) -> Decimal:
-    """Convert a number to the decimal that it prints as."""
-    if isinstance(value, bool):
-        raise InvalidInput("expected a number, not a boolean")
+def as_exact(value: Real, name: str = "") -> Decimal:
+    """Convert a number to the decimal that it prints as; `name` is what it is given as."""
     try:
-        return as_decimal(value)
+        exact = as_decimal(value)
     except (ArithmeticError, TypeError, ValueError):
-        raise InvalidInput(f"{value!r} is not a number") from None
+        exact = None
+    if exact is None or isinstance(value, bool) or not exact.is_finite():
+        prefix = f"{name}: " if name else ""
+        raise InvalidInput(f"{prefix}{value!r} is not a number", field=name or None)
+    return exact
+
+
+def as_positive(value: Real, name: str) -> Decimal:
+    """Convert a number above 0 to the decimal that it prints as."""
+    exact = as_exact(value, name)
+    if exact <= 0:
+        raise InvalidInput(f"{name} must be above 0, not {value}", field=name)
+    return exact
+
+
+def as_list(value: Iterable[Item], name: str, example: str) -> list[Item]:
+    """Read a list. A text is not one: its letters are never meant."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise InvalidInput(f"{name} is a list such as {example}, not {value!r}", field=name)
+    return list(value)
+
+
+def as_features(value: object) -> tuple[AnyFeature, ...]:
+    """Read features: one, or several."""
+    chosen: Sequence[Any] = value if isinstance(value, list | tuple) else (value,)
+    for each in chosen:
+        if not isinstance(each, Feature):
+            raise InvalidInput(
+                "say how to count: ch.intervals(column, edges), ch.categories(column, values), "
+                f"ch.prefix_tree(...) or ch.grid(...), not {each!r}",
+                field="features",
+            )
+    return tuple(chosen)
+
+
+def as_reads(value: object) -> dict[str, tuple[str, ...]]:
+    """Read which fields of which streams and profiles a query reads."""
+    if not isinstance(value, Mapping):
+        raise InvalidInput(f"reads is {{stream: [field, ...]}}, not {value!r}", field="reads")
+    return {table: as_names(names) for table, names in value.items()}
 
 
 @contextmanager
@@ -71,15 +112,33 @@ def as_seconds(value: int | str, name: str) -> int:
         raise InvalidInput(f"{name}: {error}, or a number of seconds", field=name) from None
 
 
+def as_periods(
+    value: int | str | Mapping[str, int | str] | None, streams: Sequence[str]
+) -> dict[str, int] | None:
+    """Read for how long events count: the same for all of these streams, or each on its own."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(streams, as_seconds(value, "period")) or None
+    unknown = [name for name in value if name not in streams]
+    if unknown:
+        raise InvalidInput(f"period: {unknown[0]!r} is not a stream in `reads`", field="period")
+    return {name: as_seconds(each, "period") for name, each in value.items()} or None
+
+
 def as_count(value: int | None, name: str) -> int | None:
     """Read a whole number of devices, or None."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise InvalidInput(f"{name} is a whole number, not {value!r}", field=name)
-    return value
+    return operator.index(value)
 
 
-def as_names(value: Sequence[str] | str) -> tuple[str, ...]:
+def as_names(value: Iterable[str] | str) -> tuple[str, ...]:
     """Read names: one, or several."""
+    if not isinstance(value, Iterable):
+        raise InvalidInput(f"names are text, or a list of texts, not {value!r}")
     return (value,) if isinstance(value, str) else tuple(value)
 
 
@@ -88,33 +147,65 @@ def as_deny_lists(value: DenyList | Sequence[DenyList]) -> tuple[DenyList, ...]:
     lists = (value,) if isinstance(value, DenyList) else tuple(value)
     if any(not isinstance(each, DenyList) for each in lists):
         raise InvalidInput(
-            "deny takes deny lists: ch.DenyList(column=..., phrases=...)", field="deny"
+            "deny takes lists such as chorister.encoding.DenyList(column=..., phrases=...)",
+            field="deny",
         )
     return lists
+
+
+def as_column(value: str) -> str:
+    """Read the name of a column of a query's result."""
+    own = str(value).rpartition(".")[2]
+    if own != str(value):
+        raise InvalidInput(
+            f"{value!r} is not a column: write {own!r}, without its stream or profile",
+            field="column",
+        )
+    return value
 
 
 def intervals(column: str, edges: Iterable[Real]) -> Intervals:
     """Count in cells [a, b) between neighbouring edges; everything else is OOV."""
     with valid_input():
-        return Intervals(column=column, edges=tuple(as_exact(edge) for edge in edges))
+        given = as_list(edges, "edges", "[10, 20, 40]")
+        return Intervals(
+            column=as_column(column), edges=tuple(as_exact(edge, "edges") for edge in given)
+        )
 
 
 def categories(column: str, values: Iterable[str | int]) -> Categories:
     """Count each value exactly as given; everything else is OOV."""
+    given = as_list(values, "values", '["red", "green"]')
+    for value in given:
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise InvalidInput(
+                f"values are texts or whole numbers, not {value!r}: count other numbers with "
+                "ch.intervals",
+                field="values",
+            )
     with valid_input():
-        return Categories(column=column, values=tuple(values))
+        return Categories(column=as_column(column), values=tuple(given))
 
 
 def prefix_tree(
     column: str, vocabulary: Iterable[str], prefixes: Iterable[str] = ("",)
 ) -> PrefixTree:
     """Count which word follows known prefixes. Texts are put into canonical form."""
+    words = as_texts(vocabulary, "vocabulary")
     with valid_input():
         return PrefixTree(
-            column=column,
-            prefixes=tuple(canonical_texts(list(prefixes))),
-            vocabulary=tuple(canonical_texts(list(vocabulary))),
+            column=as_column(column),
+            prefixes=tuple(canonical_texts(as_texts(prefixes, "prefixes"))),
+            vocabulary=tuple(canonical_texts(words)),
         )
+
+
+def as_texts(value: Iterable[Any], name: str) -> list[str]:
+    """Read a list of texts."""
+    texts = as_list(value, name, '["good", "morning"]')
+    if wrong := [each for each in texts if not isinstance(each, str)]:
+        raise InvalidInput(f"{name} lists texts, not {wrong[0]!r}", field=name)
+    return texts
 
 
 def grid(
@@ -125,12 +216,14 @@ def grid(
     cells: Iterable[str] | None = None,
 ) -> Grid:
     """Count in quadtree cells over a box (x0, y0, x1, y1): all of a level, or listed quadkeys."""
-    if len(columns) != 2 or len(box) != 4:
+    names = as_list(columns, "columns", '["x", "y"]')
+    edges = as_list(box, "box", "[x0, y0, x1, y1]")
+    if len(names) != 2 or len(edges) != 4:
         raise InvalidInput("a grid has two columns and a box (x0, y0, x1, y1)")
-    x0, y0, x1, y1 = (as_exact(edge) for edge in box)
+    x0, y0, x1, y1 = (as_exact(edge, "box") for edge in edges)
     with valid_input():
         return Grid(
-            columns=(columns[0], columns[1]),
+            columns=(as_column(names[0]), as_column(names[1])),
             box=(x0, y0, x1, y1),
             level=level,
             cells=None if cells is None else tuple(cells),
@@ -148,7 +241,7 @@ def simple_query(
         if len(analysis.queries) == 1:
             return analysis.queries[0]
         listed = "; ".join(analysis.queries)
-        raise InvalidInput(f"this analysis permits only these queries, give one of them: {listed}")
+        raise InvalidInput(f"this analysis permits only these queries: pass one of them: {listed}")
     chosen: dict[str, str] = {}
     for column in Encoding(tuple(features), tuple(deny)).columns:
         found = [ref for ref in analysis.fields if ref.partition(".")[2] == column]
@@ -157,7 +250,8 @@ def simple_query(
             why = "several fields have" if found else "no field of this analysis has"
             raise InvalidInput(
                 f"{why} the name of the column {column!r}: give a query that returns it; the "
-                f"fields are {known}"
+                f"fields are {known}",
+                field="query",
             )
         chosen[column] = found[0]
     tables = list(dict.fromkeys(ref.partition(".")[0] for ref in chosen.values()))
@@ -186,8 +280,9 @@ def reads_of(query: str, analysis: Analysis) -> dict[str, tuple[str, ...]]:
             reads.setdefault(table, []).append(field)
     if not reads:
         raise InvalidInput(
-            f"the query names no field of this analysis ({', '.join(analysis.fields)}): say which "
-            "fields it reads, reads={stream: [field, ...]}"
+            f"nothing here names a field of this analysis ({', '.join(analysis.fields)}) together "
+            "with its stream or profile: name both (in Python, `reads` can list them instead)",
+            field="query",
         )
     return {table: tuple(names) for table, names in reads.items()}
 
@@ -203,7 +298,7 @@ def as_participation(value: Participation | Real | str | None) -> Participation:
         return _EVERYONE
     if isinstance(value, Participation):
         return value
-    share = as_exact(value)
+    share = as_exact(value, "participation")
     if not 0 < share <= 1:
         raise InvalidInput(f'participation is "everyone" or a share in (0, 1], not {value!r}')
     return Participation(
@@ -214,7 +309,7 @@ def as_participation(value: Participation | Real | str | None) -> Participation:
 
 def as_arms(value: Mapping[str, int] | Sequence[str]) -> tuple[Arm, ...]:
     """Read the arms of an experiment: names with weights, or names of equal weight."""
-    weights = value if isinstance(value, Mapping) else dict.fromkeys(value, 1)
+    weights = value if isinstance(value, Mapping) else dict.fromkeys(as_names(value), 1)
     if isinstance(value, str) or len(weights) != len(value) or len(weights) == 1:
         raise InvalidInput("an experiment needs two or more arms with different names")
     with valid_input("arms: "):
@@ -272,10 +367,25 @@ class PrivacyRequest:
         try:
             mechanism = Mechanism(self.mechanism or analysis.mechanisms[0])
         except ValueError:
-            raise InvalidInput(f"mechanism must be one of {', '.join(Mechanism)}") from None
+            raise InvalidInput(
+                f"mechanism must be one of {', '.join(Mechanism)}", field="mechanism"
+            ) from None
         report = self.report or analysis.report_kinds[0]
-        epsilon = six_digits(equal_epsilon) if self.epsilon is None else as_exact(self.epsilon)
-        delta = proportional_delta(budgets, epsilon) if self.delta is None else as_exact(self.delta)
+        epsilon = (
+            six_digits(equal_epsilon)
+            if self.epsilon is None
+            else as_positive(self.epsilon, "epsilon")
+        )
+        delta = (
+            proportional_delta(budgets, epsilon)
+            if self.delta is None
+            else as_positive(self.delta, "delta")
+        )
+        if delta > _MAX_DELTA:
+            why = f"delta must be above 0 and at most {_MAX_DELTA}, not {delta}"
+            raise InvalidInput(why, field="delta")
+        if self.min_cohort is not None and self.min_cohort < 1:
+            raise InvalidInput("min_cohort must be at least 1", field="min_cohort")
         limit = min(
             analysis.budget.local_epsilon, *(analysis.fields[ref].local_epsilon for ref in refs)
         )
@@ -290,10 +400,17 @@ class PrivacyRequest:
                 local = limit
             else:
                 wanted = min(wanted, analysis.cohort.largest)
-                local = min(limit, _largest(wanted, epsilon, delta, mechanism, crowd, fraction,
-                                            report))  # fmt: skip
+                with _about_epsilon(epsilon, min(budget.epsilon for budget in budgets)):
+                    local = min(limit, _largest(wanted, epsilon, delta, mechanism, crowd, fraction,
+                                                report))  # fmt: skip
         else:
-            local = as_exact(self.local_epsilon)
+            local = as_positive(self.local_epsilon, "local_epsilon")
+            if not MIN_LOCAL_EPSILON <= local <= MAX_LOCAL_EPSILON:
+                raise InvalidInput(
+                    f"local_epsilon must lie between {MIN_LOCAL_EPSILON} and {MAX_LOCAL_EPSILON}, "
+                    f"not {local}",
+                    field="local_epsilon",
+                )
         claim = Claim(
             mechanism=mechanism,
             local_epsilon=local.normalize(DOWN),
@@ -305,12 +422,26 @@ class PrivacyRequest:
         )
         least = self.min_cohort
         if least is None:
-            least = max(_least_cohort(claim), analysis.cohort.smallest)
+            with _about_epsilon(epsilon, min(budget.epsilon for budget in budgets)):
+                least = max(_least_cohort(claim), analysis.cohort.smallest)
         with valid_input():
             return Privacy(
                 min_cohort=least,
                 **{field.name: getattr(claim, field.name) for field in fields(claim)},
             )
+
+
+@contextmanager
+def _about_epsilon(epsilon: Decimal, whole: Decimal) -> Iterator[None]:
+    """Say that an epsilon is the reason where the accountant can't compute anything with it."""
+    try:
+        yield
+    except InvalidInput as error:
+        if error.field is None and epsilon > whole:
+            why = f"epsilon {decimal_text(epsilon)} exceeds the {decimal_text(whole)} of the policy"
+            raise InvalidInput(why, field="epsilon") from None
+        error.field = error.field or "epsilon"
+        raise
 
 
 @lru_cache(maxsize=1024)
@@ -348,7 +479,8 @@ def _largest(
     if cohort < 2:
         raise InvalidInput(
             f"only {max(cohort, 0):,} devices are expected to answer, which hides nobody: ask a "
-            "larger share, or say how many devices there are"
+            "larger share, or pass the number of devices",
+            field="participation",
         )
     left = DOWN.subtract(delta, BOUND_DELTA) if report == "bounded" else delta
     if left <= 0:

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from chorister.analyst import display, json_files, postprocessing, report
+from chorister.analyst import display, json_files, postprocessing
 from chorister.analyst.estimate import (
+    ConfidenceInterval,
     Estimates,
     Floats,
     IntervalMethod,
@@ -31,7 +32,7 @@ from chorister.analyst.estimate import (
 from chorister.analyst.tables import Tabular
 from chorister.encoding import AnyFeature, Encoding
 from chorister.errors import DecodeError, InvalidInput
-from chorister.privacy import ConfidenceInterval, HostileInfluence, Mechanism
+from chorister.privacy import HostileInfluence, Mechanism
 from chorister.recipe import Recipe
 
 
@@ -276,6 +277,7 @@ class Result(Tabular):
 
     plot = display.bar_chart
     explain = display.explain
+    to_html = display.html_file
     _repr_html_ = display.notebook_html
 
     def __repr__(self) -> str:
@@ -289,14 +291,6 @@ class Result(Tabular):
     def to_json(self) -> str:
         """Write everything as JSON."""
         return json.dumps(json_files.result_to_tree(self), ensure_ascii=False)
-
-    def to_html(self, path: str | os.PathLike[str] | None = None, *, title: str = "") -> str | None:
-        """Write a report in one HTML file that needs nothing else, or return it as text."""
-        return report.written(
-            path, title=title or f"{self.recipe.study}, {self.recipe.analysis}",
-            words=self.explain(), columns=self.columns(), results=[self],
-            chart=self.plot().to_dict(),
-        )  # fmt: skip
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Result:

@@ -17,8 +17,8 @@ from typing import Any, Final
 from chorister.analyst.json_files import require_format, result_to_tree, write_atomically
 from chorister.analyst.result import Result
 from chorister.canonical import WIRE
-from chorister.errors import ChoristerError, DecodeError, StudyError
-from chorister.recipe import Recipe
+from chorister.errors import ChoristerError, DecodeError, StudyBusy, StudyError
+from chorister.recipe import Recipe, Window
 
 _FORMAT: Final = "chorister-round-1"
 _STUDY_FORMAT: Final = "chorister-study-1"
@@ -36,7 +36,7 @@ class RoundState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Round:
-    """One question of a study: as it was asked, and its outcome."""
+    """One question of a study, or one window of a series: as it was asked, and its outcome."""
 
     sequence: int  # among all rounds of the fleet, in all studies
     number: int  # in its study, from 1
@@ -48,6 +48,12 @@ class Round:
     result: Result | None = None
     failure: dict[str, Any] | None = None  # the error's name, message and fields
     handles: dict[str, Any] = field(default_factory=dict)  # of the leader's collection jobs
+    number_in_series: int | None = None  # of the window, from 0; None: the whole question
+
+    @property
+    def window(self) -> Window:
+        """When it is answered: of a series as a whole, its first window."""
+        return self.recipe.window_at(self.number_in_series or 0)
 
     def to_json(self) -> str:
         return json.dumps(
@@ -63,6 +69,7 @@ class Round:
                 "result": None if self.result is None else result_to_tree(self.result),
                 "failure": self.failure,
                 "handles": self.handles,
+                **({} if self.number_in_series is None else {"window": self.number_in_series}),
             },
             ensure_ascii=False,
         )
@@ -85,6 +92,7 @@ class Round:
                 result=None if result is None else Result.from_tree(result),
                 failure=tree["failure"],
                 handles=dict(tree["handles"]),
+                number_in_series=None if (at := tree.get("window")) is None else int(at),
             )
         except DecodeError:
             raise
@@ -108,9 +116,10 @@ class Archive:
         self.folder = folder
         self.lock_seconds = 10.0  # to wait for another process that is asking
         self._rounds: dict[str, dict[int, Round]] = {}
+        self._windows: dict[tuple[str, int], dict[int, Round]] = {}  # by study and round
         self._seen: dict[Path, tuple[int, int]] = {}  # versions of the files last read or written
         self._plans: dict[tuple[str, str], PlanBasis] = {}  # by study and key
-        self._memory = threading.RLock()  # guards the three above
+        self._memory = threading.RLock()  # guards the four above
         self._threads = threading.RLock()  # lets one thread of this process ask at a time
         self._waiting: dict[tuple[str, int], threading.Lock] = {}  # lets one wait per round
         self.refresh()
@@ -120,10 +129,11 @@ class Archive:
         if self.folder is None:
             return
         with self._memory:
-            for path in sorted(self.folder.glob("*/round-*.json")):
-                if self._seen.get(path) != (version := _version(path)):
-                    self._load(path)
-                    self._seen[path] = version
+            for pattern in ("*/round-*.json", "*/window-*.json"):
+                for path in sorted(self.folder.glob(pattern)):
+                    if self._seen.get(path) != (version := _version(path)):
+                        self._load(path)
+                        self._seen[path] = version
 
     def _load(self, path: Path) -> None:
         try:
@@ -132,7 +142,14 @@ class Archive:
             raise StudyError(
                 f"can't read {path} ({error}): restore it, or move the folder of its study away"
             ) from None
-        self._rounds.setdefault(path.parent.name, {})[found.number] = found
+        self._keep(path.parent.name, found)
+
+    def _keep(self, study: str, found: Round) -> None:
+        if found.number_in_series is None:
+            self._rounds.setdefault(study, {})[found.number] = found
+        else:
+            of_series = self._windows.setdefault((study, found.number), {})
+            of_series[found.number_in_series] = found
 
     def register(self, *, name: str, analysis: str, policy: str, fleet: str) -> None:
         """Begin a study, or check that the one of this name belongs to the same fleet."""
@@ -154,10 +171,24 @@ class Archive:
                     f"{stored.get(key)!r}, not {identity[key]!r}: choose another name or folder"
                 )
 
+    def studies(self) -> dict[str, str]:
+        """The analysis of every study in the folder, by its name."""
+        found: dict[str, str] = {}
+        for path in sorted(self.folder.glob("*/study.json")) if self.folder is not None else ():
+            stored = read_study(path)
+            if stored.get("name") == path.parent.name:
+                found[path.parent.name] = str(stored.get("analysis"))
+        return found
+
     def rounds(self, study: str) -> list[Round]:
         """The rounds of a study, in order."""
         with self._memory:
             return [round_ for _, round_ in sorted(self._rounds.get(study, {}).items())]
+
+    def windows(self, study: str, number: int) -> dict[int, Round]:
+        """The windows of a series whose collection has begun, by their number."""
+        with self._memory:
+            return dict(sorted(self._windows.get((study, number), {}).items()))
 
     def all_rounds(self) -> list[Round]:
         """The rounds of all studies, in the order in which the fleet was asked."""
@@ -169,10 +200,10 @@ class Archive:
         """Store a round, durably if there is a folder."""
         with self._memory:
             if self.folder is not None:
-                path = self.folder / study / f"round-{round_.number:04}.json"
+                path = self.folder / study / _file_name(round_)
                 write_atomically(path, round_.to_json().encode())
                 self._seen[path] = _version(path)
-            self._rounds.setdefault(study, {})[round_.number] = round_
+            self._keep(study, round_)
 
     def plan_basis(self, study: str, key: str) -> PlanBasis | None:
         """What the run with this key counted as spent when it began, if it has begun."""
@@ -211,6 +242,12 @@ class Archive:
             yield
 
     @contextmanager
+    def alerting(self, study: str) -> Iterator[None]:
+        """Let only one process raise alerts about a study."""
+        with self._locked(f"{study}/.alerts.lock", 0.0):
+            yield
+
+    @contextmanager
     def _locked(self, name: str, seconds: float) -> Iterator[None]:
         if self.folder is None:
             yield
@@ -224,6 +261,12 @@ class Archive:
             yield
         finally:
             os.close(descriptor)
+
+
+def _file_name(round_: Round) -> str:
+    if round_.number_in_series is None:
+        return f"round-{round_.number:04}.json"
+    return f"window-{round_.number:04}-{round_.number_in_series:04}.json"
 
 
 def read_study(path: Path) -> dict[str, Any]:
@@ -259,7 +302,7 @@ def _acquire(descriptor: int, folder: Path, seconds: float) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                raise StudyError(
+                raise StudyBusy(
                     f"another process is asking from {folder}: let it finish, or stop it"
                 ) from None
             time.sleep(0.02)

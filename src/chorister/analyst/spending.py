@@ -8,7 +8,7 @@ one budget period.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 
@@ -21,6 +21,7 @@ from chorister.device.ledger.budget import Charge, Limit, Standing
 from chorister.device.ledger.counting import Counts, PolicyTerms
 from chorister.errors import BudgetExceeded, QueryRefused
 from chorister.policy import Policy
+from chorister.policy.values import number_text
 from chorister.recipe import Recipe
 from chorister.transparency.checkpoint import MAX_SKEW
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _TIME: Final = 0  # one budget period: when a charge is made does not matter
 _MAX_COUNTED: Final = 10_000  # questions
+_FEW: Final = 0.005  # a share of the fleet that rounds to 0 %
 Weight = TypeVar("Weight")
 _Key: TypeAlias = tuple[tuple[str, ...], frozenset[str]]
 
@@ -69,18 +71,41 @@ class LedgerModel:
         return not recipe.participation.once_per_study or self.is_new_to(recipe.study)
 
     def would_answer(self, recipe: Recipe) -> bool:
+        """Whether devices with this ledger would answer, a series at least once."""
         if not self.is_asked(recipe):
             return False
         try:
-            self.check(Charge.of(recipe))
-        except (BudgetExceeded, QueryRefused):
+            return self.payable(recipe)[0] > 0
+        except QueryRefused:
             return False
-        return True
+
+    def payable(self, recipe: Recipe) -> tuple[int, BudgetExceeded | None]:
+        """How many answers of a recipe this ledger can pay, and what keeps it from paying all.
+
+        A device that answers several windows of a series may have drawn successive ones: then the
+        fewest of its answers fall into the next budget period.
+        """
+        charge, counts = Charge.of(recipe), self.counts
+        every = 0 if recipe.series is None else recipe.series.every
+        for number in range(recipe.answers):
+            try:
+                counts.check(charge, self.policy, _TIME + number * every)
+            except BudgetExceeded as error:
+                return number, error
+            counts = counts.with_charge(charge, _TIME + number * every)
+        return recipe.answers, None
 
     def after(self, charge: Charge) -> LedgerModel:
         """Return the ledger after a charge."""
         counts = self.counts.with_charge(charge, _TIME)
         return replace(self, counts=counts, charges=(*self.charges, charge))
+
+    def after_answers(self, recipe: Recipe, answers: int) -> LedgerModel:
+        """Return the ledger after so many answers, as many as can count at the same time."""
+        ledger, charge = self, Charge.of(recipe)
+        for _ in range(min(answers, _at_once(recipe, self.policy))):
+            ledger = ledger.after(charge)
+        return ledger
 
     def more(self, recipe: Recipe) -> int:
         """Count how many recipes of this cost a device with this ledger may still answer."""
@@ -123,16 +148,32 @@ class LedgerClasses(Generic[Weight]):
     ) -> list[Weight]:
         """Answer a recipe: `take` splits each class into those that answer and the others.
 
-        Returns the weights that answer, one per class that would.
+        Returns the weights that answer, one per class that would. Those that answer a series answer
+        it as often as they may.
         """
         answering: list[Weight] = []
+
+        def split(weight: Weight, most: int) -> dict[int, Weight]:
+            taken, left = take(weight)
+            answering.append(taken)
+            return {0: left, most: taken}
+
+        self.settle(recipe, split, join)
+        return answering
+
+    def settle(
+        self,
+        recipe: Recipe,
+        split: Callable[[Weight, int], Mapping[int, Weight]],
+        join: Callable[[Weight, Weight], Weight],
+    ) -> None:
+        """Charge a recipe: `split` says how many of a class answer how often, up to a number."""
         after: dict[_Key, tuple[LedgerModel, Weight]] = {}
         for ledger, weight in self.classes.values():
             parts = [(ledger, weight)]
             if ledger.would_answer(recipe):
-                taken, left = take(weight)
-                answering.append(taken)
-                parts = [(ledger, left), (ledger.after(Charge.of(recipe)), taken)]
+                found = split(weight, ledger.payable(recipe)[0])
+                parts = [(ledger.after_answers(recipe, n), part) for n, part in found.items()]
             for each, amount in parts:
                 if not np.any(np.asarray(amount)):
                     continue  # nobody is left in this class
@@ -140,20 +181,20 @@ class LedgerClasses(Generic[Weight]):
                 joined = amount if known is None else join(known[1], amount)
                 after[each.key] = (each, joined)
         self.classes = after
-        return answering
 
     def why_nobody(self, recipe: Recipe) -> BudgetExceeded | None:
-        """Return the budget that keeps every class from answering; None if one would answer."""
+        """Return the budget that keeps every class from answering; None if one would answer.
+
+        A series has to be payable as a whole: a device answers as often as the series asks it to.
+        """
         found: BudgetExceeded | None = None
         for ledger in self.ledgers:
             if not ledger.is_asked(recipe):
                 continue
-            try:
-                ledger.check(Charge.of(recipe))
-            except BudgetExceeded as error:
-                found = error
-            else:
+            error = ledger.payable(recipe)[1]
+            if error is None:
                 return None
+            found = error
         return found
 
     @property
@@ -228,9 +269,32 @@ def expect_answers(ledgers: LedgerClasses[float], recipe: Recipe, *, at_most: fl
     return sum(shares)
 
 
+def without_budget(ledgers: LedgerClasses[float], recipe: Recipe) -> str:
+    """Say how many devices that a recipe addresses can't pay for it, and why; "" if all can."""
+    share, heaviest, why = 0.0, 0.0, None
+    for ledger, weight in ledgers.classes.values():
+        if not ledger.is_asked(recipe) or ledger.would_answer(recipe):
+            continue
+        share += weight
+        if weight > heaviest:
+            heaviest, why = weight, ledger.payable(recipe)[1]
+    if why is None or share < _FEW:
+        return ""
+    return f"About {share:.0%} of the devices have too little budget left for it: {why}."
+
+
 def fresh_share(ledgers: LedgerClasses[float], study: str) -> float:
     """The share of the fleet that has answered nothing in a study yet."""
     return sum(weight for ledger, weight in ledgers.classes.values() if ledger.is_new_to(study))
+
+
+def new_to_study(share: float) -> str:
+    """Say which share of the fleet has answered nothing in a study yet."""
+    if share <= 0.0:
+        return "Every device has answered in this study."
+    if share >= 1.0:
+        return "No device has answered in this study yet."
+    return f"{share:.0%} of the devices have not answered in this study yet."
 
 
 def _has_renewed(recipe: Recipe, policy: Policy, now: int) -> bool:
@@ -242,7 +306,17 @@ def _has_renewed(recipe: Recipe, policy: Policy, now: int) -> bool:
     # Charges are dated ahead, and renew by checkpoints that may be as old as the policy permits.
     late = MAX_SKEW + policy.checkpoint_max_age
     longest = max(period for period in periods if period is not None)
-    return now >= recipe.window.closes + late + longest
+    return now >= recipe.closes + late + longest
+
+
+def _at_once(recipe: Recipe, policy: Policy) -> int:
+    """How many answers of one device can count against a budget at the same time."""
+    analysis = policy.analyses.get(recipe.analysis)
+    periods = [policy.device.period, analysis.budget.period if analysis is not None else None]
+    known = [period for period in periods if period is not None]
+    if recipe.series is None or len(known) < len(periods):
+        return recipe.answers
+    return min(recipe.answers, -(-max(known) // recipe.series.every))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,13 +335,13 @@ class StudyBudget:
 
     def explain(self) -> str:
         lines = [
-            f"{self.fresh_devices:.0%} of the devices have answered nothing in this study yet. A "
-            "device that answered everything it could has spent:"
+            f"{new_to_study(self.fresh_devices)} A device that answered everything it could has "
+            "spent:"
         ]
         lines.extend(
             f"{standing.limit}: epsilon {decimal_text(standing.spent.epsilon)} of "
             f"{decimal_text(standing.allowed.epsilon)}, delta "
-            f"{decimal_text(standing.spent.delta)} of {decimal_text(standing.allowed.delta)}, "
+            f"{number_text(standing.spent.delta)} of {number_text(standing.allowed.delta)}, "
             f"{standing.reports} of {standing.allowed_reports} reports"
             for standing in self.limits
         )

@@ -8,7 +8,8 @@ what it spends and how wide its interval will be, `run()` asks. The other option
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +21,7 @@ from chorister.analyst.question import Question, QuestionCost
 from chorister.analyst.request import (
     Real,
     as_exact,
+    as_list,
     categories,
     intervals,
     reads_of,
@@ -67,7 +69,7 @@ class StatisticQuestion:
         )  # fmt: skip
 
     def _half_width(self, price: QuestionCost) -> float:
-        """Of a 95 % interval, if every device has a value; of one group, if all are equal."""
+        """Of a 95% interval, if every device has a value; of one group, if all are equal."""
         asked, z = self.question, quantile(0.955)
         recipe = asked.recipe(number=1, opens=0)
         groups = asked.study.fleet.policy.cells(asked.group_by, len(asked.arms))
@@ -92,7 +94,7 @@ class StatisticCost:
     """What a statistic would spend and achieve."""
 
     question: QuestionCost
-    half_width: float  # of the 95 % interval to expect: in the column's units, or as a share
+    half_width: float  # of the 95% interval to expect: in the column's units, or as a share
     asked: StatisticQuestion
 
     @property
@@ -112,7 +114,7 @@ class StatisticCost:
             if self.asked.kind == "quantiles":
                 unit += " if values are spread evenly"
         return (
-            f"The {self.asked.kind} of {self.asked.subject} would have an interval (95 %) of about "
+            f"The {self.asked.kind} of {self.asked.subject} would have an interval (95%) of about "
             f"± {unit} with {self.question.reports:,} reports.\n{self.question.explain()}"
         )
 
@@ -164,13 +166,18 @@ def rate(
 ) -> StatisticQuestion:
     """Plan the share of devices that have a row for which an SQL condition holds.
 
-    `condition` names fields with their stream or profile: `user.age >= 65`. With `among`, only
-    devices are counted that have a row for which this other condition holds.
+    `condition` names fields, with their stream or profile unless the name is unique:
+    `user.age >= 65`. With `among`, only devices are counted that have a row for which this other
+    condition holds.
     """
     asked = f'SELECT EXISTS ({_exists(study, condition)}) AS "{_ANSWER}"'
+    reads = _fields_read(study, condition)
     if among is not None:
         asked = f"{asked} WHERE EXISTS ({_exists(study, among)})"
+        for table, names in _fields_read(study, among).items():
+            reads[table] = tuple(dict.fromkeys((*reads.get(table, ()), *names)))
     _free_query(study)
+    options = {"reads": reads, **options}
     question = study.histogram(categories(_ANSWER, [0, 1]), query=asked, **options)
     subject = condition if among is None else f"{condition} among {among}"
     return StatisticQuestion(
@@ -193,15 +200,16 @@ def quantiles(
     One histogram: as many cells as the noise allows, of whole numbers for an integer field. Where a
     device may answer several rounds, `ch.distribution` finds narrower intervals.
     """
-    wanted = tuple(float(share) for share in shares)
+    wanted = tuple(float(as_exact(each, "shares")) for each in as_list(shares, "shares", "[0.5]"))
     if not wanted or not all(0.0 < share < 1.0 for share in wanted):
-        raise InvalidInput("quantiles are of shares strictly between 0 and 1")
+        raise InvalidInput("the shares of quantiles must lie strictly between 0 and 1")
     first, last = _range(low, high)
-    source, several, whole = _source(study, column, query)
-    whole = whole and first == first.to_integral_value() and last == last.to_integral_value()
+    source = _source(study, column, query, options)
+    options = {**options, "reads": source.reads}
+    whole = source.whole and first == first.to_integral_value() and last == last.to_integral_value()
     step = Decimal(1) if whole else (last - first) / 8
     cut = f"WHEN v < {_sql(first)} THEN {_sql(first - step)} WHEN v >= {_sql(last)}"
-    asked = f'SELECT CASE {cut} THEN {_sql(last)} ELSE v END AS "{column}" FROM ({source})'  # noqa: S608 (checked by every device)
+    asked = f'SELECT CASE {cut} THEN {_sql(last)} ELSE v END AS "{column}" FROM ({source.sql})'  # noqa: S608 (checked by every device)
 
     def planned(cells: int) -> Question:
         width = (last - first) / cells
@@ -219,7 +227,8 @@ def quantiles(
     if whole:
         cells = min(cells, int(last - first))
     return StatisticQuestion(
-        kind="quantiles", subject=column, question=planned(max(cells, 1)), several=several,
+        kind="quantiles", subject=column, question=planned(max(cells, 1)),
+        several=source.several,
         scale=StatisticRange(low=first, high=last, gaps=1, steps=1, exact=True), shares=wanted,
     )  # fmt: skip
 
@@ -227,13 +236,23 @@ def quantiles(
 # --- Queries ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Source:
+    """Where the values of a column come from."""
+
+    sql: str  # a query that returns them as v
+    reads: Mapping[str, Iterable[str]]  # the queries around it read nothing else
+    several: bool  # whether a device may have several rows
+    whole: bool  # whether they are integers
+
+
 def _leveled(
     study: Study, kind: StatisticKind, column: str, low: Real, high: Real, query: str | None,
     options: dict[str, Any],
 ) -> StatisticQuestion:  # fmt: skip
     first, last = _range(low, high)
-    source, several, whole = _source(study, column, query)
-    scale = _rounding(first, last, whole=whole)
+    source = _source(study, column, query, options)
+    scale = _rounding(first, last, whole=source.whole)
     all_steps = scale.gaps * scale.steps
     rows = ", ".join(f"({i})" for i in range(scale.steps))
     level = (
@@ -241,12 +260,12 @@ def _leveled(
         f" + steps.column1) / {scale.steps}"
     )
     cut = f"WHEN v < {_sql(first)} THEN -1 WHEN v > {_sql(last)} THEN {scale.gaps + 1}"
-    tables = f"({source}), (VALUES {rows}) AS steps"
+    tables = f"({source.sql}), (VALUES {rows}) AS steps"
     asked = f'SELECT CASE {cut} ELSE {level} END AS "{_LEVEL}" FROM {tables}'  # noqa: S608 (as above)
     feature = categories(_LEVEL, range(-1, scale.gaps + 2))
-    question = study.histogram(feature, query=asked, **options)
+    question = study.histogram(feature, query=asked, **{**options, "reads": source.reads})
     return StatisticQuestion(
-        kind=kind, subject=column, question=question, scale=scale, several=several
+        kind=kind, subject=column, question=question, scale=scale, several=source.several
     )
 
 
@@ -261,24 +280,30 @@ def _rounding(low: Decimal, high: Decimal, *, whole: bool) -> StatisticRange:
     return StatisticRange(low=low, high=high)
 
 
-def _source(study: Study, column: str, query: str | None) -> tuple[str, bool, bool]:
-    """A query that returns the column as v; whether a device may have several rows; if integers."""
+def _source(study: Study, column: str, query: str | None, options: dict[str, Any]) -> _Source:
     _free_query(study)
     with valid_input():
         probe = intervals(column, (0, 1))
     if query is not None:
         given = query.strip().rstrip(";")
-        return f'SELECT "{column}" AS v FROM ({given})', True, False  # noqa: S608 (as above)
+        return _Source(
+            sql=f'SELECT "{column}" AS v FROM ({given})',  # noqa: S608 (as above)
+            reads=options.get("reads") or reads_of(given, study.terms), several=True, whole=False,
+        )  # fmt: skip
     simple = simple_query(study.fleet.policy, study.terms, (probe,), ())
     refs = [ref for ref in study.terms.fields if ref.partition(".")[2] == column]
     kind = study.fleet.policy.fields[refs[0]].type
     if kind == "text":
         raise InvalidInput(
-            f"{refs[0]} is text, which has no order of numbers: count its values with "
+            f"{refs[0]} is text, not a number: count its values with "
             "`study.histogram(ch.categories(...))`"
         )
-    several = refs[0].partition(".")[0] in study.fleet.policy.streams
-    return simple.replace(f'AS "{column}"', "AS v"), several, kind == "integer"
+    table = refs[0].partition(".")[0]
+    return _Source(
+        sql=simple.replace(f'AS "{column}"', "AS v"),
+        reads=options.get("reads") or {table: (column,)},
+        several=table in study.fleet.policy.streams, whole=kind == "integer",
+    )  # fmt: skip
 
 
 def _free_query(study: Study) -> None:
@@ -291,16 +316,30 @@ def _free_query(study: Study) -> None:
 
 def _exists(study: Study, condition: str) -> str:
     """A query with a row for each row that satisfies a condition."""
-    reads = reads_of(condition, study.terms)
+    reads = _fields_read(study, condition)
     if ";" in condition or "--" in condition or "/*" in condition:
         raise InvalidInput("a condition is one SQL expression, without ; and comments")
     tables = ", ".join(f'"{table}"' for table in reads)
     return f"SELECT 1 FROM {tables} WHERE ({condition})"  # noqa: S608 (checked by every device)
 
 
+def _fields_read(study: Study, condition: str) -> dict[str, tuple[str, ...]]:
+    """The fields that SQL names; one whose name is unique needs no stream before it."""
+    fields = study.terms.fields
+    if isinstance(condition, str):
+        words = re.findall(r"\w+", re.sub(r"'[^']*'", "''", condition.lower()))
+        tables = {ref.partition(".")[0] for ref in fields}
+        if not tables & set(words):
+            names = [ref.partition(".")[2] for ref in fields]
+            found = [ref for ref, name in zip(fields, names, strict=True) if name in words]
+            if found and all(names.count(ref.partition(".")[2]) == 1 for ref in found):
+                condition = " ".join(found)
+    return reads_of(condition, study.terms)
+
+
 def _range(low: Real, high: Real) -> tuple[Decimal, Decimal]:
-    first, last = as_exact(low), as_exact(high)
-    if not (first.is_finite() and last.is_finite() and first < last):
+    first, last = as_exact(low, "low"), as_exact(high, "high")
+    if first >= last:
         raise InvalidInput(f"the range goes from low to high, not from {low} to {high}")
     return first, last
 

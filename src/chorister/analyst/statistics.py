@@ -149,8 +149,8 @@ class Statistic(Tabular):
         lines = [f"{_heading(self)}: {_shown(self)}."]
         lines.append(
             f"{result.n_reports:,} devices{groups} answered. Intervals hold with "
-            f"{self.confidence:.0%} confidence, each by itself, for the devices that answered, "
-            "whatever their values are: they cover the noise"
+            f"{self.confidence:.0%} confidence, each on its own, for the devices that answered, "
+            "whatever their values are: they reflect the noise"
             + (", which of its rows each device drew" if self.several else "")
             + (", and rounding." if self.scale and not self.scale.exact and not self.shares
                else ".")
@@ -201,7 +201,7 @@ def _heading(found: Statistic) -> str:
 
 
 def _number(value: float, width: float) -> str:
-    """To as many digits as tell thousandths of the range apart."""
+    """With enough digits to distinguish thousandths of the range."""
     digits = max(0, 3 - math.floor(math.log10(width))) if width > 0.0 else 3
     return f"{value:,.{min(digits, 12)}f}"
 
@@ -305,7 +305,7 @@ def _rate(statistic: Statistic, part: Result) -> list[Bounds]:
 def _quantiles(statistic: Statistic, part: Result) -> list[Bounds]:
     (feature,) = part.features
     if statistic.scale is None or not isinstance(feature, Intervals):
-        raise InvalidInput("quantiles are of one feature in intervals")
+        raise InvalidInput("quantiles need one feature in intervals")
     band = distribution_band(
         [part], "everyone", statistic.confidence, drawn=statistic.several
     )  # fmt: skip

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 
+from chorister.analyst import series as tracks
 from chorister.analyst import statistic_questions
 from chorister.analyst.cohorts import choose_cohorts, plan_rounds
 from chorister.analyst.fleet import Fleet
@@ -17,8 +19,11 @@ from chorister.analyst.request import (
     as_arms,
     as_count,
     as_deny_lists,
+    as_features,
     as_names,
     as_participation,
+    as_periods,
+    as_reads,
     as_seconds,
     expected_cohort,
     reads_of,
@@ -40,15 +45,18 @@ from chorister.errors import (
     CohortTooSmall,
     InvalidInput,
     QuestionWithdrawn,
+    ResultPending,
     StudyError,
     WindowOver,
 )
 from chorister.policy import Analysis, Crowd, ReportKind
 from chorister.privacy import Mechanism
-from chorister.recipe import Participation
+from chorister.recipe import Participation, Series
 from chorister.recipe.outlook import smallest_share
 
 _WEEK = 7 * 86_400
+_RETRY_SECONDS = 5.0  # until a result that was not released yet is collected again
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,89}")  # an id is this with the round's number
 
 
 class _Withdrawn(Exception):
@@ -63,6 +71,13 @@ class Study:
         if found is None:
             known = ", ".join(fleet.policy.analyses)
             raise InvalidInput(f"the policy has no analysis {analysis!r}; it has: {known}")
+        given: object = name
+        if not isinstance(given, str) or not _NAME.fullmatch(given):
+            raise InvalidInput(
+                f"{name!r} can't be the name of a study: use up to 90 letters, digits, dots, "
+                "hyphens and underscores, without spaces",
+                field="name",
+            )
         self.fleet = fleet
         self.name = name
         self.analysis = analysis
@@ -106,6 +121,8 @@ class Study:
         participation: Participation | Real | str | None = None,
         window: int | str | None = None,
         grace: int | str | None = None,
+        period: int | str | Mapping[str, int | str] | None = None,
+        series: Series | None = None,
         repeat: int = 0,
     ) -> Question:
         """Plan a histogram. Nothing is asked or spent yet.
@@ -115,17 +132,15 @@ class Study:
         minimum cohort from the number of devices. Every group, and every arm of an experiment (a
         name with a weight, drawn by each device itself), is a separate cohort. `participation` is
         "everyone" (the default) or a share of the devices that have answered nothing in this study
-        yet; `window` and `grace` are text such as "12h" or "3d", or seconds.
+        yet; `window` and `grace` are text such as "12h" or "3d", or seconds. With a `period`, only
+        events count that a device got in that time before the window opens: for all streams, or by
+        stream. A `series` asks in many windows: `study.track` plans one.
         """
-        chosen = tuple(features) if isinstance(features, Sequence) else (features,)
+        chosen = as_features(features)
         denied, groups = as_deny_lists(deny), as_names(group_by)
         if query is None:
             query = simple_query(self.fleet.policy, self.terms, chosen, denied)
-        read = (
-            reads_of(query, self.terms)
-            if reads is None
-            else {table: tuple(names) for table, names in reads.items()}
-        )
+        read = reads_of(query, self.terms) if reads is None else as_reads(reads)
         who, drawn = as_participation(participation), as_arms(arms)
         request = PrivacyRequest(
             local_epsilon=local_epsilon,
@@ -139,7 +154,8 @@ class Study:
         cohort = None
         if local_epsilon is None and min_cohort is None:
             parts = self.fleet.policy.cells(groups, 0)
-            cohort = self._safe_cohort(who, smallest_share(drawn) / parts)
+            often = 1.0 if series is None else series.answers / series.windows
+            cohort = self._safe_cohort(who, smallest_share(drawn) / parts * often)
         privacy = request.resolve(self.fleet.policy, self.terms, refs_of(read), cohort=cohort)
         limits = self.terms.window
         return Question(
@@ -162,6 +178,10 @@ class Study:
                 min(_WEEK, limits.longest_grace) if grace is None else as_seconds(grace, "grace")
             ),
             repeat=as_count(repeat, "repeat") or 0,
+            series=series,
+            periods=as_periods(
+                period, [name for name in read if name in self.fleet.policy.streams]
+            ),
         )
 
     def _safe_cohort(self, who: Participation, part: float) -> int | None:
@@ -178,6 +198,8 @@ class Study:
         chance = float(who.probability) * part
         return expected_cohort(devices * left * chance, Decimal(chance), self.fleet.margin)
 
+    track = tracks.track
+    tracks = tracks.tracks
     cohorts = choose_cohorts
     plan_rounds = plan_rounds
     for_accuracy = for_accuracy
@@ -216,6 +238,8 @@ class Study:
 
     def post(self, question: Question, *, target: int | None = None) -> Round:
         """Ask a question without waiting; `wait` or `ask` fetches the result later."""
+        if not isinstance(question, Question):
+            raise InvalidInput(f"plan a question with `study.histogram` to ask, not {question!r}")
         if question.study.name != self.name or question.study.fleet is not self.fleet:
             raise InvalidInput("this question was planned in another study")
         check_target(question, target)
@@ -250,7 +274,7 @@ class Study:
         return round_
 
     def _publish(self, round_: Round) -> Round:
-        if self.fleet.clock.now() >= round_.recipe.window.closes:
+        if self.fleet.clock.now() >= round_.window.closes:
             self._fail(round_, "WindowOver", "its window ended before it was published")
             raise WindowOver(
                 f"round {round_.number} was never published and its window is over: ask again with "
@@ -263,6 +287,8 @@ class Study:
 
     def wait(self, round_: Round, *, bar: bool | None = None) -> Result:
         """Wait for the result of a round, with a progress bar."""
+        if round_.recipe.series is not None:
+            raise InvalidInput("this is a series of questions: collect it with `study.tracks()`")
         if round_.state is not RoundState.ASKED:
             return self._outcome(round_)
         with self.fleet.archive.waiting(self.name, round_.number):
@@ -270,10 +296,22 @@ class Study:
             if done.state is RoundState.ASKED:
                 show = self.bar if bar is None else bar
                 with progress_bar(self.name, round_, show) as on_progress:
-                    done = self._collect(done, on_progress)
+                    done = self._collect_patiently(done, on_progress)
         return self._outcome(done)
 
-    def _collect(self, round_: Round, on_progress: OnProgress) -> Round:
+    def _collect_patiently(self, round_: Round, on_progress: OnProgress) -> Round:
+        """Collect a round, however long the aggregators take within its grace period."""
+        while True:
+            try:
+                return self.collect_round(self._stored(round_), on_progress)
+            except ResultPending:
+                self.fleet.pause(_RETRY_SECONDS)
+
+    def collect_round(self, round_: Round, on_progress: OnProgress) -> Round:
+        """Collect a round, or one window of a series, and store the outcome.
+
+        Raises `ResultPending`, and stores no outcome, if the aggregators are not ready yet.
+        """
         archive = self.fleet.archive
         latest = [round_]
 
@@ -313,6 +351,9 @@ class Study:
         return done
 
     def _stored(self, round_: Round) -> Round:
+        if round_.number_in_series is not None:
+            windows = self.fleet.archive.windows(self.name, round_.number)
+            return windows.get(round_.number_in_series, round_)
         return next(each for each in self.rounds if each.number == round_.number)
 
     def _cancelled(self, round_: Round) -> bool:
@@ -346,17 +387,15 @@ class Study:
     def cancel(self, number: int | None = None) -> None:
         """Withdraw the question of an open round (by default the newest): devices stop answering.
 
-        Devices that already answered stay charged: their reports may be on the way.
+        Devices that already answered stay charged: their reports may be on the way. A series is
+        ended, as with `Track.end`: windows that have closed before can still be collected.
         """
-        still_open = [round_ for round_ in self.rounds if round_.state is RoundState.ASKED]
-        chosen = [round_ for round_ in still_open if number in (None, round_.number)]
-        if not chosen:
-            raise InvalidInput("there is no such open round; see study.status()")
-        with self.fleet.archive.asking():
-            if chosen[-1].published:
-                self.fleet.withdraw(chosen[-1])
-            withdrawn = replace(chosen[-1], state=RoundState.WITHDRAWN)
-            self.fleet.archive.write(self.name, withdrawn)
+        with self.fleet.archive.asking():  # and after reading what others have collected since
+            still_open = [round_ for round_ in self.rounds if round_.state is RoundState.ASKED]
+            chosen = [round_ for round_ in still_open if number in (None, round_.number)]
+            if not chosen:
+                raise InvalidInput("there is no such open round; see study.status()")
+            tracks.withdraw(self, chosen[-1])
 
     # --- Looking --------------------------------------------------------------------------------
 

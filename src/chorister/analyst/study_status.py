@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich import progress as rich_progress
@@ -140,10 +140,13 @@ class StudyStatus:
 
 def _progress(study: Study, round_: Round) -> Progress:
     if round_.published:
+        if round_.recipe.series is not None:
+            now = study.fleet.clock.now()
+            round_ = replace(round_, number_in_series=round_.recipe.window_open(now) or 0)
         return study.fleet.progress(round_)
     return Progress(
         waiting_for="not published yet: ask the same question again to publish it",
-        closes=round_.recipe.window.closes,
+        closes=round_.recipe.closes,
     )
 
 
@@ -169,6 +172,9 @@ class History(tuple[Round, ...], Tabular):
 
 
 def _outcome(round_: Round) -> str:
+    if round_.recipe.series is not None and round_.number_in_series is None:
+        done = "over" if round_.state is not RoundState.ASKED else "open"
+        return f"a series of {round_.recipe.series.windows} windows, {done}: see study.tracks()"
     if round_.result is not None:
         return f"{round_.result.n_reports:,} reports, noise ±{round_.result.noise_sigma:,.1f}"
     if round_.state is RoundState.WITHDRAWN:

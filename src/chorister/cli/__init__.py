@@ -20,6 +20,7 @@ try:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
     from typer.core import TyperGroup
 except ModuleNotFoundError as error:
     sys.exit(
@@ -29,7 +30,20 @@ except ModuleNotFoundError as error:
 from chorister import __version__
 from chorister.errors import ChoristerError, InternalError, InvalidInput, ServiceError
 
-console = Console(highlight=False)
+
+class PlainConsole(Console):
+    """Prints strangers' text as it is spelled: nothing hidden, no escape codes, no emoji codes."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 (Rich's own)
+        from chorister.policy.values import legible  # only what prints has to load it
+
+        return super().render_str(legible(text), **options)
+
+
+console = PlainConsole()
 
 JSON: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 CABundle: TypeAlias = Annotated[
@@ -75,6 +89,8 @@ class _Group(TyperGroup):
 def _end(error: Exception) -> NoReturn:
     """Handle an exception that is not ours: wrong options, the end of a command, or a bug."""
     kind = type(error)
+    if isinstance(error, BrokenPipeError):
+        raise error  # whoever reads the output has seen enough: Typer ends the command quietly
     if kind.__module__.partition(".")[0] not in {"click", "typer"}:
         traceback.print_exc()
         _fail(f"a bug in Chorister, please report it: {error!r}", 3)
@@ -89,7 +105,7 @@ def _end(error: Exception) -> NoReturn:
 def _fail(message: str, code: int) -> NoReturn:
     # Without line breaks, so that paths and names can be copied.
     line = f"[bold red]error:[/] {escape(message)}"
-    Console(stderr=True, highlight=False).print(line, soft_wrap=True)
+    PlainConsole(stderr=True).print(line, soft_wrap=True)
     sys.exit(code)
 
 
@@ -171,6 +187,7 @@ from chorister.cli import (  # noqa: E402, F401
     policy,
     privacy,
     recipe,
+    results,
     serve,
     up,
 )

@@ -87,6 +87,8 @@ def demo(
     print_outcome(outcome, console, devices=devices)
     if target is not None:
         say(f"\nReport: {target.absolute()}")
+    if algorithm is not DemoAlgorithm.TREND:
+        say("See a question over time: chorister demo --algorithm trend")
 
 
 @contextmanager

@@ -105,7 +105,7 @@ def print_outcome(outcome: DemoOutcome, console: Console, *, devices: int) -> No
 def _best(outcome: DemoOutcome) -> tuple[list[Estimate], list[Estimate]]:
     """What was found, the largest first and without what may be noise; and steps on the way to it.
 
-    A word of round 1 is no result where the question is about phrases: it only led to them.
+    A word of round 1 is not a result if the question is about phrases: it only led to them.
     """
     rows = outcome.estimates
     steps: list[Estimate] = []
@@ -122,7 +122,7 @@ def _headline(outcome: DemoOutcome, best: list[Estimate]) -> str:
         words = len(best[0].label.split())
         return (
             f"Found {_number(len(best), 'phrase')} of {_number(words, 'word')} that many people "
-            "type, in a fleet that never showed anybody a text."
+            "type, from a fleet that never showed anybody what was typed."
         )
     return str(outcome.found.explain())
 
@@ -132,8 +132,9 @@ def _reading(outcome: DemoOutcome, best: list[Estimate]) -> str:
     reports = outcome.rounds[best[0].round - 1].result.n_reports if best else 0
     return (
         f"{_covered(outcome.estimates)}. Estimates are how many of the {reports:,} devices that "
-        "answered this round hold this; each interval is what the noise allows (95 %). Only a "
-        "simulation knows the truth (a fraction, if a device had several answers to choose from)."
+        "answered this round hold this; each interval is what the noise allows (95%). The "
+        "truth is known because this is a simulation (it is a fraction if a device had several "
+        "answers to choose from)."
     )
 
 
@@ -155,7 +156,7 @@ def _on_the_way(outcome: DemoOutcome, steps: list[Estimate]) -> list[str]:
 def _table(rows: list[Estimate], *, bars: bool) -> Table:
     """Names and numbers are never cut; bars are drawn where there is room."""
     table = Table()
-    for title in ("what", "estimate", "95 % interval", "truth"):
+    for title in ("what", "estimate", "95% interval", "truth"):
         table.add_column(
             title, justify="left" if title == "what" else "right", no_wrap=True, overflow="fold"
         )
@@ -212,8 +213,8 @@ def _sections(outcome: DemoOutcome) -> list[tuple[str, ...]]:
         (
             "What each device spent",
             *costs,
-            "So few devices hide each other poorly. That is why the demo allows a larger epsilon "
-            "than a real policy would: with a million devices, the same accuracy costs a fraction.",
+            "So few devices hide each other poorly, so the demo allows a larger epsilon than a "
+            "real policy would. With a million devices, the same accuracy costs a fraction of it.",
         ),
         ("What the aggregators saw", *_seen_by_aggregators(outcome)),
         (

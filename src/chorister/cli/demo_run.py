@@ -16,7 +16,7 @@ from rich.progress import Progress
 
 from chorister.aggregator.config import load_config
 from chorister.aggregator.service import open_core
-from chorister.aggregator.storage.statistics import TaskStatus, task_status
+from chorister.aggregator.storage.counters import TaskStatus, task_status
 from chorister.analyst.fleet import ReleasedSums
 from chorister.analyst.live_fleet import LiveFleet, Profile
 from chorister.analyst.rounds import Round
@@ -29,10 +29,9 @@ from chorister.errors import InternalError
 from chorister.fleet.deployment import Deployment
 from chorister.fleet.deployment_files import SampleTerms
 from chorister.fleet.device_worker import DeviceOutcome
+from chorister.fleet.people import bike_share
 from chorister.fleet.simulated_fleet import FleetPlan, SimulatedFleet, devices_that_answered
-from chorister.recipe import Recipe, sign
-from chorister.transparency.client import RegistryClient
-from chorister.transparency.entries import RecipeEntry
+from chorister.recipe import Recipe
 
 # One report per device, for epsilon 2: a few thousand devices hide each other less well than the
 # millions of a real fleet, and the demo says so.
@@ -40,6 +39,8 @@ TERMS: Final = SampleTerms(
     reports=1, epsilon="2", device_epsilon="2", device_reports=1, longest_window="15m"
 )
 _MARGIN: Final = "0.9"
+_LAST_POLL_SECONDS: Final = 8
+"""How long before a window closes the last device polls: a report is due a few seconds later."""
 _BYTES_PER_DEVICE: Final = 200_000
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 (a folder of our own is made in it)
 
@@ -94,17 +95,12 @@ class _DemoFleet(LiveFleet):
     def __init__(self, deployment: Deployment, fleet: SimulatedFleet, show: LiveSteps) -> None:
         profile = Profile.load(deployment.profile)
         super().__init__(
-            profile.read_policy(),
-            registry=profile.registry,
-            author=profile.read_author_key(),
-            keypair=profile.read_collector_key(),
-            token=profile.read_token(),
+            profile.access(),
             folder=Path(profile.folder),
             devices=profile.devices,
             margin=float(profile.margin),
             pause=lambda seconds: time.sleep(min(seconds, 0.25)),
         )
-        self.author = profile.read_author_key()
         self.answered: list[list[int]] = []
         self._deployment = deployment
         self._devices = fleet
@@ -118,6 +114,8 @@ class _DemoFleet(LiveFleet):
     ) -> ReleasedSums:
         """Let the devices answer, then collect without waiting for the window's end."""
         recipe = round_.recipe
+        if round_.number_in_series is not None:
+            return self._collect_window(round_, on_progress, save)
         self._show.step(f"round {round_.number}: both aggregators cosign the question")
         self._deployment.await_recipe(recipe)
         through = self._show.step(
@@ -129,6 +127,32 @@ class _DemoFleet(LiveFleet):
         self._show.step(f"round {round_.number}: leader and helper verify and add up the reports")
         # Nobody else will answer, so there is no need to wait for more than the minimum cohort.
         return super().collect(replace(round_, target=recipe.privacy.min_cohort), on_progress, save)
+
+    def is_over(self, round_: Round) -> bool:
+        """Whether a window can be collected: the demo waits for each in turn."""
+        del round_
+        return True
+
+    def _collect_window(
+        self, round_: Round, on_progress: OnProgress, save: Callable[[Round], None]
+    ) -> ReleasedSums:
+        """Let people change, then devices answer the window; collect it when it closes."""
+        number, recipe, window = round_.number_in_series or 0, round_.recipe, round_.window
+        name = f"window {number} of {recipe.window_count}"
+        self._show.step(f"{name}: waiting for it to open")
+        self._deployment.await_recipe(recipe)
+        # Two steps each, so that a few windows show the whole way up.
+        self._devices.move(bike_share(2 * number))
+        time.sleep(max(0.0, window.opens - time.time()))
+        through = self._show.step(f"{name}: devices poll, decide, answer and upload")
+        # On a slow machine, a window may close before all devices have polled, or before a report
+        # arrives. Those devices don't count in it; polling late, they would answer the next one.
+        until = window.closes - _LAST_POLL_SECONDS
+        done = self._devices.answer(through, again=False, until=until)
+        sent = [each for each in done if each.uploaded]
+        self.answered.append(devices_that_answered(sent, recipe.id))
+        self._show.step(f"{name}: waiting for it to close, and for the sums of both aggregators")
+        return super().collect(round_, on_progress, save)
 
 
 def run_demo(
@@ -182,7 +206,7 @@ def _ask_too_much(
 ) -> Record:
     """Publish a question about a column that no analysis may read; return one device's refusal."""
     now = SystemClock().now()
-    tree = like.model_dump(mode="json", exclude_none=True) | {
+    tree = like.model_dump(mode="json", exclude={"series", "periods"}, exclude_none=True) | {
         "id": "whom-do-you-write-to",
         "study": "curiosity",
         "query": "SELECT recipient AS whom FROM keyboard",
@@ -194,9 +218,7 @@ def _ask_too_much(
         "participation": {"probability": "1", "once_per_study": False},
     }
     recipe = Recipe.model_validate(tree)
-    jws = sign(recipe, connection.author)
-    with RegistryClient(deployment.registry) as registry:
-        registry.submit(RecipeEntry.of(jws, connection.author), jws)
+    connection.publish_recipe(recipe)
     deployment.await_recipe(recipe)
     with Sandbox() as sandbox, fleet.device(0, sandbox=sandbox) as device:
         time.sleep(device.quiet_seconds())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -11,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorister.encoding import Grid, split_words
+from chorister.errors import CohortTooSmall
 from chorister.fleet.people import AREAS, COMMUTES, VOCABULARY, Person
 from chorister.recipe import Recipe
 
 if TYPE_CHECKING:
-    from chorister.analyst.algorithms.algorithm_run import AlgorithmRun
+    from chorister.analyst.algorithms.algorithm_run import AlgorithmRun, Step
     from chorister.analyst.result import Result
     from chorister.analyst.study import Study
+    from chorister.analyst.trend import Trend
 
 
 class DemoAlgorithm(StrEnum):
@@ -28,6 +30,7 @@ class DemoAlgorithm(StrEnum):
     HEATMAP = "heatmap"
     DISTRIBUTION = "distribution"
     CROSSTAB = "crosstab"
+    TREND = "trend"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +123,7 @@ class Scenario:
     people: str
     analysis: str
     least_devices: int
-    run: Callable[[Study, int], AlgorithmRun[Any]]
+    run: Callable[[Study, int], AlgorithmRun[Any] | TrendRun]
     rows: Callable[[Any, Sequence[ScenarioRound]], list[Estimate]]
     staged: bool = False  # whether earlier rounds only lead to what is asked last
 
@@ -225,6 +228,54 @@ def _crosstab(study: Study, _: int) -> AlgorithmRun[Any]:
     return crosstab(study, rows, columns, cohorts="disjoint")
 
 
+class TrendRun:
+    """One question in a few windows: iterate over them like over an algorithm's rounds."""
+
+    def __init__(self, study: Study, devices: int) -> None:
+        from chorister.analyst.request import categories
+
+        # Each window is as long as all devices need to poll.
+        every = max(_SHORTEST_WINDOW_SECONDS, devices // 40)
+        feature = categories("commute", COMMUTES)
+        self._plan = study.track(feature, every=every, windows=_WINDOWS, grace="10m")
+        self.result: Trend | None = None
+
+    def __iter__(self) -> Iterator[Step]:
+        from chorister.analyst.algorithms.algorithm_run import Step
+
+        track = self._plan.ask()
+        for number in range(_WINDOWS):
+            self.result = trend = track.collect(up_to=number + 1, bar=False)
+            if number not in trend.results:
+                least = self._plan.question.privacy.min_cohort
+                why = trend.failed.get(number, f"window {number} has no result")
+                raise CohortTooSmall(why, reports=None, needed=least)
+            yield Step(
+                number=number + 1, question=self._plan.question, result=trend.results[number],
+                draw=trend.plot,
+            )  # fmt: skip
+
+
+def _trend_rows(_: Any, rounds: Sequence[ScenarioRound]) -> list[Estimate]:  # noqa: ANN401 (`Trend`)
+    """How many went by bike, window by window."""
+    found = []
+    for number, each in enumerate(rounds):
+        at = _bin_labels(each.result).index("bike")
+        columns = each.result.columns()
+        found.append(
+            Estimate(
+                label=f"bike, window {number}",
+                round=number + 1,
+                truth=float(each.truth()[at]),
+                **{name: float(columns[name][at]) for name in _NUMBERS},
+            )
+        )
+    return found
+
+
+_WINDOWS: Final = 4
+_SHORTEST_WINDOW_SECONDS: Final = 40
+
 SCENARIOS: Final[Mapping[DemoAlgorithm, Scenario]] = {
     DemoAlgorithm.NGRAMS: Scenario(
         question="Which phrases do many people type?",
@@ -236,7 +287,7 @@ SCENARIOS: Final[Mapping[DemoAlgorithm, Scenario]] = {
         staged=True,
     ),
     DemoAlgorithm.WORDS: Scenario(
-        question="Which words do many people type, on no list?",
+        question="Which words do many people type that are on no list?",
         people="phrases",
         analysis="keyboard.phrases",
         least_devices=500,
@@ -266,5 +317,13 @@ SCENARIOS: Final[Mapping[DemoAlgorithm, Scenario]] = {
         least_devices=400,
         run=_crosstab,
         rows=_last_round,
+    ),
+    DemoAlgorithm.TREND: Scenario(
+        question="How many people go to work by bike, window by window?",
+        people="profiles",
+        analysis="user.profile",
+        least_devices=400,
+        run=TrendRun,
+        rows=_trend_rows,
     ),
 }

@@ -199,6 +199,11 @@ def _show_status(found: Status) -> None:
             f"waiting: {each.recipe}, next try {_time(each.next_try)}, {each.tries} tries"
             for each in found.outbox
         ),
+        *(
+            f"may answer: {each.recipe}, again in the windows from "
+            f"{', '.join(_time(time) for time in each.opens)}"
+            for each in found.series
+        ),
     ]
     for line in lines:
         say(line)
@@ -280,8 +285,9 @@ def explain(
         for each in checks:
             mark = "[green]yes[/]" if each.passed else "[red]no[/]"
             console.print(f"{mark} {each.name}: {escape(each.why)}")
-        period = signed.recipe.window.answer_seconds
-        say(f"devices may answer it for {duration_text(period)}")
+        asked = signed.recipe
+        where = "" if asked.series is None else f" in each of {asked.window_count:,} windows"
+        say(f"devices may answer it for {duration_text(asked.window.answer_seconds)}{where}")
     if not allowed:
         raise typer.Exit(1)
 

@@ -14,10 +14,17 @@ from rich.table import Table
 from chorister.canonical import key_id
 from chorister.cli import JSON, OPERATORS, CABundle, app, console, print_json, read_file, say
 from chorister.clock import SystemClock, utc_minute
-from chorister.errors import ChoristerError, InternalError, InvalidInput
+from chorister.errors import ChoristerError, InternalError, InvalidInput, LogForked
 from chorister.policy import Policy
+from chorister.policy.values import visible
 from chorister.recipe import SignedRecipe
-from chorister.transparency.auditor import Audit, audit, read_policies, replay
+from chorister.transparency.auditor import (
+    Audit,
+    LogPolicies,
+    audit,
+    read_policies,
+    replay,
+)
 from chorister.transparency.checkpoint import SignedCheckpoint
 from chorister.transparency.client import CHECKPOINT, FolderSource, HTTPSource
 from chorister.transparency.entries import (
@@ -31,25 +38,26 @@ from chorister.transparency.note import MAX_NOTE
 from chorister.transparency.state import Logged, LogState
 from chorister.transparency.tiles import Source, read_entries
 from chorister.transparency.tree import inclusion_proof
-from chorister.transparency.trust import Authority
+from chorister.transparency.trust import standard_policy
 
 commands = typer.Typer(no_args_is_help=True, help="Read and verify the public log.")
 app.add_typer(commands, name="log", rich_help_panel=OPERATORS)
 
 Where = Annotated[str, typer.Argument(metavar="URL|DIR", help="A registry's URL or a folder.")]
+Policies = Annotated[
+    list[Path] | None,
+    typer.Option(help="A policy whose keys to trust; by default those that the log publishes."),
+]
+EarlierPolicies = Annotated[
+    list[Path] | None, typer.Option(help="A former policy, under which old entries were logged.")
+]
 
 
 @commands.command("verify")
 def verify_command(
     where: Where,
-    policy: Annotated[
-        list[Path] | None,
-        typer.Option(help="A policy whose keys to trust; by default those that the log publishes."),
-    ] = None,
-    earlier_policy: Annotated[
-        list[Path] | None,
-        typer.Option(help="A former policy, under which old entries were logged."),
-    ] = None,
+    policy: Policies = None,
+    earlier_policy: EarlierPolicies = None,
     since: Annotated[
         list[Path] | None,
         typer.Option(help="An earlier checkpoint, which the log must extend."),
@@ -62,24 +70,33 @@ def verify_command(
     json_: JSON = False,
 ) -> None:
     """Verify the whole log from scratch; exit with 1 at the first error."""
-    own = [Policy.load(path) for path in policy or ()]
-    past = [Policy.load(path) for path in earlier_policy or ()]
-    if past and not own:
-        raise InvalidInput("--earlier-policy needs --policy as well, for the current policy")
+    own = load_policies(policy, earlier_policy)
     kept = [SignedCheckpoint.parse(read_file(path)) for path in since or ()]
     must_be_fresh = _is_url(where) if fresh is None else fresh
     with open_source(where, ca_bundle) as source, errors_reported(json_):
         found = audit(
             source,
-            authority=Authority.of(own, earlier=past) if own else read_policies(source).authority,
-            judge_all=not own,
+            authority=(own or read_policies(source)).authority,
+            judge_all=own is None,
             clock=SystemClock() if must_be_fresh else None,
             earlier=kept,
         )
     if json_:
-        print_json(_summary(found, own_policies=bool(own)))
+        print_json(_summary(found, own_policies=own is not None))
     else:
-        _print_summary(found, own_policies=bool(own))
+        _print_summary(found, own_policies=own is not None)
+
+
+def load_policies(policies: list[Path] | None, earlier: list[Path] | None) -> LogPolicies | None:
+    """Read the policies of whoever runs a command; None if they rely on those of the log."""
+    if not policies:
+        if earlier:
+            raise InvalidInput("--earlier-policy needs --policy as well, for the current policy")
+        return None
+    return LogPolicies(
+        policies=tuple(Policy.load(path) for path in policies),
+        earlier=tuple(Policy.load(path) for path in earlier or ()),
+    )
 
 
 @commands.command("show")
@@ -122,6 +139,17 @@ def show_command(
         print_json({"origin": checkpoint.origin, "entries": rows})
     else:
         _print_rows(rows)
+
+
+@commands.command("policy")
+def policy_command(
+    policy: Annotated[Path, typer.Argument(help="A policy, in TOML.")],
+) -> None:
+    """Print whose signatures a policy requires, for standard tools (c2sp.org/tlog-policy).
+
+    The key in the line that begins with `log` is what the operator of a witness needs.
+    """
+    typer.echo(standard_policy(Policy.load(policy)), nl=False)
 
 
 # --- Sources -------------------------------------------------------------------------------------
@@ -242,9 +270,22 @@ def errors_reported(json_: bool) -> Iterator[None]:
     except InternalError:
         raise
     except ChoristerError as error:
-        name, why = type(error).__name__, str(error)
+        found = problem(error)
         if json_:
-            print_json({"ok": False, "wrong": name, "why": why})
+            print_json(found)
         else:
-            console.print(f"[bold red]wrong[/] ({name}): {escape(why)}", soft_wrap=True)
+            text = f"[bold red]wrong[/] ({found['wrong']}): {escape(found['why'])}"
+            console.print(text, soft_wrap=True)
+            for checkpoint in found.get("evidence", ()):
+                say("")
+                for line in checkpoint.splitlines():
+                    say(visible(line))
         raise typer.Exit(1) from None
+
+
+def problem(error: ChoristerError) -> dict[str, Any]:
+    """Say what is wrong with a log; the evidence of a fork is its checkpoints."""
+    found: dict[str, Any] = {"ok": False, "wrong": type(error).__name__, "why": str(error)}
+    if isinstance(error, LogForked) and error.evidence:
+        found["evidence"] = [checkpoint.decode() for checkpoint in error.evidence]
+    return found

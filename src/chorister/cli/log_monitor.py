@@ -1,9 +1,13 @@
-"""`chorister log monitor`: watch a log, and tell what is asked."""
+"""`chorister log monitor`: watch a log, and report what is asked."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,15 +15,31 @@ import typer
 from rich.markup import escape
 
 from chorister.cli import JSON, CABundle, console, say
-from chorister.cli.log import Where, commands, describe, errors_reported, open_source
+from chorister.cli.log import (
+    EarlierPolicies,
+    Policies,
+    Where,
+    commands,
+    describe,
+    errors_reported,
+    load_policies,
+    open_source,
+    problem,
+)
 from chorister.clock import SystemClock
-from chorister.errors import LogWithheld, ServiceError, Unreachable
+from chorister.errors import ChoristerError, LogWithheld, ServiceError, Unreachable
 from chorister.http_client import WebClient
 from chorister.policy import Policy
-from chorister.transparency.auditor import read_policies
+from chorister.policy.explain import Section
+from chorister.policy.values import visible
+from chorister.recipe import SignedRecipe
+from chorister.recipe.in_words import describe as describe_question
+from chorister.transparency.auditor import LogPolicies, read_policies
 from chorister.transparency.entries import ListEntry
 from chorister.transparency.monitor import LogMonitor
-from chorister.transparency.trust import Authority
+from chorister.transparency.state import Logged
+
+Post = Callable[[dict[str, Any]], None]
 
 
 @commands.command("monitor")
@@ -27,58 +47,100 @@ def monitor_command(
     where: Where,
     kept: Annotated[
         Path | None,
-        typer.Option(help="The file for the newest checkpoint, so that a restart goes on there."),
+        typer.Option(help="File for the newest checkpoint, where a restart continues."),
     ] = None,
-    policy: Annotated[
-        list[Path] | None,
-        typer.Option(help="A policy whose keys to trust; by default those that the log publishes."),
-    ] = None,
-    every: Annotated[int, typer.Option(min=1, help="Seconds between two looks.")] = 60,
-    once: Annotated[bool, typer.Option("--once", help="Look once, and exit.")] = False,
+    policy: Policies = None,
+    earlier_policy: EarlierPolicies = None,
+    every: Annotated[int, typer.Option(min=1, help="Seconds between two checks.")] = 60,
+    once: Annotated[bool, typer.Option("--once", help="Check once, then exit.")] = False,
     webhook: Annotated[
-        str | None, typer.Option(help="A URL to which each new entry is posted, as JSON.")
+        str | None,
+        typer.Option(help="Post each new entry, and any error in the log, to this URL as JSON."),
     ] = None,
     ca_bundle: CABundle = None,
     json_: JSON = False,
 ) -> None:
-    """Watch a log: print each new entry in words, and exit with 1 if the log is wrong.
+    """Watch a log: print each new question in words, and exit with 1 if the log is wrong.
 
-    Everything is verified as by `log verify`, and every look has to extend the one before.
+    Every entry and body is verified, and each check has to extend the one before. `log verify` also
+    checks tiles, the list and the candidate.
     """
-    own = [Policy.load(path) for path in policy or ()]
-    with open_source(where, ca_bundle) as source, errors_reported(json_):
-        authority = Authority.of(own) if own else read_policies(source).authority
-        monitor = LogMonitor(source, authority=authority, clock=SystemClock(), kept=kept)
+    own = load_policies(policy, earlier_policy)
+    post = _poster(webhook)
+    with open_source(where, ca_bundle) as source, errors_reported(json_), _alarm(post):
+        rules = own or read_policies(source)
+        monitor = LogMonitor(source, authority=rules.authority, clock=SystemClock(), kept=kept)
+        # What is still to be sent, if the webhook is away.
+        unsent = deque[Logged]()
         while True:
             try:
-                new = monitor.look()
-            except LogWithheld as error:
+                new = monitor.fetch_new()
+                unsent += (each for each in new if not isinstance(each.entry, ListEntry))
+                while unsent:
+                    _report(unsent[0], monitor.recipes.get(unsent[0].index), rules, post, json_)
+                    unsent.popleft()
+                monitor.keep()
+            except (LogWithheld, ServiceError) as error:
                 if once:
                     raise
                 say(f"{error}; trying again in {every} s")
-                new = []
-            for logged in new:
-                if not isinstance(logged.entry, ListEntry):
-                    row = describe(logged, monitor.recipes.get(logged.index), set())
-                    _tell(row, json_, webhook)
-            monitor.keep()
             if once:
                 return
             time.sleep(every)
 
 
-def _tell(row: dict[str, Any], json_: bool, webhook: str | None) -> None:
-    row = {name: value for name, value in row.items() if name != "current"}
+def _report(
+    logged: Logged, recipe: SignedRecipe | None, rules: LogPolicies, post: Post, json_: bool
+) -> None:
+    """Post an entry and print it."""
+    row = describe(logged, recipe, set())
+    del row["current"]
+    sections = [] if recipe is None else _question(recipe, (*rules.policies, *rules.earlier))
+    if sections:
+        row["question"] = [asdict(section) for section in sections]
+    post(row)
     if json_:
         typer.echo(json.dumps(row, ensure_ascii=False))
-    else:
-        text = f"[bold]{row['index']}[/] {row['kind']}: {escape(row['what'])}, by {row['by'][:8]}"
-        console.print(text, soft_wrap=True)
-    if webhook is not None:
+        return
+    text = f"[bold]{row['index']}[/] {row['kind']}: {escape(row['what'])}, by {row['by'][:8]}"
+    console.print(text, soft_wrap=True)
+    for section in sections:
+        for line in section.lines:
+            say(f"    - {visible(line)}")
+
+
+def _question(recipe: SignedRecipe, policies: Sequence[Policy]) -> list[Section]:
+    """Describe a question by the policy that names its analysis."""
+    asked = recipe.recipe
+    fitting = (each for each in policies if asked.analysis in each.analyses)
+    return describe_question(asked, next(fitting, policies[0]))
+
+
+def _poster(webhook: str | None) -> Post:
+    def post(row: dict[str, Any]) -> None:
+        if webhook is None:
+            return
         try:
             with WebClient(timeout=30.0) as web:
                 answer = web.exchange("POST", webhook, body=json.dumps(row).encode(), limit=65_536)
         except Unreachable as error:
             raise ServiceError(f"the webhook can't be reached: {error}") from error
         if answer.status >= 300:
-            say(f"the webhook answers {answer.status}")
+            raise ServiceError(f"the webhook answers {answer.status}")  # it may have lost the entry
+
+    return post
+
+
+@contextmanager
+def _alarm(post: Post) -> Iterator[None]:
+    """Post what is wrong with the log, too: nobody may be looking at the terminal."""
+    try:
+        yield
+    except ServiceError:
+        raise  # nothing is known about the log
+    except ChoristerError as error:
+        try:
+            post({"kind": "alarm", **problem(error)})
+        except ServiceError as failed:
+            say(str(failed))
+        raise

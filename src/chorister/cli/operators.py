@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from chorister.aggregator.config import HelperConfig, LeaderConfig
     from chorister.aggregator.jobs.job_queue import JobQueue
     from chorister.aggregator.service import Core
-    from chorister.aggregator.storage.statistics import TaskStatus
+    from chorister.aggregator.storage.counters import TaskStatus
 
 File = Annotated[Path, typer.Argument(help="The file to write; it must not exist.")]
 Config = Annotated[Path, typer.Option("--config", help="The aggregator's settings file.")]
@@ -130,8 +130,8 @@ def list_keys(config: Config, json_: JSON = False) -> None:
 def rotate_key(config: Config, json_: JSON = False) -> None:
     """Create the next report key now; the running aggregator publishes it in the log.
 
-    An aggregator also rotates its keys by itself (`hpke_lifetime` in its settings). Devices use the
-    new key from the next checkpoint that both aggregators cosign. The previous key still opens
+    An aggregator also rotates its keys automatically (`hpke_lifetime` in its settings). Devices use
+    the new key from the next checkpoint that both aggregators cosign. The previous key still opens
     reports that were sealed to it, and is destroyed once there can be no more of them.
     """
     with _aggregator_database(config) as (_, core):
@@ -158,7 +158,7 @@ def list_tasks(
     ] = None,
     json_: JSON = False,
 ) -> None:
-    """List all tasks: their state, reports uploaded and verified, and what they wait for."""
+    """List all tasks: their state, reports uploaded and verified, and what they are waiting for."""
     found = [each for each in _read_tasks(config) if each["recipe"].startswith(recipe or "")]
     if json_:
         print_json({"tasks": found})
@@ -180,7 +180,7 @@ def list_tasks(
     )
     for each in found:
         if each["waiting_for"]:
-            say(f"{each['task'][:12]} waits for: {'; '.join(each['waiting_for'])}")
+            say(f"{each['task'][:12]} is waiting for: {'; '.join(each['waiting_for'])}")
 
 
 # An id in base64url may start with a dash without being an option.
@@ -218,7 +218,7 @@ def _group_text(group: str) -> str:
 
 def _read_tasks(path: Path) -> list[dict[str, Any]]:
     with _aggregator_database(path) as (config, core):
-        from chorister.aggregator.storage.statistics import task_status
+        from chorister.aggregator.storage.counters import task_status
 
         collectors = frozenset(each.digest for each in config.collectors)
         dead: Counter[bytes | None] = Counter()
@@ -312,7 +312,7 @@ def revive_jobs(
 def _queue(path: Path) -> Iterator[JobQueue]:
     with _aggregator_database(path) as (_, core):
         if core.queue is None:
-            raise InvalidInput(f"{path} does not say `workers = true`: there is no job queue")
+            raise InvalidInput(f"{path} does not have `workers = true`: there is no job queue")
         yield core.queue
 
 

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from chorister.cli import JSON, QUESTIONS, app, console, print_json, read_file, say
+from chorister.cli import (
+    JSON,
+    QUESTIONS,
+    PlainConsole,
+    app,
+    console,
+    print_json,
+    read_file,
+    say,
+)
+from chorister.errors import InvalidInput
 from chorister.fleet.first_policy import (
     LOCAL_HELPER,
     LOCAL_LEADER,
     FirstTerms,
+    check_epsilon,
+    check_period,
     declared_fields,
     read_table,
     write_first_policy,
@@ -25,14 +37,13 @@ from chorister.policy.bounds import CostBound, analysis_cost, device_cost, field
 from chorister.policy.diff import diff
 from chorister.policy.explain import explain
 from chorister.policy.problems import PolicyProblem, problems
-from chorister.policy.values import legible
 
 commands = typer.Typer(
     no_args_is_help=True, help="Write, check, explain and compare policies: what a device allows."
 )
 app.add_typer(commands, name="policy", rich_help_panel=QUESTIONS)
 
-stderr = Console(stderr=True, highlight=False)
+stderr = PlainConsole(stderr=True)
 File = Annotated[Path, typer.Argument(help="A policy, in TOML.")]
 
 
@@ -61,7 +72,7 @@ def check_command(file: File, rehearsal: Rehearsal = False, json_: JSON = False)
         for section in explain(policy):
             console.print(f"[bold]{escape(section.title)}[/]")
             for line in section.lines:
-                say(f"  - {legible(line)}")
+                say(f"  - {line}")
         for problem in found:
             _print_problem(problem, console)
         say(f"policy {policy.name} {'contradicts itself' if broken else 'is consistent'}")
@@ -69,14 +80,14 @@ def check_command(file: File, rehearsal: Rehearsal = False, json_: JSON = False)
         raise typer.Exit(2 if policy is None else 1)
 
 
-def _print_problem(problem: PolicyProblem, where: Console) -> None:
+def _print_problem(problem: PolicyProblem, where: PlainConsole) -> None:
     colour = "yellow" if problem.kind == "remark" else "red"
     line = "" if problem.line is None else f"line {problem.line}: "
     field = f"{escape(problem.field)}: " if problem.field else ""
-    text = f"[{colour}]{problem.kind}[/] {line}{field}{escape(legible(problem.why))}"
+    text = f"[{colour}]{problem.kind}[/] {line}{field}{escape(problem.why)}"
     where.print(text, soft_wrap=True)
     if problem.remedy:
-        where.print(f"  -> {escape(legible(problem.remedy))}", soft_wrap=True)
+        where.print(f"  -> {escape(problem.remedy)}", soft_wrap=True)
 
 
 def _print_check(policy: Policy | None, found: list[PolicyProblem]) -> None:
@@ -110,7 +121,7 @@ def new_command(
     ] = None,
     name: Annotated[str | None, typer.Option(help="The policy's name.")] = None,
     purpose: Annotated[
-        str | None, typer.Option(help="Why it is asked, for the people who are asked.")
+        str | None, typer.Option(help="Why you ask, in words for the people whose devices answer.")
     ] = None,
     fields: Annotated[
         list[str] | None,
@@ -122,7 +133,7 @@ def new_command(
         str | None, typer.Option(help="What everything together may cost a device per period.")
     ] = None,
     period: Annotated[
-        str | None, typer.Option(help='After which the budget renews, such as "90d".')
+        str | None, typer.Option(help='How often the budget renews, such as "90d".')
     ] = None,
     reports: Annotated[
         int | None, typer.Option(min=1, max=100, help="How many questions a device may answer.")
@@ -131,36 +142,55 @@ def new_command(
     helper: Annotated[str | None, typer.Option(help="The helper's URL.")] = None,
     json_: JSON = False,
 ) -> None:
-    """Write a policy that passes `policy check`, with new keys, to change and to try.
+    """Write a first policy, with new keys, that passes `policy check` and that you can edit.
 
-    Asks for whatever you leave out, if you are at a terminal; otherwise it takes the defaults.
+    At a terminal, prompts for whatever you leave out; otherwise uses the defaults.
     """
     ask = at_terminal() and not json_
     given = declared_fields(fields) if table is None else read_table(table)
     if not given.columns:
-        texts = _asked(
-            None, "Fields, such as age:integer, score:real, city:text", "age:integer", ask
-        )
-        given = declared_fields([text.strip() for text in texts.split(",") if text.strip()])
+        texts = _asked_valid(
+            None, "Fields, such as age:integer, score:real, city:text", "age:integer", ask,
+            lambda text: declared_fields(text.split(",")),
+        )  # fmt: skip
+        given = declared_fields(texts.split(","))
+    name = _asked(name, "Name of the policy", given.table, ask)
+    purpose = _asked(purpose, "Why it is asked, in one sentence", _PURPOSE, ask)
+    epsilon = _asked_valid(
+        epsilon, "Epsilon that everything may cost a device per period", "1", ask,
+        lambda text: check_epsilon(text, None),
+    )  # fmt: skip
+    period = _asked_valid(period, "Period after which that renews", "90d", ask, check_period)
     terms = FirstTerms(
-        name=_asked(name, "Name of the policy", given.table, ask),
-        purpose=_asked(purpose, "Why it is asked, in one sentence", _PURPOSE, ask),
-        epsilon=_asked(epsilon, "Epsilon that everything may cost a device per period", "1", ask),
-        period=_asked(period, "Period after which that renews", "90d", ask),
-        reports=_asked_count(reports, ask),
+        name=name,
+        purpose=purpose,
+        epsilon=epsilon,
+        period=period,
+        reports=_asked_count(reports, epsilon, ask),
         leader=_asked(leader, "URL of the leader", LOCAL_LEADER, ask),
         helper=_asked(helper, "URL of the helper", LOCAL_HELPER, ask),
     )
     files = write_first_policy(folder, given, terms)
     if json_:
         print_json(
-            {"policy": str(files.policy), "keys": {str(k): v for k, v in files.keys.items()}}
+            {
+                "policy": str(files.policy),
+                "keys": {str(k): v for k, v in files.keys.items()},
+                "hpke_config": files.hpke_config,
+                "renamed": dict(given.renamed),
+            }
         )
         return
+    for own, source in given.renamed.items():
+        say(f"{source} is the field {own} here: questions and devices use this name")
     say(f"{files.policy} is a policy that passes `chorister policy check`.")
     for path, what in files.keys.items():
         say(f"{path}: {what}")
-    say("Keep the keys secret, and give each to whom it belongs. Then read the policy once more:")
+    say(
+        "Both aggregators need the public half of collector.json in their settings, as hpke_config:"
+    )
+    say(f"  {files.hpke_config}")
+    say("Keep the keys secret, and hand each to its owner. Then check the policy again:")
     say(f"  chorister policy check {files.policy}")
 
 
@@ -172,16 +202,36 @@ def at_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _asked_count(given: int | None, ask: bool) -> int:
-    if given is not None or not ask:
-        return given or 2
-    return int(typer.prompt("Questions per device and period", default=2, type=int))
+def _asked_count(given: int | None, epsilon: str, ask: bool) -> int:
+    def check(text: str) -> None:
+        if not text.isdecimal() or not 1 <= int(text) <= 100:
+            raise InvalidInput(f"enter a whole number from 1 to 100, not {text!r}")
+        check_epsilon(epsilon, int(text))
+
+    text = None if given is None else str(given)
+    return int(_asked_valid(text, "Questions per device and period", "2", ask, check))
 
 
 def _asked(given: str | None, question: str, default: str, ask: bool) -> str:
     if given is not None:
         return given
     return str(typer.prompt(question, default=default)) if ask else default
+
+
+def _asked_valid(
+    given: str | None, question: str, default: str, ask: bool, check: Callable[[str], object]
+) -> str:
+    """Ask until the answer passes the check; what was given as an option is checked once."""
+    while True:
+        text = _asked(given, question, default, ask)
+        try:
+            check(text)
+        except InvalidInput as error:
+            if given is not None or not ask:
+                raise
+            say(f"  {error}")
+        else:
+            return text
 
 
 @commands.command("diff")
@@ -201,7 +251,7 @@ def diff_command(old: File, new: File, json_: JSON = False) -> None:
         if lines:
             console.print(f"[bold]{title}[/]")
         for change in lines:
-            say(f"  - {change.field}: {legible(change.what)}")
+            say(f"  - {change.field}: {change.what}")
     if changes:
         say("What a device has spent stays spent: an update never refunds it.")
     else:

@@ -37,7 +37,7 @@ privacy = typer.Typer(
     name="privacy",
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="What a sum over a cohort reveals: certified epsilon, delta, cohort and local epsilon.",
+    help="Compute what a sum over a cohort reveals: epsilon, delta, cohort, local epsilon.",
 )
 app.add_typer(privacy, rich_help_panel=QUESTIONS)
 
@@ -332,7 +332,7 @@ def show_compose(
         if each in refusals:
             table.add_row(each, "refused", refusals[each], style="dim")
             continue
-        allowed = filters.get(each, "no: the sequence must be fixed beforehand")
+        allowed = filters.get(each, "no: the sequence must be fixed in advance")
         table.add_row(each, f"{total:.5f}", allowed, style="bold green" if each == name else "")
     console.print(table)
     console.print(_assumption(setting))
@@ -384,4 +384,4 @@ def show_curve(
         }
         table.add_row(str(local), f"{cohort:,}", *(row.get(m, "refused") for m in Method))
     console.print(table)
-    console.print(f"Drawn to [bold]{to}[/].")
+    console.print(f"Wrote [bold]{to}[/].")

@@ -31,11 +31,11 @@ from chorister.errors import (
 from chorister.key_files import read_signing_key
 from chorister.policy import Analysis, Policy
 from chorister.policy.explain import Section
-from chorister.policy.values import visible
+from chorister.policy.values import parse_duration, visible
 from chorister.recipe import Check, Recipe, SignedRecipe, sign
 from chorister.recipe.in_words import describe
 from chorister.recipe.model import json_schema
-from chorister.recipe.outlook import spread_thin, wasted
+from chorister.recipe.outlook import expiring, spread_thin, wasted
 from chorister.recipe.template import template
 from chorister.transparency.auditor import read_policies
 from chorister.transparency.client import RegistryClient
@@ -68,19 +68,28 @@ def new_command(
     analysis: Annotated[
         str | None, typer.Option(help="An analysis of the policy; by default the first.")
     ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Write a series: ask again every 7d, for example."),
+    ] = None,
     output: Output = None,
 ) -> None:
     """Write a recipe that the policy allows, as a draft to edit."""
     rules = Policy.load(policy)
+    try:
+        seconds = None if every is None else parse_duration(every)
+    except ValueError as error:
+        raise InvalidInput(f"--every {every}: {error}") from None
 
     def columns(terms: Analysis, query: str, reads: Reads) -> tuple[str, ...]:
         with Sandbox() as sandbox:
             return query_columns(rules, terms, query, reads, sandbox)
 
-    recipe = template(rules, analysis, now=SystemClock().now(), columns=columns)
+    now = SystemClock().now()
+    recipe = template(rules, analysis, now=now, columns=columns, every=seconds)
     value = json.loads(recipe.canonical())
     # In the order of the model, which is easier to read.
-    ordered = {name: value[name] for name in Recipe.model_fields}
+    ordered = {name: value[name] for name in Recipe.model_fields if name in value}
     _write(json.dumps(ordered, indent=2, ensure_ascii=False).encode() + b"\n", output)
 
 
@@ -92,8 +101,8 @@ def sign_command(
 ) -> None:
     """Sign a draft: its canonical JSON becomes a compact JWS.
 
-    With --output, a file of that name plus .entry is written, too: the signed entry for the public
-    log, with which `recipe publish` needs no key.
+    With --output FILE, this also writes FILE.entry: the signed entry for the public log, so that
+    `recipe publish` does not need the key.
     """
     author = read_signing_key(key, owner_only=False)
     jws = sign(Recipe.draft(read_file(file)), author)
@@ -112,13 +121,13 @@ def explain_command(
     ] = None,
     devices: Annotated[
         int | None,
-        typer.Option(min=1, help="How many devices could answer: are they enough?"),
+        typer.Option(min=1, help="Warn if this many devices are too few."),
     ] = None,
     json_: JSON = False,
 ) -> None:
     """Show the question in words and what it costs, then each check; exit with 1 if one fails.
 
-    The query is compiled as a device does it, in a sandbox, on tables without rows.
+    The query is compiled as on a device: in a sandbox, on empty tables.
     Whether the recipe is open is checked only with --at, so that you can check next week's today.
     If the file is not a recipe, the exit code is 2, and --json prints one failed check, "form".
     """
@@ -165,9 +174,11 @@ def _outlook(recipe: Recipe, policy: Policy, devices: int | None) -> tuple[list[
     """Why the answer would be a waste, and what to expect, as studies and the console say it."""
     expected = None
     if devices is not None:
-        expected = devices * float(recipe.participation.probability)
+        often = recipe.answers / recipe.window_count
+        expected = devices * float(recipe.participation.probability) * often
     warnings = list(wasted(recipe, policy, expected))
-    return warnings, [] if warnings else list(spread_thin(recipe, expected))
+    thin = [] if warnings else spread_thin(recipe, expected)
+    return warnings, [*thin, *expiring(recipe, policy)]
 
 
 def _echo_json(
@@ -290,7 +301,7 @@ def revoke_command(
     ca_bundle: CABundle = None,
     json_: JSON = False,
 ) -> None:
-    """Revoke an author key forever: devices no longer answer anything it signed.
+    """Revoke an author key permanently: devices no longer answer anything it signed.
 
     Sign with that key itself, with another author key of its analysis, or with the log's key.
     """

@@ -25,7 +25,7 @@ Port = Annotated[
 BeginLog = Annotated[
     bool,
     typer.Option(
-        "--begin-log", help="First start only: cosign a log that this aggregator never cosigned."
+        "--begin-log", help="First start only: cosign a log that is new to this aggregator."
     ),
 ]
 Adopt = Annotated[
@@ -55,8 +55,8 @@ def registry_command(
         from chorister.registry.server import RegistryConfig, serve
     settings = RegistryConfig.load(config)
 
-    def ready(url: str, registry: object) -> None:
-        say(f"{registry} listening on {url}")
+    def ready(url: str, _registry: object) -> None:
+        say(f"registry {settings.origin} listening on {url}")
 
     serve(settings, SystemClock(), host=host, port=port, create=create, ready=ready)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import subprocess
 import time
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path("chorister-local")
 _START_TIMEOUT_SECONDS = 600.0
-_SUPERVISORS: list[subprocess.Popen[bytes]] = []
-"""They outlive this command; the references keep Python from warning about that."""
+_TRACK_WINDOWS = 12
 
 _MARKS = {"good": "[green]✓[/]", "note": "[yellow]![/]", "bad": "[red]✗[/]"}
 
@@ -36,6 +36,12 @@ def up(
     fleet: Annotated[
         int | None, typer.Option(min=0, help="Also run this many simulated devices.")
     ] = None,
+    track: Annotated[
+        bool,
+        typer.Option(
+            "--track", help="Ask a series of one-minute windows, with answers that change."
+        ),
+    ] = False,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C stops everything.")
     ] = False,
@@ -47,14 +53,20 @@ def up(
     one person runs both aggregators, there is no protection against whoever runs this machine.
     """
     with needs_extra("server"):
+        import uvicorn  # noqa: F401 (or the servers fail, after keys and folders were created)
+
         from chorister.fleet.deployment import Deployment
         from chorister.fleet.supervisor import Supervisor, running_pid
     new = not Deployment.exists(folder)
     deployment = Deployment.create(folder, _terms()) if new else Deployment.open(folder)
     pid = running_pid(deployment)
+    if pid is None:
+        deployment.check_format()
     devices = _fleet_size(deployment, fleet, running=pid is not None)
     if pid is None:
         deployment.check_ports()
+    if track and (foreground or not devices):
+        raise InvalidInput("--track asks the simulated devices: add --fleet 500, in the background")
     if foreground:
         _print_addresses(deployment, devices, new=new, json_=json_)
         Supervisor(deployment=deployment, fleet=devices).run()
@@ -64,7 +76,16 @@ def up(
         with status if not json_ else contextlib.nullcontext():
             supervisor = _start(deployment, devices)
             _await_devices(deployment, devices, supervisor, status.update)
+    if track:
+        _ask_series(deployment, devices)
     _print_addresses(deployment, devices, new=new, json_=json_, running=pid is not None)
+    if track and not json_:
+        say(
+            f"\nA series is being answered: {_TRACK_WINDOWS} windows of a minute. In Python:\n"
+            f'  study = chorister.connect("{deployment.profile}").study("commutes", '
+            'analysis="user.profile")\n'
+            "  study.tracks()[0].collect().plot()"
+        )
 
 
 @app.command(rich_help_panel=START)
@@ -96,7 +117,8 @@ def doctor(
     """Check settings, keys, permissions, clocks, reachability and the sandbox.
 
     Changes nothing; exits with 1 if there are problems. Give it a folder of `chorister up`; or, on
-    an operator's machine, --config once for each server that runs there.
+    an operator's machine, --config once for each server that runs there. Without either, it checks
+    this installation.
     """
     with needs_extra("server"):
         from chorister.fleet.deployment import Deployment
@@ -107,7 +129,7 @@ def doctor(
     if config:
         for path in config:
             health_check.server(path)
-    else:
+    elif folder is not None or Deployment.exists(FOLDER):
         health_check.deployment(Deployment.open(folder or FOLDER))
     health_check.sandbox()
     findings = health_check.findings
@@ -120,6 +142,8 @@ def doctor(
             console.print(line, soft_wrap=True)
             if each.remedy:
                 say(f"    {each.remedy}")
+        if not config and len({each.what for each in findings}) == 1:
+            say(f"There is no deployment in {FOLDER}, so only this installation was checked.")
         say(f"{bad} problem{'' if bad == 1 else 's'} found" if bad else "no problems found")
     if bad:
         raise typer.Exit(1)
@@ -178,6 +202,22 @@ def _fleet_size(deployment: Deployment, wanted: int | None, *, running: bool) ->
     return wanted
 
 
+def _ask_series(deployment: Deployment, devices: int) -> None:
+    """Ask how people go to work, every minute: of the simulated ones, more and more by bike."""
+    from chorister.analyst.live_fleet import LiveFleet, Profile, connect
+    from chorister.analyst.request import categories
+    from chorister.fleet.people import COMMUTES
+
+    profile = Profile.load(deployment.profile).model_copy(update={"devices": devices})
+    fleet: LiveFleet = connect(profile)
+    study = fleet.study("commutes", analysis="user.profile")
+    if not study.tracks():
+        study.track(
+            categories("commute", COMMUTES), every="1m", windows=_TRACK_WINDOWS,
+            answers_per_device=4, grace="1h",
+        ).ask()  # fmt: skip
+
+
 def _start(deployment: Deployment, devices: int) -> subprocess.Popen[bytes]:
     """Start a supervisor in the background, and wait until the servers are ready."""
     from chorister.fleet.deployment import COMMAND
@@ -195,7 +235,8 @@ def _start(deployment: Deployment, devices: int) -> subprocess.Popen[bytes]:
             stderr=file,
             start_new_session=True,
         )
-    _SUPERVISORS.append(process)
+    # It outlives this command, unless the same process also stops it.
+    atexit.register(process.poll)
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
     while not (running_pid(deployment) is not None and is_ready(deployment)):
         if process.poll() is not None:

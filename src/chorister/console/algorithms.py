@@ -10,10 +10,12 @@ from typing import Any, Final, Literal
 
 import chorister as ch
 from chorister.analyst.algorithms.algorithm_run import AlgorithmRun
+from chorister.analyst.algorithms.character_model import CharacterModel
 from chorister.analyst.algorithms.crosstab import crosstab
 from chorister.analyst.algorithms.distribution import distribution
 from chorister.analyst.algorithms.heatmap import heatmap
 from chorister.analyst.algorithms.ngrams import discover_ngrams
+from chorister.analyst.algorithms.word_rules import MAX_ROUNDS
 from chorister.analyst.algorithms.words import discover_words
 from chorister.analyst.request import valid_input
 from chorister.analyst.study import Study
@@ -56,6 +58,7 @@ class AlgorithmForm:
     inputs: tuple[Input, ...]
     start: Callable[[Study, Mapping[str, str]], AlgorithmRun[Any]]
     of_a_map: bool = False  # whether its fields are coordinates
+    functions: tuple[frozenset[str], ...] = ()  # of each, its query calls one
 
     def choices(self, study: Study, given: Input) -> list[FieldChoice]:
         """The fields that fit an input."""
@@ -86,7 +89,9 @@ class AlgorithmForm:
         return values
 
     def fits(self, study: Study) -> bool:
-        """Whether the analysis of a study has fields for it."""
+        """Whether the analysis of a study has fields for it, and permits what its queries call."""
+        if any(not one & set(study.terms.functions) for one in self.functions):
+            return False
         if self.of_a_map:
             return len(map_fields(study)) > 1
         types = [study.fleet.policy.fields[ref].type for ref in study.terms.fields]
@@ -99,6 +104,7 @@ class AlgorithmForm:
         return True
 
 
+_VALUES: Final = "whole values"
 _SHARED: Final = (
     Input(
         name="epsilon", label="epsilon for all rounds", kind="number",
@@ -123,7 +129,7 @@ def plan_run(
 ) -> AlgorithmRun[Any]:
     """Plan an algorithm with the values of its form; nothing is asked yet."""
     for each in algorithm.inputs:
-        given = values.get(each.name, "")
+        given = values.get(each.name, each.value if each.kind == "choice" else "")
         if each.kind == "choice" and given not in each.choices:
             raise InvalidInput(
                 f"choose one of {', '.join(filter(None, each.choices))}", field=each.name
@@ -171,9 +177,14 @@ def _ngrams(study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
 
 
 def _words(study: Study, values: Mapping[str, str]) -> AlgorithmRun[Any]:
+    language = values.get("language", "").strip()
+    with at_field("language"):
+        model = CharacterModel.shipped(language) if language not in ("", "en") else None
     return discover_words(
         study,
         field=values.get("field") or None,
+        values=values.get("find") == _VALUES,
+        model=model,
         rounds=_whole(values, "rounds", "the number of rounds"),
         deny=lines(values.get("deny", "")),
         **_shared(values),
@@ -223,7 +234,7 @@ def _axis(study: Study, values: Mapping[str, str], side: str) -> Intervals | Cat
             if not listed:
                 raise MissingInput(f"list the values of {ref}, one per line")
             return ch.categories(_name(ref), listed)
-        edges = numbers(" ".join(given.split()), ref)
+        edges = numbers(" ".join(given.split()), f"an edge of {ref}")
         if not edges:
             raise MissingInput(f"give the edges of {ref}")
         return ch.intervals(_name(ref), edges)
@@ -277,12 +288,21 @@ ALGORITHMS: Final[dict[str, AlgorithmForm]] = {
                     hint="words that devices skip, one per line",
                 ),
                 Input(
+                    name="find", label="find", kind="choice", choices=("words", _VALUES),
+                    value="words", hint="whole values are found as they are written",
+                ),
+                Input(
+                    name="language", label="language", value="en",
+                    hint="of the words that rank what is asked about, such as de or fr",
+                ),
+                Input(
                     name="rounds", label="rounds", kind="number",
-                    hint="1 to 6; empty: 3 to 5, as the budgets allow",
+                    hint=f"1 to {MAX_ROUNDS}; if left empty, as many as pay off",
                 ),
                 *_SHARED,
             ),
             start=_words,
+            functions=(frozenset({"substr"}), frozenset({"words", "ngrams"})),
         ),
         AlgorithmForm(
             name="heatmap",

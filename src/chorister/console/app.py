@@ -24,6 +24,7 @@ from chorister.console import (
     pages_devices,
     pages_privacy,
     pages_results,
+    pages_series,
     pages_studies,
 )
 from chorister.console.access import RequestGuard, Sessions, cookie_name, origins_of
@@ -32,9 +33,11 @@ from chorister.console.forms import read_form
 from chorister.console.pages_studies import EventStreams
 from chorister.console.web import Handler, Visit, Web
 from chorister.console.workspace import Workspace
-from chorister.http_server import Deadlines, guarded_protocol, listen, server_url
+from chorister.http_server import Deadlines, listen, server_config, server_url
 
+_CONNECTIONS: Final = 512
 _WRONG_TOKEN_SECONDS: Final = 0.3
+_SIGN_IN_BYTES: Final = 16_384  # anybody may send this form, on every connection there is
 
 
 async def show_sign_in(web: Web, request: Request) -> Response:
@@ -45,7 +48,7 @@ async def show_sign_in(web: Web, request: Request) -> Response:
 
 async def sign_in(web: Web, request: Request) -> Response:
     """Exchange a token for a new session; this browser's previous session ends."""
-    form = await read_form(request)
+    form = await read_form(request, limit=_SIGN_IN_BYTES)
     session = web.sessions.sign_in(form.get("token"))
     if session is None:
         await asyncio.sleep(_WRONG_TOKEN_SECONDS)
@@ -87,6 +90,12 @@ _PAGES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("GET", _STUDY + "/runs/{number}/picture.svg", pages_ask.run_picture),
     ("GET", _STUDY + "/runs/{number}/result.{format}", pages_results.export_run),
     ("POST", _STUDY + "/runs/{number}/go-on", pages_ask.go_on),
+    ("GET", _STUDY + "/series/{number}", pages_series.show_series),
+    ("GET", _STUDY + "/series/{number}/chart.svg", pages_series.series_chart),
+    ("GET", _STUDY + "/series/{number}/result.{format}", pages_series.export_series),
+    ("POST", _STUDY + "/series/{number}/pause", pages_series.pause_series),
+    ("POST", _STUDY + "/series/{number}/resume", pages_series.resume_series),
+    ("POST", _STUDY + "/series/{number}/end", pages_series.end_series),
     ("GET", "/recipes", pages_results.list_recipes),
     ("GET", "/privacy", pages_privacy.show_privacy),
     ("GET", "/privacy/curve.svg", pages_privacy.curve),
@@ -176,18 +185,13 @@ def serve(config: ConsoleConfig, clock: Clock, *, ready: Callable[[str], None]) 
         port = listener.getsockname()[1]
         origins = origins_of(config.host, port, config.url)
         server = uvicorn.Server(
-            uvicorn.Config(
+            server_config(
                 build_app(workspace, clock, origins=origins),
+                connections=_CONNECTIONS,
                 # Pages that follow a round stay open; browsers reconnect after a day.
-                http=guarded_protocol(Deadlines(answer=86_400.0)),
-                access_log=False,
+                deadlines=Deadlines(answer=86_400.0),
                 log_level="warning",
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=512,
-                timeout_keep_alive=15,
                 timeout_graceful_shutdown=2,  # event streams stay open until then
-                ws="none",
             )
         )
         ready(config.url or server_url("http", config.host, listener))

@@ -51,6 +51,16 @@ _RESULTS: Final[dict[str, type[AlgorithmResult]]] = {
 _FILE_NAME: Final = re.compile(r"run-(\d{4,9})\.json")
 
 
+def unexpected(what: str, error: Exception) -> str:
+    """Log an error that is nobody's mistake; return what to tell analysts about it."""
+    if isinstance(error, OSError):
+        _log.error("%s failed: %s", what, error, exc_info=error)
+        reason = error.strerror or type(error).__name__
+        return f"the server can't use its files ({reason}): tell its operator"
+    _log.error("%s failed because of a bug in Chorister", what, exc_info=error)
+    return "there is a bug in Chorister; the server's log has the details"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
     """One run of an algorithm in a study."""
@@ -178,21 +188,25 @@ class RunStore:
             record = replace(record, state="finished", words=str(found.explain()))
         except ChoristerError as error:
             record = replace(record, state="failed", words=str(error))
-        except Exception:
-            _log.exception("an algorithm failed because of a bug in Chorister")
-            words = "there is a bug in Chorister; the server's log has the details"
-            record = replace(record, state="failed", words=words)
+        except Exception as error:  # the edge of this thread
+            record = replace(record, state="failed", words=unexpected("an algorithm", error))
         if len(record.rounds) < len(earlier):
             record = replace(record, rounds=earlier)  # what was found before stays in view
+        with self._lock:
+            self._runs_of(study)[record.number] = record  # even if it can't be stored
         self._keep(study, record)
 
     @staticmethod
     def _draw(path: Path, step: Step) -> None:
-        """Keep the chart of a step. Devices have paid for the round, so drawing may not end it."""
+        """Keep the chart of a step.
+
+        Devices have paid for the round, so whatever goes wrong in drawing may not end the run. The
+        page then shows the words below the chart, which say what it would show.
+        """
         try:
             write_atomically(path, json.dumps(step.picture.to_dict()).encode())
-        except Exception:
-            _log.exception("a chart could not be drawn because of a bug in Chorister")
+        except Exception as error:
+            unexpected("drawing a chart", error)
 
     # --- Files ----------------------------------------------------------------------------------
 
@@ -232,7 +246,7 @@ def _read(path: Path) -> RunRecord:
             words=str(tree["words"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ServiceError(f"can't read {path} ({error}): restore it, or move it away") from None
+        raise ServiceError(f"can't read {path} ({error}): restore or remove it") from None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -275,9 +289,8 @@ class RoundWaiters:
                 waiter.error = str(error)
         except ChoristerError as error:
             waiter.error = str(error)
-        except Exception:
-            _log.exception("waiting for a round failed because of a bug in Chorister")
-            waiter.error = "there is a bug in Chorister; the server's log has the details"
+        except Exception as error:  # the edge of this thread
+            waiter.error = unexpected("waiting for a round", error)
 
     def error(self, connection: str, study: str, number: int) -> str | None:
         """Why waiting for a round has ended."""

@@ -96,14 +96,14 @@ class Charts:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, str] = OrderedDict()
 
-    def svg(self, key: Hashable, look: ChartStyle, spec: Callable[[], Spec]) -> str:
+    def svg(self, key: Hashable, style: ChartStyle, spec: Callable[[], Spec]) -> str:
         """Return a drawing from the cache, or draw the specification."""
-        whole = (key, look)
+        whole = (key, style)
         with self._lock:
             if whole in self._kept:
                 self._kept.move_to_end(whole)
                 return self._kept[whole]
-        drawn = draw(spec(), look)
+        drawn = draw(spec(), style)
         with self._lock:
             self._kept[whole] = drawn
             while len(self._kept) > _MAX_CACHED:
@@ -118,18 +118,18 @@ class Charts:
         )
 
 
-def draw(spec: Spec, look: ChartStyle) -> str:
+def draw(spec: Spec, style: ChartStyle) -> str:
     """Draw a Vega-Lite specification as SVG, in the page's colours, without a network."""
     vega = needed("vl_convert")
-    colours = _DARK if look.theme == "dark" else _LIGHT
+    colours = _DARK if style.theme == "dark" else _LIGHT
     dressed = _drawable(spec)
-    if look.theme == "dark":
+    if style.theme == "dark":
         dressed = _recoloured(dressed)
-    dressed["config"] = _merged(_config(colours, look.width), dressed.get("config", {}))
+    dressed["config"] = _merged(_config(colours, style.width), dressed.get("config", {}))
     dressed["config"]["background"] = "transparent"
     if "width" not in dressed and ("layer" in dressed or "mark" in dressed):
-        dressed["width"] = PIXELS[look.width]
-    elif look.width == "narrow":
+        dressed["width"] = PIXELS[style.width]
+    elif style.width == "narrow":
         dressed = _narrowed(dressed)
     dressed.setdefault("padding", {"left": 18, "right": 24, "top": 4, "bottom": 4})
     drawn: str = vega.vegalite_to_svg(dressed, allowed_base_urls=[])
@@ -150,6 +150,8 @@ def _narrowed(spec: Spec) -> Spec:
     found = dict(spec)
     if "vconcat" in spec:
         found["vconcat"] = [_narrowed(part) for part in spec["vconcat"]]
+    if "facet" in spec:  # small multiples, one below the other
+        found |= {"columns": 1, "spec": {**spec["spec"], "width": PIXELS["narrow"]}}
     width, height = spec.get("width"), spec.get("height")
     if isinstance(width, int | float) and width > _NARROW:
         found["width"] = _NARROW
@@ -233,17 +235,19 @@ def _config(colours: _Colours, width: Width) -> Spec:
 
 
 _MAX_SIDE: Final = 40  # cells per side of a cross table
+_MAX_BARS: Final = 25
+_MAX_DIFFERENCES: Final = 40
 _NUMBER_PIXELS: Final = 38  # width of a cell with a number
 
 
-def picture(result: Result, *, look: ChartStyle, top: int = 25) -> dict[str, Any]:
+def picture(result: Result, *, style: ChartStyle) -> dict[str, Any]:
     """Return the Vega-Lite specification of the chart that shows a result best."""
     if len(result.features) == 1 and isinstance(result.features[0], Grid):
-        drawn: dict[str, Any] = result_map(result, width=PIXELS[look.width]).to_dict()
+        drawn: dict[str, Any] = result_map(result, width=PIXELS[style.width]).to_dict()
         return drawn
     if len(result.labels) == 2 and _crossed(result):
-        return _cross_table(result, PIXELS[look.width])
-    bars: dict[str, Any] = result.plot(top=top).to_dict()
+        return _cross_table(result, PIXELS[style.width])
+    bars: dict[str, Any] = result.plot(top=_MAX_BARS).to_dict()
     return bars
 
 
@@ -271,8 +275,8 @@ def _crossed(result: Result) -> bool:
 def _cross_table(result: Result, pixels: int) -> dict[str, Any]:
     """One coloured cell per pair of labels, with its number if that fits.
 
-    Groups are separate cohorts, so their cells are shares of the group. Cells that can't be told
-    from 0 are empty.
+    Groups are separate cohorts, so their cells are shares of the group. Cells that may be 0
+    are empty.
     """
     alt = needed("altair")
     sure = result.simultaneous()
@@ -295,7 +299,7 @@ def _cross_table(result: Result, pixels: int) -> dict[str, Any]:
         "subtitle": [
             f"{result.n_reports:,} reports, epsilon {result.epsilon}"
             + (f"; % of each {down}" if within else ""),
-            f"–: can't be told from 0 (which reads 0 ± {result.noise_sigma:,.1f})",
+            f"–: may be 0 (which reads 0 ± {result.noise_sigma:,.1f})",
         ],
     }
     base = alt.Chart(alt.InlineData(values=rows), title=alt.TitleParams(**title)).encode(
@@ -321,11 +325,11 @@ def _cross_table(result: Result, pixels: int) -> dict[str, Any]:
     return found
 
 
-def differences(found: Comparison, *, first: str, second: str, top: int = 40) -> dict[str, Any]:
+def differences(found: Comparison, *, first: str, second: str) -> dict[str, Any]:
     """Draw the differences of two results' shares, with their intervals and 0."""
     alt = needed("altair")
-    order = np.argsort(-np.abs(found.difference), kind="stable")[:top]
-    chosen = np.sort(order) if len(found.difference) <= top else order
+    order = np.argsort(-np.abs(found.difference), kind="stable")[:_MAX_DIFFERENCES]
+    chosen = np.sort(order) if len(found.difference) <= _MAX_DIFFERENCES else order
     names = [" · ".join(labels) for labels in zip(*found.labels.values(), strict=True)]
     rows = [
         {

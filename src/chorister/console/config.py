@@ -102,6 +102,8 @@ class ConsoleConfig(Model):
     connections: Annotated[tuple[ConnectionConfig, ...], Field(min_length=1, max_length=100)]
     fleet: FleetConfig | None = None
     """The local simulated fleet, whose audit logs are shown."""
+    alerts: Text | None = None
+    """Rules about series and where their alerts go (TOML)."""
     session_hours: Annotated[Int, Field(ge=1, le=168)] = 12
     """How long an analyst stays signed in."""
     allow_plain_http: Bool = False
@@ -147,7 +149,7 @@ class ConsoleConfig(Model):
             for each in self.connections
         )
         fleet = None if self.fleet is None else _moved(self.fleet, base, "folder", "policy")
-        moved = _moved(self, base, "folder")
+        moved = _moved(self, base, "folder", "alerts")
         return moved.model_copy(update={"connections": connections, "fleet": fleet})
 
 

@@ -14,7 +14,7 @@ from chorister.analyst.live_fleet import connect
 from chorister.analyst.public_log import CachedSource
 from chorister.analyst.rehearsal import Rehearsal
 from chorister.analyst.rehearsal.population import Population
-from chorister.analyst.rounds import Round, RoundState, read_study
+from chorister.analyst.rounds import Round, RoundState
 from chorister.analyst.study import Study
 from chorister.analyst.study_status import OnProgress, Progress
 from chorister.analyst.tables import needed
@@ -50,9 +50,15 @@ class PacedRehearsal(Rehearsal):
         """Let the cohort begin to fill."""
         self._begun.setdefault(round_.sequence, time.monotonic())
 
+    def is_over(self, round_: Round) -> bool:
+        """Whether a window is over: the windows of a series fill one after another."""
+        begun = self._begun.setdefault(round_.sequence, time.monotonic())
+        filled = (1 + (round_.number_in_series or 0)) * self.fill_seconds
+        return time.monotonic() - begun >= filled
+
     def progress(self, round_: Round) -> Progress:
         """Report progress in tenths, as a live fleet does."""
-        window = round_.recipe.window
+        window = round_.window
         begun = self._begun.get(round_.sequence)
         passed = 0.0 if begun is None else time.monotonic() - begun
         filled = 1.0 if self.fill_seconds <= 0 else min(1.0, passed / self.fill_seconds)
@@ -79,6 +85,8 @@ class PacedRehearsal(Rehearsal):
             for earlier in self.archive.all_rounds():
                 if earlier.sequence >= round_.sequence:
                     break
+                if earlier.recipe.series is not None:
+                    continue  # its windows are drawn one by one
                 if earlier.state is RoundState.ASKED and earlier.sequence not in self._drawn:
                     self._drawn[earlier.sequence] = self._draw(earlier, save)
             found = self._drawn.pop(round_.sequence, None) or self._draw(round_, save)
@@ -120,13 +128,8 @@ class FleetConnection:
 
     def studies(self) -> dict[str, str]:
         """The analysis of every study in the folder, by the full name of the study."""
-        found: dict[str, str] = {}
-        for path in sorted(self.folder.glob("*/study.json")):
-            stored = read_study(path)
-            name, analysis = stored.get("name"), stored.get("analysis")
-            if name == path.parent.name and analysis in self.policy.analyses:
-                found[str(name)] = str(analysis)
-        return found
+        known = self.fleet.archive.studies()
+        return {name: each for name, each in known.items() if each in self.policy.analyses}
 
     def study(self, name: str, analysis: str) -> Study:
         """Begin or resume a study, including what a notebook has asked in it meanwhile."""

@@ -65,13 +65,13 @@ class Form:
         return bool(self.get(name))
 
 
-async def read_form(request: Request) -> Form:
-    """Read the body of a request as a URL-encoded form."""
+async def read_form(request: Request, *, limit: int = MAX_BYTES) -> Form:
+    """Read the body of a request as a URL-encoded form of at most `limit` bytes."""
     data = bytearray()
     try:
         async for chunk in request.stream():
             data += chunk
-            if len(data) > MAX_BYTES:
+            if len(data) > limit:
                 raise TooLarge
     except ClientDisconnect:
         return Form([])
@@ -131,6 +131,8 @@ def numbers(text: str, what: str) -> list[Decimal]:
             raise InvalidInput(f"{what}: that would be {count:,} steps; use fewer")
         return [first + step * i for i in range(count + 1)]
     parts = re.split(r"[\s,;]+", text.strip(), maxsplit=_MAX_EDGES)
+    if "to" in parts:
+        raise InvalidInput(f'{what}: write a range with its step, such as "10 to 80 by 10"')
     if len(parts) > _MAX_EDGES:
         raise InvalidInput(f"{what}: give at most {_MAX_EDGES:,} numbers")
     found_numbers = [number(part, what) for part in parts if part]
@@ -224,7 +226,7 @@ def _feature_of(field: FieldChoice, form: Form) -> AnyFeature:
         )
     if kind == "intervals":
         with at_field(f"edges:{field.ref}"):
-            edges = numbers(form.get(f"edges:{field.ref}"), field.ref)
+            edges = numbers(form.get(f"edges:{field.ref}"), f"an edge of {field.ref}")
             if not edges:
                 raise MissingInput(f"give the edges of the intervals of {field.ref}")
             if len(edges) == 1:
@@ -301,7 +303,7 @@ def answer_seconds(text: str) -> int:
     """Read how long devices answer: a number of hours, or text such as "3d"."""
     with suppress(ValueError):
         return parse_duration(text)
-    hours = number(text, "the time to answer, in hours or as in 12h or 3d,")
+    hours = number(text, "the time to answer, in hours or with a unit (90m, 12h, 3d),")
     if hours is None or not 0 < hours <= 100_000:
         raise InvalidInput("devices need some time to answer: hours above 0, or text such as 3d")
     return int(hours * 3600)

@@ -28,6 +28,8 @@ from chorister.console.workspace import StudyView
 from chorister.errors import ChoristerError, MissingInput
 
 _AT_INPUTS: Final = frozenset({"epsilon", "delta", "local_epsilon", "min_cohort"})
+_INPUTS: Final = {"window": "hours", "ends": "hours", "participation": "share"}
+"""The inputs of the form whose names differ from what an error is about."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +42,8 @@ class FormProblem:
 
     @classmethod
     def of(cls, error: ChoristerError) -> FormProblem:
-        field = getattr(error, "field", None) or ""
+        field = str(getattr(error, "field", None) or getattr(error, "check", ""))
+        field = _INPUTS.get(field, field)
         last = field.rpartition(".")[2]  # of a budget's path, or of a recipe's
         field = last if last in _AT_INPUTS else field
         return cls(why=str(error), field=field, missing=isinstance(error, MissingInput))
@@ -218,7 +221,7 @@ def run_picture(visit: Visit) -> Response:
     if spec is None:
         raise NotFound
     key = (view.key, "run", record.number, len(record.rounds))
-    return visit.svg(visit.web.charts.svg(key, visit.look, lambda: spec))
+    return visit.svg(visit.web.charts.svg(key, visit.chart_style, lambda: spec))
 
 
 def _record(visit: Visit, view: StudyView) -> RunRecord:

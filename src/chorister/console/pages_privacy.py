@@ -107,7 +107,9 @@ def _noise(controls: PrivacyControls) -> float:
 def curve(visit: Visit) -> Response:
     """A chart of epsilon against the size of the cohort."""
     controls = PrivacyControls.of(visit.request.query_params)
-    return visit.svg(visit.web.charts.svg(("curve", controls), visit.look, lambda: _spec(controls)))
+    return visit.svg(
+        visit.web.charts.svg(("curve", controls), visit.chart_style, lambda: _spec(controls))
+    )
 
 
 def _spec(controls: PrivacyControls) -> dict[str, Any]:

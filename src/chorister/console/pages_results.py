@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from starlette.responses import Response
 
 from chorister.analyst.algorithms.algorithm_run import AlgorithmResult
-from chorister.analyst.display import place_name
+from chorister.analyst.display import as_shown, place_name
 from chorister.analyst.estimate import part_columns
 from chorister.analyst.postprocessing import Comparison
 from chorister.analyst.result import Result
 from chorister.analyst.rounds import Round
+from chorister.analyst.trend import Trend
 from chorister.console.access import NotFound
 from chorister.console.charts import alternative_text, differences, picture
 from chorister.console.connections import FleetConnection, LoggedQuestion, LogPage
@@ -29,7 +30,7 @@ from chorister.encoding import Grid
 from chorister.recipe import Check, Recipe, check
 
 _ROWS: Final = 200
-_NOISE_ROWS: Final = 12  # that can't be told from 0
+_NOISE_ROWS: Final = 12  # that may be 0
 
 
 def _result(visit: Visit) -> Result:
@@ -42,22 +43,22 @@ def _result(visit: Visit) -> Result:
 def show_round(visit: Visit) -> Response:
     view = find_study(visit)
     round_ = view.round(visit.number())
+    if round_.recipe.series is not None:
+        return visit.go_to(f"{view.path}/series/{round_.number}")
     result = round_.result
     context: dict[str, Any] = {"view": view, "round": round_, "result": result}
     if result is not None:
         context["names"] = list(result.labels)
         context["rows"] = _table_rows(result)
-        sure = replace(result, candidates=result.simultaneous().candidates)
-        context["words"] = sure.explain().split("\n")
+        context["words"] = as_shown(result).explain().split("\n")
         context["text"] = alternative_text(result)
         context["sides"] = list(_sides(view, round_))
     return visit.page("round.html", **context)
 
 
 def _table_rows(result: Result) -> list[dict[str, Any]]:
-    """Rows above the noise first, by intervals that hold for all rows at once."""
-    sure = result.simultaneous()
-    columns, shares = sure.columns(), result.shares
+    """Rows above the noise first, by simultaneous intervals."""
+    columns, shares = as_shown(result).columns(), result.shares
     above = columns["ci_low"] > 0.0
     order = np.arange(len(result))
     if len(result) > _ROWS:
@@ -89,7 +90,9 @@ def round_chart(visit: Visit) -> Response:
     result = _result(visit)
     key = (find_study(visit).key, visit.number())
     return visit.svg(
-        visit.web.charts.svg(key, visit.look, lambda: picture(result, look=visit.look))
+        visit.web.charts.svg(
+            key, visit.chart_style, lambda: picture(result, style=visit.chart_style)
+        )
     )
 
 
@@ -167,7 +170,7 @@ def comparison_chart(visit: Visit) -> Response:
     key = (view.key, "compare", first.key, second.key)
     return visit.svg(
         visit.web.charts.svg(
-            key, visit.look,
+            key, visit.chart_style,
             lambda: differences(
                 _compared(first, second), first=first.title, second=second.title
             ),
@@ -184,8 +187,8 @@ _EXPORTS: Final[dict[str, tuple[str, Callable[[Any], str | bytes | None]]]] = {
 
 
 def export_result(visit: Visit) -> Response:
-    """All rows of a round, as a file."""
-    return _exported(visit, _result(visit), f"round-{visit.number()}")
+    """All rows of a round, as a file, with the intervals that the page shows."""
+    return exported(visit, as_shown(_result(visit)), f"round-{visit.number()}")
 
 
 def export_run(visit: Visit) -> Response:
@@ -194,13 +197,15 @@ def export_run(visit: Visit) -> Response:
     record = visit.workspace.runs.get(view.key, visit.number())
     found: Result | AlgorithmResult | None = visit.workspace.runs.result(view.key, visit.number())
     if record is not None and found is None and record.rounds:
-        found = view.round(record.rounds[-1]).result
+        last = view.round(record.rounds[-1]).result
+        found = None if last is None else as_shown(last)
     if found is None:
         raise NotFound
-    return _exported(visit, found, f"run-{visit.number()}")
+    return exported(visit, found, f"run-{visit.number()}")
 
 
-def _exported(visit: Visit, found: Result | AlgorithmResult, name: str) -> Response:
+def exported(visit: Visit, found: Result | AlgorithmResult | Trend, name: str) -> Response:
+    """Answer with a file, in the format that the path names."""
     kind = visit.at("format")
     if kind not in _EXPORTS:
         raise NotFound

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
@@ -17,16 +16,16 @@ from chorister.analyst.rounds import Round, RoundState
 from chorister.analyst.study_status import Progress
 from chorister.console.access import Forbidden, NotFound, Session, SignInNeeded
 from chorister.console.algorithms import ALGORITHMS
-from chorister.console.background import RunRecord
+from chorister.console.background import RunRecord, unexpected
 from chorister.console.charts import alternative_text
 from chorister.console.forms import Form
+from chorister.console.series_view import SeriesView
 from chorister.console.web import Visit, Web, brief, decimal
 from chorister.console.workspace import StudyView, Workspace
 from chorister.device.ledger.budget import Standing
 from chorister.errors import ChoristerError, InvalidInput
 
 T = TypeVar("T")
-_log = logging.getLogger("chorister.console")
 
 _OPEN_POLL_SECONDS: Final = 0.25  # while something is open
 _IDLE_POLL_SECONDS: Final = 1.0
@@ -55,6 +54,7 @@ class LiveStudy:
     view: StudyView
     cards: list[RoundCard]
     runs: list[RunRecord]
+    series: list[SeriesView]
 
     @classmethod
     def of(cls, workspace: Workspace, view: StudyView) -> LiveStudy:
@@ -62,10 +62,12 @@ class LiveStudy:
         name, study = view.connection.name, view.study
         cards = []
         for round_ in view.rounds:
+            if round_.recipe.series is not None:
+                continue  # it has a card of its own
             progress = None
             if round_.state is RoundState.ASKED and round_.published:
-                look = view.connection.poll_seconds
-                progress = workspace.waiters.progress(name, study, round_, look)
+                seconds = view.connection.poll_seconds
+                progress = workspace.waiters.progress(name, study, round_, seconds)
             cards.append(
                 RoundCard(
                     round=round_,
@@ -74,7 +76,12 @@ class LiveStudy:
                     text="" if round_.result is None else alternative_text(round_.result),
                 )
             )
-        return cls(view=view, cards=cards, runs=workspace.runs.of(view.key))
+        return cls(
+            view=view,
+            cards=cards,
+            runs=workspace.runs.of(view.key),
+            series=SeriesView.all_of(workspace, view),
+        )
 
     @property
     def fingerprint(self) -> tuple[Any, ...]:
@@ -83,7 +90,7 @@ class LiveStudy:
             (card.round.number, card.round.state, card.stopped, repr(card.progress))
             for card in self.cards
         )
-        return rounds, tuple(self.runs)
+        return rounds, tuple(self.runs), tuple(each.fingerprint for each in self.series)
 
     @property
     def waiting(self) -> list[RoundCard]:
@@ -197,6 +204,8 @@ def cancel_round(visit: Visit) -> Response:
     """Cancel a question."""
     view = find_study(visit, to_ask=True)
     round_ = view.round(visit.number())
+    if round_.recipe.series is not None:
+        raise InvalidInput("this is a series: end it on its own page")
     if round_.state is RoundState.ASKED:
         view.study.cancel(round_.number)
     return visit.go_to(view.path)
@@ -315,8 +324,9 @@ class EventStreams:
                         yield message(html)
                 except (NotFound, ChoristerError):
                     return  # no longer shared
-                except Exception:
-                    _log.exception("a stream failed because of a bug in Chorister")
+                except Exception as error:  # the edge: headers were sent long ago
+                    words = unexpected("a stream", error)
+                    yield message(self._web.notice(request, "This page is out of date", words))
                     return
                 pause = (
                     _OPEN_POLL_SECONDS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
@@ -15,15 +14,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from chorister.analyst.spending import new_to_study
 from chorister.clock import Clock, utc_minute
 from chorister.console.access import Forbidden, NotFound, Session, Sessions, SignInNeeded, TooLarge
+from chorister.console.background import unexpected
 from chorister.console.charts import Charts, ChartStyle, chart_style
 from chorister.console.forms import Form, read_form
 from chorister.console.workspace import Workspace
 from chorister.errors import ChoristerError
 from chorister.policy.values import duration_text, legible, number_text, visible
 
-_log = logging.getLogger("chorister.console")
 _THREADS: Final = 16
 
 
@@ -45,7 +45,7 @@ class Visit:
         return self.web.workspace
 
     @property
-    def look(self) -> ChartStyle:
+    def chart_style(self) -> ChartStyle:
         query = self.request.query_params
         return chart_style(query.get("theme"), query.get("width"))
 
@@ -179,17 +179,23 @@ class Web:
         except Forbidden as error:
             return self._problem(request, 403, "Not permitted", str(error))
         except TooLarge:
-            return self._problem(request, 413, "Too large", "A form can have at most 2 MB.")
+            return self._problem(request, 413, "Too large", "The form is too long.")
         except ChoristerError as error:
             return self._problem(request, 422, "This can't be done", str(error))
-        except Exception:
-            _log.exception("a page failed because of a bug in Chorister")
-            return self._problem(request, 500, "There is a bug in Chorister", _BUG)
+        except Exception as error:  # the edge: whatever happens gets an answer
+            words = unexpected("a page", error)
+            why = f"{words[0].upper()}{words[1:]}. No further question was asked."
+            return self._problem(request, 500, "Something went wrong", why)
 
     def _to_sign_in(self, request: Request) -> Response:
         if _by_htmx(request):
             return Response(status_code=401, headers={"HX-Redirect": "/sign-in"})
         return RedirectResponse("/sign-in", status_code=303)
+
+    def notice(self, request: Request, title: str, why: str) -> str:
+        """Return the HTML of a problem, for a part of a page."""
+        session = self.session_of(request)
+        return self.render(request, "_problem.html", session, title=title, why=why)
 
     def _problem(self, request: Request, status: int, title: str, why: str) -> Response:
         template = "_problem.html" if _by_htmx(request) else "problem.html"
@@ -206,7 +212,6 @@ class Web:
 
 
 _NOT_FOUND: Final = "It may have moved, or it is no longer shared with you."
-_BUG: Final = "The server's log has the details. No further question was asked."
 
 
 def count(value: float) -> str:
@@ -248,6 +253,7 @@ def share(value: float) -> str:
 
 FILTERS: Final[dict[str, Callable[..., str]]] = {
     "brief": brief,
+    "new_to_study": new_to_study,
     "count": count,
     "counted": counted,
     "decimal": decimal,

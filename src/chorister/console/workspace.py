@@ -13,15 +13,18 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from chorister.analyst.alert_delivery import AlertSender
+from chorister.analyst.alerts import AlertSettings
 from chorister.analyst.json_files import require_format, write_atomically
 from chorister.analyst.rounds import Round, RoundState
 from chorister.analyst.study import Study
+from chorister.analyst.unattended import UnattendedCollector
 from chorister.console.access import NotFound
 from chorister.console.background import RoundWaiters, RunStore, StudyKey
 from chorister.console.config import ConsoleConfig
@@ -202,6 +205,18 @@ class Workspace:
         self.waiters = RoundWaiters()
         self.runs = RunStore(folder / "runs")
         self.logs = PublicLogs()
+        self.explained: dict[Hashable, tuple[Hashable, list[str]]] = {}
+        """What trends say in words, and which windows they are of; by series."""
+        alerts = None if config.alerts is None else AlertSettings.load(Path(config.alerts))
+        self.collectors = {
+            each.name: UnattendedCollector(
+                each.fleet,
+                # Nobody wants to be woken by a rehearsal.
+                alerts=AlertSender(alerts, each.fleet.clock) if alerts and each.live else None,
+                rounds=False,  # `waiters` wait for these
+            )
+            for each in connections
+        }
 
     @classmethod
     @contextlib.contextmanager
@@ -220,7 +235,8 @@ class Workspace:
                 raise ServiceError(f"another console is using {folder}: stop it first") from None
             workspace = cls(config, [open_connection(each) for each in config.connections])
             workspace.resume()
-            yield workspace
+            with workspace.collecting():
+                yield workspace
         finally:
             os.close(lock)
 
@@ -230,8 +246,22 @@ class Workspace:
             for name, analysis in connection.studies().items():
                 study = connection.study(name, analysis)
                 for round_ in study.rounds:
-                    if round_.state is RoundState.ASKED and round_.published:
+                    single = round_.recipe.series is None
+                    if single and round_.state is RoundState.ASKED and round_.published:
                         self.waiters.wait(connection.name, study, round_)
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Collect the windows of all series as they close, in the background."""
+        stop = threading.Event()
+        for name, collector in self.collectors.items():
+            threading.Thread(
+                target=collector.watch, args=(stop,), daemon=True, name=f"collect {name}"
+            ).start()
+        try:
+            yield
+        finally:
+            stop.set()
 
     # --- Who sees what --------------------------------------------------------------------------
 

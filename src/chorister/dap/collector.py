@@ -102,7 +102,7 @@ class RecipeStatus(_Received):
     closes: int | None = None
     ends: int | None = None
     finished: bool = False
-    """Whether nothing more will be released: each batch is collected, or too small for ever."""
+    """Whether nothing more will be released: each batch is collected, or stays too small."""
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
@@ -197,15 +197,14 @@ class Collector:
         token: str,
         keypair: HPKEKeypair,
         *,
-        timeout: float = 60.0,
-        ca_file: Path | None = None,
+        ca_bundle: Path | None = None,
         transport: httpx2.BaseTransport | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`timeout`, `ca_file` and `transport` are as in `HTTPClient`."""
+        """`ca_bundle` and `transport` are as in `HTTPClient`."""
         self._leader = leader_url
         self._keypair = keypair
-        self._http = HTTPClient(token=token, timeout=timeout, ca_file=ca_file, transport=transport)
+        self._http = HTTPClient(token=token, ca_bundle=ca_bundle, transport=transport)
         self._clock = clock or SystemClock()
 
     def create(self, task: AdvertisedTask) -> CollectionHandle:
@@ -268,9 +267,10 @@ class Collector:
             if error.status not in _GONE_STATUSES:
                 raise
 
-    def status(self, recipe_digest: bytes) -> RecipeStatus:
-        """Ask the leader for a recipe's progress."""
+    def status(self, recipe_digest: bytes, opens: int | None = None) -> RecipeStatus:
+        """Ask the leader for the progress of the window that opens then, or opened last."""
         url = resource_url(self._leader, f"chorister/recipes/{recipe_digest.hex()}")
+        url += "" if opens is None else f"?opens={opens}"
         return RecipeStatus.parse(self._http.request("GET", url).body)
 
     def _check(self, task: AdvertisedTask) -> Interval:

@@ -12,16 +12,17 @@ from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
-
-import httpx2
 
 from chorister.canonical import b64url_decode, b64url_encode
 from chorister.clock import Clock
 from chorister.dap.draft import ERROR_PREFIX, PROBLEM, TITLES, Problem
 from chorister.errors import DecodeError, InvalidInput, ProblemError, Unreachable
 from chorister.http_client import ERROR_BYTES, Response, WebClient, printable
+
+if TYPE_CHECKING:
+    import httpx2
 
 MIN_LIMIT: Final = ERROR_BYTES
 """Bytes of an answer that are always read, because it may be a problem document."""
@@ -59,11 +60,11 @@ class HTTPClient:
         *,
         token: str | None = None,
         timeout: float = 60.0,
-        ca_file: Path | None = None,
+        ca_bundle: Path | None = None,
         transport: httpx2.BaseTransport | None = None,
         answered: Callable[[Mapping[str, str]], None] = lambda _headers: None,
     ) -> None:
-        """`timeout` covers a whole exchange; `ca_file` has the only authorities to trust.
+        """`timeout` covers a whole exchange; `ca_bundle` has the only authorities to trust.
 
         `transport` replaces the network, for applications in the same process. `answered` is called
         with the header fields of every answer, whatever its status.
@@ -71,7 +72,7 @@ class HTTPClient:
         if token is not None and not _TOKEN.fullmatch(token):
             raise InvalidInput("a bearer token has letters, digits and -._~+/ only")
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._web = WebClient(timeout=timeout, ca_bundle=ca_file, transport=transport)
+        self._web = WebClient(timeout=timeout, ca_bundle=ca_bundle, transport=transport)
         self._answered = answered
 
     def request(

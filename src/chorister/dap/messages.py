@@ -23,6 +23,7 @@ from chorister.dap.draft import (
     VerifyRespType,
 )
 from chorister.dap.task import Interval, TaskConfiguration
+from chorister.dap.upload_messages import encode_report_id
 from chorister.errors import DecodeError, InvalidInput, ProblemError
 
 _Message = TypeVar("_Message")
@@ -69,7 +70,7 @@ def refuse_extensions(reader: Reader, *, misordered: Problem) -> None:
         )
 
 
-# --- HPKE configurations, uploads ---------------------------------------------------------------
+# --- HPKE configurations ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,38 +106,6 @@ class HpkeConfigList:
             return cls(tuple(configs))
         except InvalidInput as error:
             raise DecodeError(f"{cls.__name__}: {error}") from None
-
-
-class ReportUploadStatus(NamedTuple):
-    """What became of one report; a later draft may have more codes than `ReportError`."""
-
-    report_id: bytes
-    error: int
-
-
-@dataclass(frozen=True, slots=True)
-class UploadErrors:
-    """Section "Upload Request": the reports that were refused, in the request's order."""
-
-    statuses: tuple[ReportUploadStatus, ...]
-
-    def encode(self) -> bytes:
-        """struct { ReportUploadStatus status[message_length]; } UploadErrors."""
-        return b"".join(_identifier(each.report_id) + uint8(each.error) for each in self.statuses)
-
-    @classmethod
-    def decode(cls, data: bytes) -> Self:
-        statuses = []
-        with Reader(data, cls.__name__) as reader:
-            while reader.remaining:
-                statuses.append(ReportUploadStatus(reader.opaque(REPORT_ID_BYTES), reader.uint8()))
-        return cls(tuple(statuses))
-
-
-def _identifier(report_id: bytes) -> bytes:
-    if len(report_id) != REPORT_ID_BYTES:
-        raise InvalidInput(f"a report id must have {REPORT_ID_BYTES} bytes, not {len(report_id)}")
-    return report_id
 
 
 # --- aggregation jobs ---------------------------------------------------------------------------
@@ -230,7 +199,7 @@ class AggregationJobContinueReq:
     def encode(self) -> bytes:
         """struct { uint16 step; VerifyContinue verify_continues[...]; }."""
         return uint16(self.step) + b"".join(
-            _identifier(report_id) + vector(payload, prefix=4, least=1)
+            encode_report_id(report_id) + vector(payload, prefix=4, least=1)
             for report_id, payload in self.continues
         )
 

@@ -4,8 +4,9 @@ Every parameter that privacy rests on, the minimum cohort above all, is in the `
 The task id is its hash (draft-ietf-ppm-dap-taskprov), and DAP-18 authenticates the configuration
 with every report share. So a report made for a cohort of 10,000 can't be aggregated in one of 10.
 
-One task, one bucket, one batch: `time_precision` is the length of the recipe's bucket,
-`task_interval` is that bucket, and every report carries its number as the timestamp.
+One task, one bucket, one batch: a task belongs to one window of the recipe. `time_precision` is the
+length of the window's bucket, `task_interval` is that bucket, and every report carries its number
+as the timestamp.
 `tests/vectors/tasks/*.json` pins the bytes.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
@@ -273,6 +274,7 @@ class Task(NamedTuple):
     group: Group
     configuration: TaskConfiguration
     task_id: bytes
+    number: int = 0  # of the window
 
 
 def collection_id(recipe: Recipe, group: Group) -> bytes:
@@ -284,30 +286,37 @@ def collection_id(recipe: Recipe, group: Group) -> bytes:
 
 
 def task_configuration(
-    policy: Policy, recipe: Recipe, values: Mapping[str, str] | None = None, arm: str | None = None
+    policy: Policy,
+    recipe: Recipe,
+    values: Mapping[str, str] | None = None,
+    arm: str | None = None,
+    number: int = 0,
 ) -> Task:
-    """Return the task of one group and arm. Values must be in the policy's closed lists."""
-    return _task(recipe, _group(policy, recipe, values or {}, arm))
+    """Return the task of one window, group and arm. Values must be in the policy's closed lists."""
+    return _task(recipe, _group(policy, recipe, values or {}, arm), number)
 
 
-def task_configurations(policy: Policy, recipe: Recipe) -> Iterator[Task]:
-    """Iterate over all tasks of a recipe: every combination of group values and arms.
+def task_configurations(
+    policy: Policy, recipe: Recipe, numbers: Iterable[int] | None = None
+) -> Iterator[Task]:
+    """Iterate over the tasks of some windows, or of all: each combination of values and arms.
 
-    Raises `QueryRefused` first if the recipe has more groups or bins than the policy permits, so
-    nobody can make an aggregator enumerate more than that.
+    Raises `QueryRefused` first if the recipe has more windows, groups or bins than the policy
+    permits, so nobody can make an aggregator enumerate more than that.
     """
     verify_size(recipe, policy)
-    return _all_tasks(policy, recipe)
+    return _all_tasks(policy, recipe, range(recipe.window_count) if numbers is None else numbers)
 
 
-def _all_tasks(policy: Policy, recipe: Recipe) -> Iterator[Task]:
+def _all_tasks(policy: Policy, recipe: Recipe, numbers: Iterable[int]) -> Iterator[Task]:
     choices = [
         [(field, value) for value in policy.group_values(field)] for field in recipe.group_by
     ]
     arms: list[str | None] = [arm.name for arm in recipe.arms] or [None]
-    for values in itertools.product(*choices):
-        for arm in arms:
-            yield _task(recipe, Group(values, arm))
+    for number in numbers:
+        for values in itertools.product(*choices):
+            for arm in arms:
+                yield _task(recipe, Group(values, arm), number)
 
 
 def _group(policy: Policy, recipe: Recipe, values: Mapping[str, str], arm: str | None) -> Group:
@@ -326,11 +335,13 @@ def _group(policy: Policy, recipe: Recipe, values: Mapping[str, str], arm: str |
     return Group(tuple((field, values[field]) for field in recipe.group_by), arm)
 
 
-def _task(recipe: Recipe, group: Group) -> Task:
-    bucket = recipe.window.bucket
+def _task(recipe: Recipe, group: Group, number: int) -> Task:
+    bucket = recipe.window_at(number).bucket
     vdaf = _vdaf(recipe)
+    window = b"" if recipe.series is None else uint32(number)
+    collection = sha256(collection_id(recipe, group))
     configuration = TaskConfiguration(
-        task_info=_TASK_INFO_VERSION + recipe.digest + sha256(collection_id(recipe, group)),
+        task_info=_TASK_INFO_VERSION + recipe.digest + window + collection,
         leader_aggregator_endpoint=recipe.aggregators.leader,
         helper_aggregator_endpoint=recipe.aggregators.helper,
         time_precision=bucket.length,
@@ -340,7 +351,7 @@ def _task(recipe: Recipe, group: Group) -> Task:
         vdaf_configuration=vdaf.encode(),
         task_interval=Interval(bucket.number, 1),
     )
-    return Task(group, configuration, task_id(configuration))
+    return Task(group, configuration, task_id(configuration), number)
 
 
 def _vdaf(recipe: Recipe) -> VDAF:

@@ -25,8 +25,8 @@ from chorister.dap.draft import (
     reports_path,
 )
 from chorister.dap.http import is_media_type, parse_problem, resource_url
-from chorister.dap.messages import UploadErrors
 from chorister.dap.task import TaskConfiguration, advertise, task_binding, task_id
+from chorister.dap.upload_messages import UploadErrors
 from chorister.errors import DecodeError, UploadFailed
 
 MAX_ANSWER_BYTES: Final = 16_384

@@ -28,13 +28,21 @@ from chorister.clock import SECOND, uptime
 from chorister.dap.task import task_configuration
 from chorister.dap.upload_client import new_report_id
 from chorister.device.audit import RecipeSummary
+from chorister.device.audit_writer import rule_of
 from chorister.device.database import transaction
 from chorister.device.databases import Databases
 from chorister.device.ledger.budget import Charge
 from chorister.device.ledger.ledger_entries import Entry
 from chorister.device.outbox import OOV_BIN, QueryOutcome, QueuedReport, make_report
-from chorister.device.poll import Listed, Poll, poll
-from chorister.device.records import LEDGER, Attempt, AttemptState, pair_subject, upload_subject
+from chorister.device.poll import Listed, LogMemory, Poll, poll
+from chorister.device.records import (
+    LEDGER,
+    Attempt,
+    AttemptState,
+    Draw,
+    pair_subject,
+    upload_subject,
+)
 from chorister.device.run import Hook, Run, RunStep, Tally, no_hook
 from chorister.device.sandbox import Sandbox
 from chorister.device.schedule import Timing, flip
@@ -44,7 +52,7 @@ from chorister.device.verifier import (
     permitted_functions,
     verify_encoding,
     verify_keys,
-    verify_query,
+    verifying_query,
 )
 from chorister.errors import (
     BudgetExceeded,
@@ -55,7 +63,6 @@ from chorister.errors import (
 )
 from chorister.policy import Policy
 from chorister.recipe import Recipe, SignedRecipe, verify_recipe
-from chorister.transparency.reader import LastAccepted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,13 +70,14 @@ class _Ready:
     """A recipe that passed every check, and may be charged."""
 
     listed: Listed
+    number: int  # of the window
     charge: Charge
     question: RecipeSummary
     keys: tuple[bytes, bytes]  # the leader's and the helper's
 
 
 class _StoppedError(Exception):
-    """The person said stop, just before a charge."""
+    """The person asked to stop, just before a charge."""
 
 
 class Agent:
@@ -97,13 +105,10 @@ class Agent:
         self._attempts = databases.attempts
         self._sandbox = sandbox
         self._source = LogSource(transport, registry)
-        # A size is only valid for the log of that name: a policy update may name another.
-        # The log of earlier versions had another format, and other sizes.
-        self._log_size = f"size of log v2 {policy.log.origin}"
-        # Settings are integers of 64 bits; a root is four of them.
-        self._log_root = [f"root {part} of log v2 {policy.log.origin}" for part in range(4)]
+        self._log = LogMemory(databases.settings, databases.clock, policy.log.origin)
         self._timing = timing
         self._wait = wait
+        self._in_step = False  # ledger, head and policy
         self._reserved = 0  # until when; 0 if this run has not reserved any time yet
         self._hook = hook
         self._stopping = stopping
@@ -157,12 +162,13 @@ class Agent:
         self._prepare(tally)
         self._wait()
         if not self._may_send():
-            return "the person said stop"
+            return "the person asked to stop"
         found = look(tally)
-        if not self._newest_checkpoint():
+        if not self._log.newest():
             return "no cosigned checkpoint was accepted yet"
         try:
-            self._settle()
+            if not self._in_step:
+                self._settle()
         except LedgerError as error:
             with transaction(self._db.connection):
                 if self._db.refusals.record(LEDGER, type(error).__name__, str(error)):
@@ -189,7 +195,8 @@ class Agent:
         """Clean up after a crash, which data may have caused, before the drawn moment."""
         with suppress(SandboxUnavailable):
             self._sandbox()  # starts meanwhile
-        if self._newest_checkpoint():
+        self._source.prepare()
+        if self._log.newest():
             with suppress(LedgerError):  # a poll may still help; then it is raised again
                 self._settle()
                 self._finish_interrupted(tally)
@@ -209,7 +216,7 @@ class Agent:
         try:
             self._db.store.expire(self._timing.housekeeping / 2)
         except Exception as error:  # of any kind, including a lack of memory
-            # Whether there was something to delete must not decide whether the device goes on.
+            # Whether there was something to delete must not decide whether the device continues.
             tally.problems.append(f"expired events could not be deleted: {error}")
 
     def _may_send(self) -> bool:
@@ -226,12 +233,13 @@ class Agent:
     def _settle(self) -> None:
         """Bring the ledger into step with its head and the policy, or raise."""
 
-        def tell(entry: Entry) -> None:
+        def record(entry: Entry) -> None:
             self._db.writer.settled(entry)
             self._hook(RunStep.SETTLE_WRITTEN)
 
-        self._db.ledger.settle(self._clock.decision_time(), tell)
+        self._db.ledger.settle(self._clock.decision_time(), record)
         self._db.refusals.clear(LEDGER)
+        self._in_step = True  # until the end of this run: nobody else appends meanwhile
 
     def _finish_interrupted(self, tally: Tally) -> None:
         """Report OOV for what a crash left charged: its query may have run, and must not again."""
@@ -243,7 +251,7 @@ class Agent:
                 why = f"it can't be read any more: {error}"
                 self._uploader.drop(attempt.recipe, AttemptState.CHARGED, why[:1000], tally)
                 continue
-            if now >= recipe.window.closes:
+            if now >= recipe.window_at(attempt.number).closes:
                 self._uploader.drop(
                     attempt.recipe, AttemptState.CHARGED, "its answer period is over", tally
                 )
@@ -255,27 +263,31 @@ class Agent:
     def _poll(self, tally: Tally) -> Poll:
         db = self._db
         next_poll = db.schedule.draw_poll()
-        found = poll(
-            self._source,
-            policy=self._policy,
-            clock=self._clock,
-            last=self._last_accepted(),
-            kept=db.files.all,
-            forget=db.files.delete,
-        )
+        with self._source.one_poll() as source:
+            found = poll(
+                source,
+                policy=self._policy,
+                clock=self._clock,
+                last=self._log.last(),
+                kept=db.files.all,
+                forget=db.files.delete,
+                fetched=source.close,
+            )
         with transaction(db.connection):
             db.schedule.plan_poll(next_poll)
             if found.accepted is not None:
-                self._remember(found.accepted)
+                self._log.remember(found.accepted)
                 # By the cosigners' time: after a jump of the clock a coin would be flipped again.
                 self._attempts.forget(before=self._clock.decision_time())
             if found.files is not None:
                 db.files.replace(found.files)
             if not found.problems:
-                digests = [listed.signed.digest for listed in found.listed]
+                recipes = [listed.signed.recipe for listed in found.listed]
+                now = self._clock.now()
+                answers = [each.answer_id(each.window_open(now) or 0) for each in recipes]
                 addresses = [each.address for each in found.unreadable]
-                waiting = [upload_subject(queued.recipe) for queued in db.outbox.all()]
-                db.refusals.keep_only([LEDGER, *digests, *addresses, *waiting])
+                waiting = list(map(upload_subject, db.outbox.recipes()))
+                db.refusals.keep_only([LEDGER, *answers, *addresses, *waiting])
             for pair, error in found.problems:
                 tally.problems.append(f"{pair}: {error}")
                 if db.refusals.record(pair_subject(pair), type(error).__name__, str(error)):
@@ -286,61 +298,48 @@ class Agent:
             self._hook(RunStep.POLL_WRITTEN)
         return found
 
-    def _remember(self, accepted: LastAccepted) -> None:
-        settings = self._db.settings
-        self._clock.accept_checkpoint(accepted.time)
-        settings.set(self._log_size, accepted.size)
-        for part, name in enumerate(self._log_root):
-            settings.set(name, int.from_bytes(accepted.root[8 * part :][:8], signed=True))
-
-    def _last_accepted(self) -> LastAccepted:
-        settings = self._db.settings
-        root = b"".join(settings.get(name).to_bytes(8, signed=True) for name in self._log_root)
-        return LastAccepted(
-            time=self._newest_checkpoint(), size=settings.get(self._log_size), root=root
-        )
-
-    def _newest_checkpoint(self) -> int:
-        """Return the time of the newest checkpoint that was ever accepted, or 0."""
-        try:
-            return self._clock.decision_time()
-        except LedgerError:
-            return 0
-
     # --- Decide ---
 
     def _check_all(self, found: Poll, tally: Tally) -> list[_Ready]:
         """Return what may be charged. All slow work is done here, before upload times are drawn."""
         ready: list[_Ready] = []
         for listed in found.listed:
-            if self._attempts.state(listed.signed.digest) is not None:
+            number = self._attempts.undecided(listed.signed.recipe, self._clock.now())
+            if number is None:
                 continue
             self._hook(RunStep.RECIPE_ARRIVED)
             if not self._may_send() or len(ready) == self._timing.max_queries:
                 break
             try:
-                ready.append(self._check(listed))
+                ready.append(self._check(listed, number))
             except SandboxUnavailable as error:
                 tally.problems.append(str(error))
                 break  # the next poll tries again
             except (QueryRefused, BudgetExceeded, LedgerError) as error:
-                self._refuse(listed.signed, error, tally)
+                self._refuse(listed.signed, number, error, tally)
         return ready
 
-    def _check(self, listed: Listed) -> _Ready:
+    def _check(self, listed: Listed, number: int) -> _Ready:
         """Check everything that needs no decision; raise the reason to refuse."""
-        recipe = listed.signed.recipe
         verify_recipe(listed.signed, self._policy, now=self._clock.now())
-        verify_query(self._policy, recipe, self._sandbox())
+        with verifying_query(self._policy, listed.signed.recipe, self._sandbox()) as verify:
+            try:
+                return self._check_rest(listed, number)
+            finally:
+                verify()  # if it refuses, too, its reason counts
+
+    def _check_rest(self, listed: Listed, number: int) -> _Ready:
+        """Check what another process need not, while that one compiles the query."""
+        recipe = listed.signed.recipe
         keys = verify_keys(listed)
         verify_encoding(recipe)
-        charge = Charge.of(recipe)
-        # The charge's transaction checks these again, for good. Here they save the time of a recipe
+        charge = Charge.of(recipe, number)
+        # The charge's transaction makes the binding checks. Here they save the time of a recipe
         # that does not fit.
         self._check_study(recipe)
         self._db.ledger.check(charge, self._clock.decision_time())
-        question = RecipeSummary.of(listed.signed, self._policy)
-        return _Ready(listed=listed, charge=charge, question=question, keys=keys)
+        question = RecipeSummary.of(listed.signed, self._policy, number)
+        return _Ready(listed=listed, number=number, charge=charge, question=question, keys=keys)
 
     def _decide(
         self, ready: list[_Ready], busy_until: int, tally: Tally
@@ -354,7 +353,7 @@ class Agent:
             except _StoppedError:
                 break
             except (QueryRefused, BudgetExceeded, LedgerError) as error:
-                self._refuse(each.listed.signed, error, tally)
+                self._refuse(each.listed.signed, each.number, error, tally)
             else:
                 if attempt is None:
                     tally.declined.append(recipe.id)
@@ -363,7 +362,7 @@ class Agent:
         return charged
 
     def _charge(self, ready: _Ready, busy_until: int) -> Attempt | None:
-        """Step (1): check the budgets and commit the charge; return None if the coin says no."""
+        """Step (1): check the budgets and commit the charge; return None if the draw says no."""
         signed, charge, question = ready.listed.signed, ready.charge, ready.question
         recipe = signed.recipe
         groups = {
@@ -376,22 +375,21 @@ class Agent:
             now, decided = self._clock.now(), self._clock.decision_time()
             self._check_study(recipe)
             self._db.ledger.check(charge, decided)
-            # Before the coin, because this may refuse: a coin is flipped once, and then it counts.
+            # Before the draw, because this may refuse: what is drawn once counts.
             upload_at = self._timing.draw_upload(
-                recipe, busy_until=busy_until, randbelow=self._randbelow
+                recipe, ready.number, busy_until=busy_until, randbelow=self._randbelow
             )
-            if not flip(recipe.participation.probability, randbelow=self._randbelow):
-                self._attempts.decline(recipe, question, now=now)
-                self._db.writer.declined(question, recipe)
+            draw = self._draw(recipe, question, now)
+            if draw is None or ready.number not in draw.windows:
                 return None
-            arm = recipe.draw_arm(randbelow=self._randbelow)
-            task = task_configuration(self._policy, recipe, groups, arm)
+            task = task_configuration(self._policy, recipe, groups, draw.arm, ready.number)
             attempt = Attempt(
-                recipe=recipe.digest,
+                recipe=recipe.answer_id(ready.number),
+                number=ready.number,
                 question=question,
                 jws=signed.jws,
                 upload_at=upload_at,
-                arm=arm,
+                arm=draw.arm,
                 groups=groups,
                 report_id=new_report_id(),
                 configuration=task.configuration.encode(),
@@ -406,37 +404,52 @@ class Agent:
         self._hook(RunStep.CHARGED)
         return attempt
 
+    def _draw(self, recipe: Recipe, question: RecipeSummary, now: int) -> Draw | None:
+        """Draw, once for all windows, whether and in which to answer; None is in none."""
+        draw = self._attempts.draw(recipe)
+        if draw is not None:
+            return draw
+        if not flip(recipe.participation.probability, randbelow=self._randbelow):
+            self._attempts.decline(recipe, question, now=now)
+            self._db.writer.declined(question, recipe)
+            return None
+        arm = recipe.draw_arm(randbelow=self._randbelow)
+        draw = Draw(arm, recipe.draw_windows(randbelow=self._randbelow))
+        if recipe.series is not None:
+            self._attempts.remember(recipe, question, draw)
+            self._db.writer.drawn(question, recipe, draw)
+        return draw
+
     def _check_study(self, recipe: Recipe) -> None:
         if not recipe.participation.once_per_study:
             return
-        if self._db.ledger.charged_study(recipe.analysis, recipe.study):
+        if self._db.ledger.charged_study(recipe.analysis, recipe.study, but=recipe.digest):
             why = f"a recipe of study {recipe.study} was answered before"
             raise QueryRefused(check="participation", why=why)
 
-    def _refuse(self, signed: SignedRecipe, error: ChoristerError, tally: Tally) -> None:
-        name = type(error).__name__
-        if isinstance(error, QueryRefused):
-            name = error.check
-        elif isinstance(error, BudgetExceeded):
-            name = error.field
+    def _refuse(
+        self, signed: SignedRecipe, number: int, error: ChoristerError, tally: Tally
+    ) -> None:
+        subject = signed.recipe.answer_id(number)
         with transaction(self._db.connection):
-            if self._db.refusals.record(signed.digest, name, str(error)):
-                self._db.writer.refused(RecipeSummary.of(signed, self._policy), error)
+            if self._db.refusals.record(subject, rule_of(error), str(error)):
+                self._db.writer.refused(RecipeSummary.of(signed, self._policy, number), error)
         tally.refused.append(signed.recipe.id)
 
     # --- Answer ---
 
     def _answer(self, recipe: Recipe, attempt: Attempt, tally: Tally, *, until: float) -> None:
         """Steps (2) and (3), once for every charge."""
-        bin_, outcome = self._query(recipe, until)
+        bin_, outcome = self._query(recipe, attempt.number, until)
         self._hook(RunStep.QUERIED)
         self._queue_report(recipe, attempt, bin_, outcome, tally)
 
-    def _query(self, recipe: Recipe, until: float) -> tuple[int, QueryOutcome]:
+    def _query(self, recipe: Recipe, number: int, until: float) -> tuple[int, QueryOutcome]:
         """Return the bin to report. Whatever fails on the data is OOV, and nobody else learns."""
         analysis = self._policy.analyses[recipe.analysis]
         try:
-            snapshot = self._db.store.snapshot(recipe.reads, until)
+            donated = recipe.events(number)
+            snapshot = self._db.store.snapshot(recipe.reads, until, donated=donated)
             bin_ = self._sandbox().choose(
                 recipe.query,
                 snapshot,
@@ -461,20 +474,18 @@ class Agent:
             why = f"no report can be made: {type(error).__name__}, {error}"
             self._uploader.drop(attempt.recipe, AttemptState.CHARGED, why[:1000], tally)
             return
-        upload_at = attempt.upload_at
+        upload_at, closes = attempt.upload_at, recipe.window_at(attempt.number).closes
         # After the reserved time, also if somebody set the clock during the query.
         earliest = max(self._clock.microseconds(), self._db.schedule.quiet_until)
         if earliest > upload_at and outcome is not QueryOutcome.INTERRUPTED:
             # The machine was suspended. A missed upload must not leave when the query ends.
-            upload_at = self._timing.draw_late_upload(
-                earliest, recipe.window.closes, randbelow=self._randbelow
-            )
+            upload_at = self._timing.draw_late_upload(earliest, closes, randbelow=self._randbelow)
         queued = QueuedReport(
             recipe=attempt.recipe,
             report_id=attempt.report_id,
             configuration=attempt.configuration,
             report=report.sealed,
-            closes=recipe.window.closes,
+            closes=closes,
             next_try=upload_at,
         )
         with transaction(self._db.connection):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import apsw
 from pydantic import (
@@ -39,7 +39,7 @@ from chorister.device.ledger.budget import Charge
 from chorister.device.ledger.ledger_entries import FIRST, MAX_BYTES, decode_canonical
 from chorister.errors import DecodeError, InvalidInput, LedgerTampered
 from chorister.policy import Policy
-from chorister.policy.values import URL, FieldRef, Identifier, Name
+from chorister.policy.values import URL, FieldRef, Identifier, Name, SQLName
 from chorister.recipe import SignedRecipe
 from chorister.unicode14 import separate_unassigned
 
@@ -81,6 +81,7 @@ class Event(StrEnum):
 
     REFUSED = "refused"
     NOT_DRAWN = "not drawn"
+    DRAWN = "windows drawn"
     CHARGED = "charged"
     REPORTED = "report made"
     UPLOADED = "report sent"
@@ -112,10 +113,16 @@ class RecipeSummary(Model):
     fields: tuple[FieldRef, ...]
     group_by: tuple[FieldRef, ...]
     bins: Int
+    window: Int | None = None
+    """Of a series: the number of the window, from 0."""
+    windows: Int | None = None
+    """Of a series: how many windows it has."""
+    periods: dict[SQLName, Int] | None = None
+    """How long before the window opens, in seconds, events of a stream count."""
 
     @classmethod
-    def of(cls, signed: SignedRecipe, policy: Policy) -> RecipeSummary:
-        """Return the question that a recipe asks."""
+    def of(cls, signed: SignedRecipe, policy: Policy, number: int = 0) -> RecipeSummary:
+        """Return the question that a recipe asks, in one of its windows."""
         recipe = signed.recipe
         analysis = policy.analyses.get(recipe.analysis)
         return cls(
@@ -130,6 +137,9 @@ class RecipeSummary(Model):
             fields=recipe.fields_read,
             group_by=recipe.group_by,
             bins=recipe.encoding.size,
+            window=None if recipe.series is None else number,
+            windows=None if recipe.series is None else recipe.window_count,
+            periods=None if recipe.periods is None else dict(recipe.periods),
         )
 
 
@@ -206,6 +216,9 @@ def pack_bits(bits: bytes) -> str:
     return b64url_encode(number.to_bytes((len(bits) + 7) // 8, "big"))
 
 
+_PAGE_ROWS: Final = 256
+
+
 class AuditLog:
     """The log in the ledger's database."""
 
@@ -232,10 +245,7 @@ class AuditLog:
             last = self._last()
             first = 0 if last is None else max(0, last.sequence + 1 - newest)
         previous = FIRST if first == 0 else self._record(first - 1).digest
-        rows = self._connection.execute(
-            "SELECT sequence, record FROM audit WHERE sequence >= ? ORDER BY sequence", (first,)
-        )
-        for expected, (sequence, data) in enumerate(rows, start=first):
+        for expected, (sequence, data) in enumerate(self._rows(first), start=first):
             if sequence != expected:
                 raise LedgerTampered("the audit log has no such entry", sequence=expected)
             record = decode_record(sequence, data)
@@ -245,6 +255,17 @@ class AuditLog:
                 )
             previous = record.digest
             yield record
+
+    def _rows(self, first: int) -> Iterator[tuple[Any, Any]]:
+        """Read the rows page by page: an open statement would keep a run from writing."""
+        page: list[Any] = [(first - 1, b"")]
+        while page:
+            rows = self._connection.execute(
+                "SELECT sequence, record FROM audit WHERE sequence > ? ORDER BY sequence LIMIT ?",
+                (page[-1][0], _PAGE_ROWS),
+            )
+            page = list(rows.fetchall())
+            yield from page
 
     def verify(self) -> int:
         """Verify the whole chain and return its length; raise `LedgerTampered` if it was changed.

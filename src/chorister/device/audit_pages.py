@@ -17,22 +17,23 @@ from decimal import Decimal
 from typing import Final
 
 from chorister.clock import utc_minute, utc_text
-from chorister.device.audit import AuditEntry, Event, Record
-from chorister.policy.values import number_text
+from chorister.device.audit import AuditEntry, Event, RecipeSummary, Record
+from chorister.policy.values import duration_text, number_text
 
 _WHAT: Final = {
     Event.REFUSED: "A question was refused",
     Event.NOT_DRAWN: "A question was allowed, but this device was not drawn to answer it",
+    Event.DRAWN: "This device drew when to answer a question that is asked repeatedly",
     Event.CHARGED: "A question was accepted, and its cost charged",
     Event.REPORTED: "A report was made, with noise, and sealed",
     Event.UPLOADED: "A report was sent",
     Event.POSTPONED: "A report will be sent later",
     Event.DROPPED: "A report was thrown away; its cost stays charged",
     Event.RECOVERED: "A charge was recovered after a crash; it was never answered",
-    Event.SILENT: "The device kept silent",
-    Event.POLICY: "Another policy took effect",
+    Event.SILENT: "The device stayed silent",
+    Event.POLICY: "A policy took effect",
     Event.PAUSED: "The device was paused",
-    Event.UNPAUSED: "The device goes on",
+    Event.UNPAUSED: "The device was resumed",
     Event.OPTED_IN: "The person opted in",
     Event.OPTED_OUT: "The person opted out",
     Event.PURGED: "Data was deleted",
@@ -100,21 +101,26 @@ def totals(records: Iterable[Record]) -> list[str]:
         for entry in entries
         if entry.event is Event.REFUSED and entry.question is not None
     }
+    answered = {
+        entry.question.recipe
+        for entry in entries
+        if entry.event is Event.CHARGED and entry.question is not None
+    }
     questions = f"{_number(len(asked), 'question')} {'was' if len(asked) == 1 else 'were'}"
-    said = [
-        f"{when}, {questions} put to this device. It took part in {count[Event.CHARGED]:,} and "
+    lines = [
+        f"{when}, {questions} put to this device. It took part in {len(answered):,} and "
         f"refused {len(refused):,}; {_number(count[Event.UPLOADED], 'report')} left it."
     ]
     # One that was recovered after a crash was paid for as well.
     charges = {
-        entry.charge.recipe: entry.charge
+        (entry.charge.recipe, entry.charge.window): entry.charge
         for entry in entries
         if entry.event in (Event.CHARGED, Event.RECOVERED) and entry.charge is not None
     }.values()
     if charges:
         epsilon = sum((charge.privacy.epsilon for charge in charges), Decimal(0))
         least = min(charge.privacy.min_cohort for charge in charges)
-        said.append(
+        lines.append(
             f"Together they cost at most epsilon {number_text(epsilon)} of your privacy budget. "
             f"Every answer is mixed with noise and hidden among at least {least:,} devices, so "
             "results hardly depend on what you answered; epsilon bounds how much. Smaller is safer."
@@ -126,8 +132,8 @@ def totals(records: Iterable[Record]) -> list[str]:
         }
         taken = Counter(charge.analysis for charge in charges)
         listed = "; ".join(f"{purposes.get(name, name)} ({taken[name]})" for name in sorted(taken))
-        said.append(f"What it took part in: {listed}.")
-    return [visible(text) for text in said]
+        lines.append(f"What it took part in: {listed}.")
+    return [visible(text) for text in lines]
 
 
 def _number(count: int, thing: str) -> str:
@@ -202,7 +208,11 @@ def _plain(entry: AuditEntry) -> Iterator[tuple[str, str]]:
     yield "Why", entry.why
     if (question := entry.question) is not None:
         yield "Asked to", question.purpose or "a purpose that the policy does not know"
+        if question.windows is not None:
+            yield "Asked", _window(question)
         yield "Looks at", ", ".join(question.fields)
+        if question.periods is not None:
+            yield "Only", _periods(question)
         yield "Answer", f"one of {question.bins:,} possible ones, mixed with random noise"
         if question.group_by:
             yield "Not hidden", f"your {', '.join(question.group_by)}"
@@ -220,6 +230,19 @@ def _plain(entry: AuditEntry) -> Iterator[tuple[str, str]]:
         )
 
 
+def _window(question: RecipeSummary) -> str:
+    which = "" if question.window is None else f", this is number {question.window + 1:,}"
+    return f"in {question.windows:,} windows{which}"
+
+
+def _periods(question: RecipeSummary) -> str:
+    lines = (
+        f"events of {stream} from {duration_text(period)} before the window opens"
+        for stream, period in (question.periods or {}).items()
+    )
+    return "; ".join(lines)
+
+
 def _lines(entry: AuditEntry) -> Iterator[tuple[str, str]]:
     yield "why", f"{entry.why} [{entry.check}]" if entry.check else entry.why
     if (question := entry.question) is not None:
@@ -227,7 +250,11 @@ def _lines(entry: AuditEntry) -> Iterator[tuple[str, str]]:
         yield "analysis", f"{question.analysis}, study {question.study}, recipe {question.id}"
         yield "asked by", f"author key {question.author}, for collector {question.collector}"
         yield "query", question.query
+        if question.windows is not None:
+            yield "window", _window(question)
         yield "read", ", ".join(question.fields)
+        if question.periods is not None:
+            yield "only", _periods(question)
         if question.group_by:
             yield "split by", f"{', '.join(question.group_by)} (not hidden)"
         yield "answer", f"one of {question.bins:,} bins, under noise"

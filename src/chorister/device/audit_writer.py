@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from chorister.canonical import sha256
-from chorister.clock import SECOND, Clock, utc_text
+from chorister.clock import SECOND, Clock, utc_minute, utc_text
 from chorister.device.audit import AuditEntry, AuditLog, Event, RecipeSummary, Sent, pack_bits
 from chorister.device.ledger.budget import Charge
 from chorister.device.ledger.ledger_entries import (
@@ -17,18 +17,25 @@ from chorister.device.ledger.ledger_entries import (
     Resumed,
 )
 from chorister.device.outbox import QueryOutcome, Report
-from chorister.device.records import Attempt
+from chorister.device.records import Attempt, Draw
 from chorister.errors import BudgetExceeded, ChoristerError, InternalError, QueryRefused
 from chorister.recipe import Recipe
 
 _REPORTED: Final = {
-    QueryOutcome.RAN: "the query ran; one row that it found, or OOV if none, was hidden in noise",
-    QueryOutcome.FAILED: "the query failed here, so OOV was reported, hidden in the same noise",
+    QueryOutcome.RAN: "the query ran; noise hides the row that it reported, or that it found none",
+    QueryOutcome.FAILED: "the query failed here: no row is reported, and noise hides that",
     QueryOutcome.INTERRUPTED: (
-        "the device was interrupted after the charge; the query is not run again, so OOV was "
-        "reported, hidden in the same noise"
+        "the device was interrupted after the charge and does not run the query again: no row is "
+        "reported, and noise hides that"
     ),
 }
+
+
+def rule_of(error: ChoristerError) -> str:
+    """Return the rule or limit that refuses a recipe."""
+    if isinstance(error, QueryRefused):
+        return error.check
+    return error.field if isinstance(error, BudgetExceeded) else type(error).__name__
 
 
 class AuditWriter:
@@ -40,20 +47,25 @@ class AuditWriter:
 
     def refused(self, question: RecipeSummary, error: ChoristerError) -> None:
         """Record a recipe that is not answered."""
-        check, why = type(error).__name__, str(error)
-        if isinstance(error, QueryRefused):
-            check, why = error.check, error.why
-        elif isinstance(error, BudgetExceeded):
-            check = error.field
-        self._write(Event.REFUSED, why, check=check, question=question)
+        why = error.why if isinstance(error, QueryRefused) else str(error)
+        self._write(Event.REFUSED, why, check=rule_of(error), question=question)
 
     def declined(self, question: RecipeSummary, recipe: Recipe) -> None:
-        """Record that the coin said no."""
+        """Record that the coin came up no."""
         probability = recipe.participation.probability
-        why = (
-            f"a coin that says yes with probability {probability} said no; it is not flipped again"
-        )
+        why = f"a coin with probability {probability} of yes came up no; it is not flipped again"
         self._write(Event.NOT_DRAWN, why, check="participation", question=question)
+
+    def drawn(self, question: RecipeSummary, recipe: Recipe, draw: Draw) -> None:
+        """Record in which windows of a series this device answers, if nothing forbids it then."""
+        opening = [recipe.window_at(number).opens for number in draw.windows]
+        coming = [utc_minute(time) for time in opening if time > self._clock.now()]
+        why = (
+            f"of {recipe.window_count:,} windows this device drew {len(draw.windows):,}, at random "
+            f"and only once; still to open: {', '.join(coming) or 'none'}. Every check is made "
+            "again in each, and each answer is charged"
+        )
+        self._write(Event.DRAWN, why, check="participation", question=question)
 
     def charged(self, question: RecipeSummary, charge: Charge, upload_at: int) -> None:
         """Record a recipe that will be answered."""
@@ -78,12 +90,16 @@ class AuditWriter:
 
     def uploaded(self, question: RecipeSummary, tries: int) -> None:
         """Record that the leader has the report."""
-        times = "at the first try" if tries == 1 else f"at try {tries}, the same bytes each time"
+        times = (
+            "at the first attempt"
+            if tries == 1
+            else f"at attempt {tries}, with the same bytes each time"
+        )
         self._write(Event.UPLOADED, f"the leader accepted the report {times}", question=question)
 
     def postponed(self, question: RecipeSummary, error: ChoristerError) -> None:
         """Record that the leader has not accepted a report yet."""
-        why = f"the same bytes are sent again later, for as long as they may be: {error}"
+        why = f"the same bytes are sent again later, until the window closes: {error}"
         self._write(Event.POSTPONED, why[:20_000], check=type(error).__name__, question=question)
 
     def dropped(self, question: RecipeSummary, why: str) -> None:
@@ -110,7 +126,11 @@ class AuditWriter:
                 why = f"policy {entry.terms.digest} took effect; what was spent before stays spent"
                 self._write(Event.POLICY, why)
             case Created():
-                self._write(Event.SILENT, "the ledger was created: its age begins", check="ledger")
+                self._write(
+                    Event.SILENT,
+                    "a new ledger was created, and its age begins",
+                    check="ledger",
+                )
             case Restarted():
                 why = f"{entry.why}: the ledger's age begins again, what is known stays charged"
                 self._write(Event.SILENT, why, check="ledger")
@@ -118,7 +138,7 @@ class AuditWriter:
                 why = f"entries up to {entry.lost} were lost; none of them counts any more"
                 self._write(Event.SILENT, why, check="ledger")
             case _:
-                raise InternalError(f"the ledger added {entry.kind}, which has no words here")
+                raise InternalError(f"the ledger added {entry.kind}, which has no description here")
 
     def record(self, event: Event, why: str) -> None:
         """Record what the person or the host app did."""

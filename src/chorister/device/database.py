@@ -15,12 +15,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 import apsw
 
+from chorister.device.files import KEEP
 from chorister.device.keys import SecretKey
 from chorister.errors import InternalError, StoreError
 
@@ -47,13 +48,15 @@ def open_database(
     try:
         if create:
             _create_file(path)
-        elif path.lstat().st_size == 0:
+        elif os.lstat(path).st_size == 0:
             # SQLite would take it for a new database, in which nothing was ever spent.
             raise StoreError(
                 f"the database {path} is empty: unless another process is just creating it, it was "
                 "cut off; restore it from a backup, or create a store with `chorister device init`"
             )
-        connection = apsw.Connection(os.fspath(path.parent.resolve() / path.name), flags=flags)
+        # The folder may be a link, but not the file. As text: `Path` takes longer than SQLite.
+        folder, name = os.path.split(os.fspath(path))
+        connection = _SharedConnection(os.path.join(os.path.realpath(folder), name), flags=flags)  # noqa: PTH118
     except (apsw.Error, OSError) as error:
         raise StoreError(
             f"the database {path} can't be opened: {_reason(error)}; check that its folder exists "
@@ -73,18 +76,56 @@ def open_database(
     return connection
 
 
+class _SharedConnection(apsw.Connection):
+    """A connection that several threads may use, one statement after the other.
+
+    apsw raises an error if two use it at once. And while one thread has a statement open, another
+    can't begin to write: SQLite does not wait for a reader on the same connection.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 (as apsw's)
+        super().__init__(*args, **options)
+        self.using = threading.RLock()
+
+    def txn_state(self, schema: str | None = None) -> int:
+        with self.using:
+            return super().txn_state(schema)
+
+
 class _CheckedCursor(apsw.Cursor):
-    """Raises an error that says what to do when a statement meets a damaged page."""
+    """Says what to do about a damaged page, and leaves no statement open that was fetched."""
+
+    connection: _SharedConnection
 
     def execute(self, *args: Any, **options: Any) -> apsw.Cursor:  # noqa: ANN401 (as apsw's)
         try:
-            return super().execute(*args, **options)
+            with self.connection.using:
+                return super().execute(*args, **options)
         except _DAMAGED as error:
             raise self._damaged(error) from None
 
+    @property
+    def get(self) -> Any:  # noqa: ANN401 (a value, a row or all rows)
+        with self.connection.using:
+            return super().get
+
+    def fetchall(self) -> list[Any]:
+        with self.connection.using:
+            return super().fetchall()
+
+    def fetchone(self) -> Any:  # noqa: ANN401 (a row of any columns, or None)
+        """Return the first row, and end the statement.
+
+        An open one keeps its connection reading. apsw ends it with the cursor, but not while
+        another thread uses the connection.
+        """
+        rows = self.fetchall()
+        return rows[0] if rows else None
+
     def __next__(self) -> Any:  # noqa: ANN401 (a row of any columns)
         try:
-            return super().__next__()
+            with self.connection.using:
+                return super().__next__()
         except _DAMAGED as error:
             raise self._damaged(error) from None
 
@@ -116,6 +157,21 @@ def transaction(connection: apsw.Connection) -> Iterator[apsw.Connection]:
         raise
 
 
+@contextmanager
+def setting_up(connection: apsw.Connection) -> Iterator[None]:
+    """Create all parts of a new database in one transaction; others are upgraded part by part."""
+    if connection.table_exists("main", "schema_version"):
+        yield
+    else:
+        with transaction(connection):
+            yield
+
+
+def joined(connection: apsw.Connection) -> AbstractContextManager[object]:
+    """Write in the transaction that is open, or in one of its own."""
+    return nullcontext() if connection.in_transaction else transaction(connection)
+
+
 def upgrade(connection: apsw.Connection, part: str, steps: Sequence[str]) -> None:
     """Bring one part of a database (`events`, `ledger`, …) to its newest schema.
 
@@ -124,7 +180,7 @@ def upgrade(connection: apsw.Connection, part: str, steps: Sequence[str]) -> Non
     """
     if _version(connection, part) == len(steps):
         return
-    with transaction(connection):
+    with joined(connection):
         connection.execute(
             "CREATE TABLE IF NOT EXISTS schema_version"
             " (part TEXT PRIMARY KEY, version INTEGER NOT NULL) STRICT, WITHOUT ROWID"
@@ -195,12 +251,11 @@ def waiting(connection: apsw.Connection, seconds: float) -> Iterator[None]:
 
 def _create_file(path: Path) -> None:
     # SQLite would let everybody read it. It is encrypted, but its size and times reveal something.
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    os.close(os.open(path, flags, 0o600))
+    os.close(os.open(path, KEEP, 0o600))
 
 
 def _retry_while_busy(step: Callable[[], None], seconds: float) -> None:
-    """Repeat a step: SQLite does not wait by itself if two processes switch to the log at once."""
+    """Repeat a step: SQLite does not wait if two processes switch to the log at once."""
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -1,4 +1,4 @@
-"""A device's folder: two encrypted databases, opened together, and the lock for whoever runs it.
+"""A device's folder: two encrypted databases, opened together.
 
 Events and consent are in one database, everything else is in the ledger's: whatever belongs
 together there is written in one `transaction(connection)`.
@@ -6,10 +6,7 @@ together there is written in one `transaction(connection)`.
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,7 +16,7 @@ import apsw
 from chorister.clock import Clock
 from chorister.device.audit import AuditLog, Event
 from chorister.device.audit_writer import AuditWriter
-from chorister.device.database import open_database, transaction
+from chorister.device.database import open_database, setting_up, transaction
 from chorister.device.device_clock import DeviceClock
 from chorister.device.keys import SecretKey
 from chorister.device.ledger import HeadStore, Ledger
@@ -28,7 +25,6 @@ from chorister.device.records import Attempts, AttemptState, PolledFiles, Refusa
 from chorister.device.run import Hook, RunStep
 from chorister.device.schedule import Schedule, Timing
 from chorister.device.store import ConsentEvent, EventStore
-from chorister.errors import DeviceBusy
 from chorister.policy import Policy
 
 _EVENTS_FILE: Final = "events.db"
@@ -72,7 +68,7 @@ class Databases:
     def withdraw(self) -> int:
         """Drop every report that has not left, inside the caller's transaction; return how many."""
         waiting = [(attempt.recipe, AttemptState.CHARGED) for attempt in self.attempts.unfinished()]
-        waiting += [(queued.recipe, AttemptState.QUEUED) for queued in self.outbox.all()]
+        waiting += [(recipe, AttemptState.QUEUED) for recipe in self.outbox.recipes()]
         for recipe, state in waiting:
             self.outbox.remove(recipe)
             self.attempts.move(recipe, state, AttemptState.DROPPED)
@@ -117,46 +113,25 @@ def open_databases(
         stack.callback(store.close)
         connection = open_database(folder / _LEDGER_FILE, key.derive("ledger"), create=create)
         stack.callback(connection.close)
-        device_clock = DeviceClock(connection, clock)
-        audit = AuditLog(connection)
-        return Databases(
-            connection=connection,
-            store=store,
-            ledger=Ledger(connection, policy, head, clock=device_clock),
-            audit=audit,
-            writer=AuditWriter(audit, device_clock),
-            clock=device_clock,
-            attempts=Attempts(connection),
-            refusals=Refusals(connection),
-            files=PolledFiles(connection),
-            settings=Settings(connection),
-            outbox=Outbox(connection),
-            schedule=Schedule(connection, device_clock, timing),
-            head=head,
-            stack=stack.pop_all(),
-        )
-
-
-@contextmanager
-def run_lock(folder: Path) -> Iterator[None]:
-    """Let one process at a time run the device, or raise `DeviceBusy`.
-
-    Other processes may donate and look meanwhile. The lock ends with its process, however that
-    ends.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(folder / "lock", flags, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DeviceBusy(
-                "another process runs this device: let it finish, or stop it"
-            ) from None
-        try:
-            yield
-        finally:
-            # Closing is not enough: a process that the app forked meanwhile has it open, too.
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-    finally:
-        os.close(descriptor)
+        held = ExitStack()
+        with setting_up(connection):
+            device_clock = DeviceClock(connection, clock)
+            audit = AuditLog(connection)
+            found = Databases(
+                connection=connection,
+                store=store,
+                ledger=Ledger(connection, policy, head, clock=device_clock),
+                audit=audit,
+                writer=AuditWriter(audit, device_clock),
+                clock=device_clock,
+                attempts=Attempts(connection),
+                refusals=Refusals(connection),
+                files=PolledFiles(connection),
+                settings=Settings(connection),
+                outbox=Outbox(connection),
+                schedule=Schedule(connection, device_clock, timing),
+                head=head,
+                stack=held,
+            )
+        held.push(stack.pop_all())
+        return found

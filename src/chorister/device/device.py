@@ -15,10 +15,12 @@ from chorister.dap.http import check_url
 from chorister.device.agent import Agent
 from chorister.device.audit import AuditLog, Event
 from chorister.device.database import transaction
-from chorister.device.databases import Databases, open_databases, run_lock
+from chorister.device.databases import Databases, open_databases
+from chorister.device.files import run_lock
 from chorister.device.keys import KeySource
 from chorister.device.ledger.budget import Charge
 from chorister.device.ledger.head_store import HeadFile, HeadKeyring
+from chorister.device.records import Draw
 from chorister.device.run import Hook, Run, RunStep, no_hook
 from chorister.device.sandbox import Sandbox
 from chorister.device.schedule import SendTimes, Timing
@@ -77,7 +79,7 @@ class Device(Closing):
         self._mutex = threading.RLock()
         self._starting = threading.Lock()
         self._pausing = threading.Event()  # a run in another thread ends at its next step
-        self._leaving = threading.Event()  # the same, for good: the person opted out
+        self._leaving = threading.Event()  # the same, permanently: the person opted out
         self._open: Databases | None = None
         if create:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -189,7 +191,7 @@ class Device(Closing):
 
     def resume(self) -> None:
         """Continue after `pause`."""
-        self._set_paused(Event.UNPAUSED, "polls, queries and uploads go on")
+        self._set_paused(Event.UNPAUSED, "polls, queries and uploads continue")
 
     @property
     def paused(self) -> bool:
@@ -215,6 +217,8 @@ class Device(Closing):
             if body.analysis in self.policy.analyses:
                 found.append(self._explain_query(body))
                 found.append(self._explain_ledger(opened, body))
+            if (draw := opened.attempts.draw(body)) is not None:
+                found.append(_explain_draw(body, draw, opened.clock.now()))
             return found
 
     @property
@@ -315,7 +319,8 @@ class Device(Closing):
 
     def _explain_ledger(self, opened: Databases, recipe: Recipe) -> Check:
         try:
-            opened.ledger.check(Charge.of(recipe), opened.clock.decision_time())
+            number = recipe.window_open(opened.clock.now()) or 0
+            opened.ledger.check(Charge.of(recipe, number), opened.clock.decision_time())
         except (BudgetExceeded, LedgerError, QueryRefused) as error:
             return Check(name="ledger", passed=False, why=str(error))
         return Check(name="ledger", passed=True, why="every budget has room for it")
@@ -335,6 +340,13 @@ class Device(Closing):
         return open_databases(
             self.folder, self.policy, key, self.clock, self.timing, head, create=create
         )
+
+
+def _explain_draw(recipe: Recipe, draw: Draw, now: int) -> Check:
+    """Whether a window of a series is open that this device drew."""
+    drawn = ", ".join(str(number + 1) for number in draw.windows)
+    why = f"of {recipe.window_count:,} windows this device drew {drawn}"
+    return Check(name="draw", passed=recipe.window_open(now) in draw.windows, why=why)
 
 
 def _keep_quiet(opened: Databases) -> Run | None:

@@ -8,7 +8,8 @@ There are two times, both stored in the ledger's database:
   ahead silences a device only for as long as it does.
 - **decision time**: the time of the newest cosigned checkpoint, which decides about renewal and
   age. A clock that is set forward, or jumps a period, renews nothing: both aggregators would have
-  to sign that time.
+  to sign that time. Nor do both aggregators renew anything by themselves: a checkpoint that is
+  further ahead of the system's clock than `checkpoint_max_age` is not accepted.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import Final, NoReturn, Protocol
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from chorister.device.files import CREATE, READ, is_inside, is_private, sync_folder
 from chorister.errors import DecodeError, InvalidInput, KeyUnavailable
 
 KEY_BYTES: Final = 32
@@ -127,7 +128,7 @@ class KeyFile:
     def _write(self, key: SecretKey) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(draft, CREATE, 0o600)
         try:
             with os.fdopen(descriptor, "w", encoding="ascii") as file:
                 file.write(key.text() + "\n")
@@ -144,12 +145,12 @@ class KeyFile:
             draft.unlink()
 
     def _read(self) -> SecretKey:
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(self.path, READ)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise KeyUnavailable(f"{self.path} is not a regular file")
-            if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            if not is_private(status):
                 raise KeyUnavailable(
                     f"others can read or own the key file: run `chmod 600 {self.path}` as its owner"
                 )
@@ -206,20 +207,3 @@ def _parse(data: bytes, where: str) -> SecretKey:
     except (UnicodeDecodeError, DecodeError):
         # Without the bytes and the codec's message: both quote the secret.
         raise KeyUnavailable(f"{where} has no key: restore it from a backup") from None
-
-
-# --- Also for the ledger's head -------------------------------------------------------------------
-
-
-def is_inside(path: Path, folder: Path) -> bool:
-    """Return whether a path leads into a folder, resolved now: a link may have been created."""
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -14,7 +14,9 @@ from functools import lru_cache
 from typing import Final
 
 from chorister.clock import Clock
-from chorister.errors import ChoristerError, DecodeError, LogError
+from chorister.device.device_clock import DeviceClock
+from chorister.device.records import Settings
+from chorister.errors import ChoristerError, DecodeError, LedgerError, LogError
 from chorister.policy import AggregatorPair, Policy
 from chorister.recipe import SignedRecipe
 from chorister.transparency.client import body_path
@@ -64,6 +66,39 @@ class Poll:
         return cls(accepted=None, listed=(), unreadable=(), problems=(), files=None)
 
 
+class LogMemory:
+    """What was accepted last of the log with a name, in the device's settings and its clock.
+
+    A size is only valid for the log of that name: a policy update may name another. The log of
+    earlier versions had another format, and other sizes.
+    """
+
+    def __init__(self, settings: Settings, clock: DeviceClock, origin: str) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._size = f"size of log v2 {origin}"
+        # Settings are integers of 64 bits; a root is four of them.
+        self._root = [f"root {part} of log v2 {origin}" for part in range(4)]
+
+    def remember(self, accepted: LastAccepted) -> None:
+        """Store it, inside the caller's transaction."""
+        self._clock.accept_checkpoint(accepted.time)
+        self._settings.set(self._size, accepted.size)
+        for part, name in enumerate(self._root):
+            self._settings.set(name, int.from_bytes(accepted.root[8 * part :][:8], signed=True))
+
+    def last(self) -> LastAccepted:
+        root = b"".join(self._settings.get(name).to_bytes(8, signed=True) for name in self._root)
+        return LastAccepted(time=self.newest(), size=self._settings.get(self._size), root=root)
+
+    def newest(self) -> int:
+        """Return the time of the newest checkpoint that was ever accepted, or 0."""
+        try:
+            return self._clock.decision_time()
+        except LedgerError:
+            return 0
+
+
 def poll(
     source: Source,
     *,
@@ -72,10 +107,12 @@ def poll(
     last: LastAccepted,
     kept: Callable[[], Iterable[bytes]],
     forget: Callable[[], None],
+    fetched: Callable[[], None] = lambda: None,
 ) -> Poll:
     """Read and check everything that is open to this policy's analyses.
 
-    `kept` returns the bodies of the last complete poll; `forget` deletes them.
+    `kept` returns the bodies of the last complete poll; `forget` deletes them. `fetched` is called
+    after the last request.
     """
     pairs = policy.aggregators
     try:
@@ -86,6 +123,7 @@ def poll(
             last=last,
             kept=kept,
             forget=forget,
+            fetched=fetched,
         )
     except (LogError, DecodeError) as error:
         problems = tuple((pair.name, error) for pair in pairs)

@@ -1,13 +1,14 @@
 """What a device remembers between runs: decisions about recipes, refusals, polled files, settings.
 
-**Attempts.** Each recipe is answered at most once. A row of `attempts` is written in the
+**Attempts.** Each recipe is answered at most once, a series at most once in each window that was
+drawn for it. A row of `attempts` is written in the
 transaction that charges the budget, before any data is touched. It has everything that a report
 needs except the data, so that a device can finish after a crash without asking anybody. Its
 `state` only ever moves forward:
 
-    declined                      the coin said no; nothing was charged
+    declined                      the coin came up no; nothing was charged
     charged -> queued -> sent     the life of a report
-                      -> dropped  refused by the leader for good, too late, or consent withdrawn
+                      -> dropped  refused permanently by the leader, too late, or consent withdrawn
 
 `charged` found at a start means that there was a crash: the query may have run, so it never runs
 again.
@@ -21,7 +22,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import apsw
 
@@ -66,6 +67,17 @@ _SCHEMA: Final = (
     "ALTER TABLE attempts ADD COLUMN signers BLOB",
     # In microseconds, like all times at which something is sent.
     "UPDATE attempts SET upload_at = upload_at * 1000000",
+    # The number of the window; of a series it is also in the last bytes of `recipe`.
+    """
+    ALTER TABLE attempts ADD COLUMN number INTEGER NOT NULL DEFAULT 0;
+    CREATE TABLE draws (
+        recipe BLOB PRIMARY KEY,          -- digest of a series
+        question BLOB NOT NULL,           -- JSON
+        closes INTEGER NOT NULL,          -- when its last window closes
+        arm TEXT,
+        windows TEXT NOT NULL             -- JSON: those to answer in, number -> when it opens
+    ) STRICT, WITHOUT ROWID;
+    """,
 )
 
 
@@ -86,7 +98,8 @@ class AttemptState(StrEnum):
 class Attempt:
     """A charged recipe without a report yet, and everything drawn or read for it."""
 
-    recipe: bytes  # digest
+    recipe: bytes  # `Recipe.answer_id`: the digest; of a series, with the window's number
+    number: int = 0
     question: RecipeSummary
     jws: bytes
     upload_at: int  # microseconds
@@ -102,8 +115,15 @@ class Attempt:
 _ATTEMPT_COLUMNS: Final = tuple(column.name for column in fields(Attempt))
 
 
+class Draw(NamedTuple):
+    """What was drawn about a recipe, once for all its windows."""
+
+    arm: str | None
+    windows: tuple[int, ...]  # in which to answer
+
+
 class Attempts:
-    """Decisions about recipes, one per recipe."""
+    """Decisions about recipes: one for each, or for each window of a series, and the draws."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
@@ -116,12 +136,46 @@ class Attempts:
         ).fetchone()
         return None if found is None else AttemptState(found[0])
 
+    def draw(self, recipe: Recipe) -> Draw | None:
+        """Return what was drawn about a series; None if nothing was."""
+        found = self._connection.execute(
+            "SELECT arm, windows FROM draws WHERE recipe = ?", (recipe.digest,)
+        ).fetchone()
+        return None if found is None else Draw(found[0], tuple(map(int, json.loads(found[1]))))
+
+    def remember(self, recipe: Recipe, question: RecipeSummary, draw: Draw) -> None:
+        """Store what was drawn about a series. A second draw would violate the primary key."""
+        opens = {number: recipe.window_at(number).opens for number in draw.windows}
+        self._connection.execute(
+            "INSERT INTO draws VALUES (?, ?, ?, ?, ?)",
+            (recipe.digest, question.canonical(), recipe.closes, draw.arm, json.dumps(opens)),
+        )
+
+    def coming(self, now: int) -> list[tuple[RecipeSummary, tuple[int, ...]]]:
+        """Return the series with windows to answer in that open later, and when they do."""
+        rows = self._connection.execute("SELECT question, windows FROM draws ORDER BY recipe")
+        drawn = [(_question(row[0]), json.loads(row[1]).values()) for row in rows]
+        later = [(question, tuple(t for t in times if t > now)) for question, times in drawn]
+        return [(question, times) for question, times in later if times]
+
+    def undecided(self, recipe: Recipe, now: int) -> int | None:
+        """Return the window to decide about now; None if there is none."""
+        number = recipe.window_open(now)
+        if number is None:
+            if recipe.series is not None:
+                return None  # between two windows
+            number = 0  # the checks say why it is not open
+        if self.state(recipe.digest) or self.state(recipe.answer_id(number)):
+            return None
+        draw = self.draw(recipe)
+        return number if draw is None or number in draw.windows else None
+
     def decline(self, recipe: Recipe, question: RecipeSummary, *, now: int) -> None:
-        """Remember that the coin said no."""
+        """Remember that the coin came up no."""
         self._connection.execute(
             "INSERT INTO attempts (recipe, question, closes, decided, state)"
             " VALUES (?, ?, ?, ?, ?)",
-            (recipe.digest, question.canonical(), recipe.window.closes, now, AttemptState.DECLINED),
+            (recipe.digest, question.canonical(), recipe.closes, now, AttemptState.DECLINED),
         )
 
     def begin(self, recipe: Recipe, attempt: Attempt, *, now: int) -> None:
@@ -129,7 +183,7 @@ class Attempts:
         row = {name: getattr(attempt, name) for name in _ATTEMPT_COLUMNS} | {
             "question": attempt.question.canonical(),
             "groups": json.dumps(attempt.groups),
-            "closes": recipe.window.closes,
+            "closes": recipe.window_at(attempt.number).closes,
             "decided": now,
             "state": AttemptState.CHARGED,
         }
@@ -182,10 +236,11 @@ class Attempts:
             raise InternalError(f"recipe {recipe.hex()} is no longer {old}; nothing was changed")
 
     def forget(self, *, before: int) -> None:
-        """Delete declined recipes that can no longer be answered. Charged ones stay."""
+        """Delete draws for recipes that can no longer be answered. Charged attempts stay."""
         self._connection.execute(
             "DELETE FROM attempts WHERE state = ? AND closes < ?", (AttemptState.DECLINED, before)
         )
+        self._connection.execute("DELETE FROM draws WHERE closes < ?", (before,))
 
     def counts(self) -> dict[AttemptState, int]:
         """Return the number of recipes in each state."""

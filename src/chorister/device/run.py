@@ -59,10 +59,10 @@ class Tally:
 class RunStep(StrEnum):
     """The steps of one report, in order, after those that are rarer."""
 
-    CONSENT_CHANGED = "consent or data changed, not told"
-    CONSENT_WRITTEN = "what the person said written, not committed"
-    CONSENT_RECORDED = "what the person said in the audit log, not noted as told"
-    SETTLE_WRITTEN = "entry that brings the ledger into step written, not committed"
+    CONSENT_CHANGED = "consent or data changed, not yet in the audit log"
+    CONSENT_WRITTEN = "consent event written to the audit log, not committed"
+    CONSENT_RECORDED = "consent event in the audit log, not yet marked as recorded"
+    SETTLE_WRITTEN = "recovered ledger entry written, not committed"
     POLL_WRITTEN = "checkpoint and bodies written, not committed"
     RECIPE_ARRIVED = "recipe arrived"
     CHARGE_WRITTEN = "charge written, not committed"

@@ -82,16 +82,18 @@ class Timing:
     def draw_upload(
         self,
         recipe: Recipe,
+        number: int = 0,
         *,
         busy_until: int,
         randbelow: Callable[[int], int] = secrets.randbelow,
     ) -> int:
-        """Draw when a report will be uploaded, before its query runs.
+        """Draw when the report of a window will be uploaded, before its query runs.
 
         It is after the deadlines of all queries of the same run, so it reveals nothing about how
         long any of them took.
         """
-        latest = min(busy_until + self.spread * SECOND, recipe.window.closes * SECOND - 1)
+        closes = recipe.window_at(number).closes
+        latest = min(busy_until + self.spread * SECOND, closes * SECOND - 1)
         if latest < busy_until:
             raise QueryRefused(check="time", why="its answer period ends too soon for an upload")
         return busy_until + randbelow(latest - busy_until + 1)

@@ -25,6 +25,14 @@ class WaitingReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ComingWindows:
+    """In which windows of a series this device may still answer, as it drew."""
+
+    recipe: str
+    opens: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
     """The status of a device. Times are in POSIX seconds."""
 
@@ -38,6 +46,7 @@ class Status:
     budgets: tuple[Standing, ...]  # empty if the ledger can't be read
     recipes: dict[AttemptState, int]  # decided so far
     outbox: tuple[WaitingReport, ...]
+    series: tuple[ComingWindows, ...]
     head: str  # where the ledger's head is kept: none, file or keyring
     weaknesses: tuple[str, ...]  # what this system does not let the device protect against
 
@@ -53,6 +62,7 @@ class Status:
             "budgets": [_budget(standing) for standing in self.budgets],
             "recipes": {state.value: count for state, count in self.recipes.items()},
             "outbox": [asdict(waiting) for waiting in self.outbox],
+            "series": [asdict(coming) for coming in self.series],
             "head": self.head,
             "weaknesses": list(self.weaknesses),
         }
@@ -111,6 +121,10 @@ def read_status(
                 tries=queued.tries,
             )
             for queued in databases.outbox.all()
+        ),
+        series=tuple(
+            ComingWindows(recipe=question.id, opens=opens)
+            for question, opens in attempts.coming(databases.clock.now())
         ),
         head="none" if head is None else head.kind,
         weaknesses=(*notes, *weaknesses),

@@ -23,8 +23,10 @@ from chorister.clock import Clock, uptime
 from chorister.closing import Closing
 from chorister.device.database import (
     forget,
+    joined,
     no_checkpoint,
     open_database,
+    setting_up,
     transaction,
     upgrade,
     waiting,
@@ -50,6 +52,7 @@ MAX_SNAPSHOT_BYTES: Final = 2**26
 SNAPSHOT_SECONDS: Final = 4.0
 """Then reading stops: noise and sealing need the rest of `Timing.slack`."""
 _STEPS_PER_CHECK: Final = 1_000
+_ALWAYS: Final = range(-(2**62), 2**62)
 _PAGE: Final = 4096
 _CACHE_KIB: Final = 65_536  # so that fetching rows in random order decrypts each page once
 
@@ -114,8 +117,11 @@ class EventStore(Closing):
             secret = key.derive("events")
             self._connection = open_database(path, secret, create=create)
             stack.callback(self._connection.close)
-            upgrade(self._connection, "events", _STEPS)
-            self._follow_policy()
+            with setting_up(self._connection):
+                upgrade(self._connection, "events", _STEPS)
+                changed = self._follow_policy()
+            if changed:
+                self._forget()
             self._reader = open_database(path, secret, create=False)
             stack.callback(self._reader.close)
             self._reader.pragma("cache_size", -_CACHE_KIB)
@@ -230,12 +236,20 @@ class EventStore(Closing):
 
     # --- what a query sees ------------------------------------------------------------------------
 
-    def snapshot(self, fields: Mapping[str, Sequence[str]], until: float = math.inf) -> Snapshot:
+    def snapshot(
+        self,
+        fields: Mapping[str, Sequence[str]],
+        until: float = math.inf,
+        *,
+        donated: Mapping[str, range] | None = None,
+    ) -> Snapshot:
         """Copy the named fields of the named tables to a database that has nothing else.
 
-        Expired rows are left out, deleted or not: nothing that follows a charge may depend on how
-        long deleting takes. Rows are in a random order, drawn by the operating system. Raises
-        `StoreError` at the limits of memory and time, at the latest when `uptime()` is `until`.
+        Of the streams in `donated`, only events donated at one of these times are copied, without
+        the times. Expired rows are left out, deleted or not: nothing that follows a charge may
+        depend on how long deleting takes. Rows are in a random order, drawn by the operating
+        system. Raises `StoreError` at the limits of memory and time, at the latest when `uptime()`
+        is `until`.
         """
         tables = {name: self._named(name, columns) for name, columns in fields.items()}
         with self._reader_lock:
@@ -249,7 +263,8 @@ class EventStore(Closing):
                     _create_tables(self._reader, "snapshot", tables)
                     room = MAX_SNAPSHOT_ROWS
                     for name, columns in tables.items():
-                        room = self._copy(self.schema.tables[name], columns, room)
+                        times = (donated or {}).get(name, _ALWAYS)
+                        room = self._copy(self.schema.tables[name], columns, times, room)
                 image = self._reader.serialize("snapshot")
             finally:
                 self._reader.execute("DETACH DATABASE snapshot")
@@ -267,7 +282,7 @@ class EventStore(Closing):
             )
         return {column: table.fields[column] for column in columns}
 
-    def _copy(self, table: TableSchema, columns: Iterable[str], room: int) -> int:
+    def _copy(self, table: TableSchema, columns: Iterable[str], times: range, room: int) -> int:
         """Copy a table of at most `room` rows; return how many more there is room for."""
         source, target = quoted(table.table), f"snapshot.{quoted(table.name)}"
         names = ", ".join(quoted(f"field_{column}") for column in columns)
@@ -280,11 +295,16 @@ class EventStore(Closing):
         if room < 0:
             raise StoreError(f"a query reads at most {MAX_SNAPSHOT_ROWS} events")
         drawn = memoryview(_native.random_order(found[0], count)).cast("q")
-        # Rows are fetched in the drawn order; the id of an expired row fetches nothing.
+        # Rows are fetched in the drawn order; the id of one that does not count fetches nothing.
         self._reader.execute(
             f"INSERT INTO {target} SELECT {names} FROM carray(?) AS drawn"
-            f" CROSS JOIN main.{source} AS event ON event.id = drawn.value AND donated > ?",
-            (apsw.carray(drawn), self._clock.now() - table.retention),
+            f" CROSS JOIN main.{source} AS event ON event.id = drawn.value"
+            " AND donated >= ? AND donated < ?",
+            (
+                apsw.carray(drawn),
+                max(self._clock.now() - table.retention + 1, times.start),
+                times.stop,
+            ),
         )
         return room
 
@@ -380,25 +400,27 @@ class EventStore(Closing):
                 return low, high
         return None
 
-    def _follow_policy(self) -> None:
-        """Adapt the tables to the policy, and delete whatever the policy no longer has."""
+    def _follow_policy(self) -> bool:
+        """Adapt the tables to the policy; return whether there was something else before."""
         wanted = {table.table: table.columns for table in self.schema.tables.values()}
-        found = self._tables()
-        if found == wanted:
-            return
-        with self._writing():
-            for name in self._tables().keys() - wanted.keys():
+        if self._tables() == wanted:
+            return False
+        with joined(self._connection):
+            found = self._tables()
+            for name in found.keys() - wanted.keys():
                 self._connection.execute(f"DROP TABLE {quoted(name)}")
             for name, columns in wanted.items():
-                self._follow_table(name, columns)
-        self._forget()
+                if name in found:
+                    self._follow_table(name, found[name], columns)
+                else:
+                    fields = "".join(f", {quoted(each)} {kind}" for each, kind in columns.items())
+                    self._connection.execute(
+                        f"CREATE TABLE {quoted(name)}"
+                        f" (id INTEGER PRIMARY KEY, donated INTEGER NOT NULL{fields}) STRICT"
+                    )
+        return bool(found)
 
-    def _follow_table(self, name: str, wanted: Mapping[str, str]) -> None:
-        self._connection.execute(
-            f"CREATE TABLE IF NOT EXISTS {quoted(name)}"
-            " (id INTEGER PRIMARY KEY, donated INTEGER NOT NULL) STRICT"
-        )
-        found = self._tables()[name]
+    def _follow_table(self, name: str, found: Mapping[str, str], wanted: Mapping[str, str]) -> None:
         for column, kind in found.items():
             if wanted.get(column) != kind:
                 self._connection.execute(f"ALTER TABLE {quoted(name)} DROP COLUMN {quoted(column)}")

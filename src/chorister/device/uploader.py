@@ -58,7 +58,7 @@ class Uploader:
                 return
 
     def _send(self, queued_reports: list[QueuedReport], tally: Tally) -> bool:
-        """Send these, one after the other; return False if the person said stop."""
+        """Send these, one after the other; return False if the person asked to stop."""
         for queued in queued_reports:
             if not self.may_send():
                 return False

@@ -9,7 +9,8 @@ read only what it compiles against.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, TypeAlias
 
 from chorister.dap.upload_client import check_hpke_config
@@ -31,6 +32,19 @@ _BEFORE_THE_QUERY: Final = frozenset({"analysis", "query", "fields"})
 _DENIED: Final = re.compile(r"not authorized to use function: (\w+)|no such function: (\w+)")
 _COMPOUND: Final = re.compile(r"\b(?:UNION|EXCEPT|INTERSECT|VALUES)\b", re.IGNORECASE)
 _NUMBERS: Final = frozenset({"integer", "real"})
+_TEXTS: Final = frozenset(
+    ("char", "format", "group_concat", "hex", "lower", "ltrim", "printf", "quote", "replace",
+     "rtrim", "substr", "substring", "trim", "typeof", "upper")
+)  # fmt: skip
+_INTEGERS: Final = frozenset(("count", "instr", "length", "unicode"))
+_COMPUTED: Final = re.compile(
+    r"""(?:\bSELECT(?:\s+DISTINCT)?|,)\s*          # a column of the result: nothing but
+        (?:(\w+)\s*\((?:[^()]|\([^()]*\))*\)       # one call of a function, or
+        |('(?:[^']|'')*'))                          # one text
+        \s+AS\s+"?(\w+)"?""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_SELECT: Final = re.compile(r"\bSELECT\b", re.IGNORECASE)
 
 
 def permitted_functions(analysis: Analysis) -> frozenset[str]:
@@ -50,6 +64,33 @@ def verify_query(policy: Policy, recipe: Recipe, sandbox: Sandbox | None = None)
     words, if it is not a SELECT, names something undeclared, or lacks a column that the recipe
     encodes.
     """
+    if sandbox is None:
+        _declared(policy, _in_class(policy, recipe), recipe.reads)
+        return
+    with verifying_query(policy, recipe, sandbox) as verify:
+        verify()
+
+
+@contextmanager
+def verifying_query(
+    policy: Policy, recipe: Recipe, sandbox: Sandbox
+) -> Iterator[Callable[[], None]]:
+    """Begin `verify_query`, most of which another process does; call what is provided to end it."""
+    analysis = _in_class(policy, recipe)
+    with _compiling(policy, analysis, recipe.query, recipe.reads, sandbox) as columns:
+
+        def verify() -> None:
+            names = {name for name, _ in columns()}
+            for column in recipe.encoding.columns:
+                if column not in names:
+                    why = f"the features read the column {column}, which the query does not select"
+                    raise QueryRefused(check="query", why=why, field="features")
+
+        yield verify
+
+
+def _in_class(policy: Policy, recipe: Recipe) -> Analysis:
+    """Return the recipe's analysis, or raise `QueryRefused` if it does not list the query."""
     analysis = policy.analyses.get(recipe.analysis)
     if analysis is None:
         why = f"policy {policy.name} has no analysis {recipe.analysis}"
@@ -57,14 +98,7 @@ def verify_query(policy: Policy, recipe: Recipe, sandbox: Sandbox | None = None)
     if analysis.query_class == "exact" and recipe.query not in analysis.queries:
         why = "not one of the queries that the policy lists"
         raise QueryRefused(check="query", why=why, field="query")
-    if sandbox is None:
-        _declared(policy, analysis, recipe.reads)
-        return
-    names = query_columns(policy, analysis, recipe.query, recipe.reads, sandbox)
-    for column in recipe.encoding.columns:
-        if column not in names:
-            why = f"the features read the column {column}, which the query does not select"
-            raise QueryRefused(check="query", why=why, field="features")
+    return analysis
 
 
 def query_columns(
@@ -78,12 +112,26 @@ def result_columns(
     policy: Policy, analysis: Analysis, query: str, reads: Reads, sandbox: Sandbox
 ) -> ResultColumns:
     """Return the same with the type of each column, where it is that of a field."""
+    with _compiling(policy, analysis, query, reads, sandbox) as columns:
+        return columns()
+
+
+@contextmanager
+def _compiling(
+    policy: Policy, analysis: Analysis, query: str, reads: Reads, sandbox: Sandbox
+) -> Iterator[Callable[[], ResultColumns]]:
     tables = Snapshot.empty(_declared(policy, analysis, reads))
-    try:
-        return sandbox.columns(query, tables, functions=permitted_functions(analysis))
-    except QueryRefused as error:
-        why = _in_words(error.why, analysis)
-        raise QueryRefused(check=error.check, why=why, field=error.field) from None
+    functions = permitted_functions(analysis)
+    with sandbox.compiling(query, tables, functions=functions) as columns:
+
+        def in_words() -> ResultColumns:
+            try:
+                return columns()
+            except QueryRefused as error:
+                why = _in_words(error.why, analysis)
+                raise QueryRefused(check=error.check, why=why, field=error.field) from None
+
+        yield in_words
 
 
 # --- All checks, in words, for people who ask or review -------------------------------------------
@@ -140,11 +188,14 @@ def _dry_encoding(recipe: Recipe) -> Check:
 def check_types(query: str, features: Iterable[AnyFeature], columns: ResultColumns) -> Check:
     """Check that no feature reads a column in which every value would be OOV.
 
-    What a computed column holds is unknown, and so is the result of a UNION.
+    What a computed column holds is known where it is a text or the value of a function that always
+    returns the same type. The result of a UNION is unknown.
     """
     types: dict[str, FieldType | None] = {}
+    computed_types = _computed_types(query)
     for name, kind in columns:
-        types.setdefault(name, None if _COMPOUND.search(query) else kind)
+        known = kind or computed_types.get(name)
+        types.setdefault(name, None if _COMPOUND.search(query) else known)
     for feature in features:
         for column in feature.columns_read:
             if (why := _misfit(feature, column, types.get(column))) is not None:
@@ -156,6 +207,19 @@ def check_types(query: str, features: Iterable[AnyFeature], columns: ResultColum
     if computed:
         why = f"nothing contradicts the features; {', '.join(computed)} is computed by the query"
     return Check(name="types", passed=True, why=why)
+
+
+def _computed_types(query: str) -> dict[str, FieldType]:
+    """The types of columns that a query without subqueries computes, where they are certain."""
+    if len(_SELECT.findall(query)) != 1:
+        return {}
+    found: dict[str, FieldType] = {}
+    for function, text, name in _COMPUTED.findall(query):
+        if text or function.lower() in _TEXTS:
+            found[name] = "text"
+        elif function.lower() in _INTEGERS:
+            found[name] = "integer"
+    return found
 
 
 def _misfit(feature: AnyFeature, column: str, kind: FieldType | None) -> str | None:

@@ -133,7 +133,7 @@ class Intervals(LabelledFeature):
     def _increasing(cls, edges: tuple[Number, ...]) -> tuple[Number, ...]:
         doubles = list(map(float, edges))
         if not all(map(operator.lt, doubles, doubles[1:])):
-            raise ValueError("edges must increase strictly, also as doubles")
+            raise ValueError("edges must increase strictly, even as doubles")
         return edges
 
     @property
@@ -212,7 +212,7 @@ class Grid(Feature):
         x0, y0, x1, y1 = (float(edge) for edge in box)
         if not (x0 < x1 and y0 < y1):
             raise ValueError(
-                "the box must be [x0, y0, x1, y1] with x0 < x1 and y0 < y1, also as doubles"
+                "the box must be [x0, y0, x1, y1] with x0 < x1 and y0 < y1, even as doubles"
             )
         return box
 

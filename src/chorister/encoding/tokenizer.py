@@ -164,11 +164,6 @@ def split_words(text: str) -> list[str]:
     return canonical_text(text).split()
 
 
-def is_canonical(text: str) -> bool:
-    """Return whether `text` is its own canonical form."""
-    return canonical_text(text) == text
-
-
 def effort(texts: Iterable[str]) -> int:
     """Return the most that the canonical forms of texts cost, in ASCII characters."""
     wide, cost = [], 0

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from chorister.clock import SystemClock
-from chorister.errors import ChoristerError, InvalidInput, ServiceError, Unreachable
+from chorister.errors import ChoristerError, InvalidInput, LogOutdated, ServiceError, Unreachable
 from chorister.fleet.deployment_files import (
     Addresses,
     DeploymentFiles,
@@ -33,6 +33,7 @@ from chorister.fleet.deployment_files import (
 from chorister.http_client import WebClient
 from chorister.policy import Policy
 from chorister.recipe import Recipe
+from chorister.registry.folder import is_outdated
 from chorister.transparency.client import HTTPSource
 from chorister.transparency.entries import open_recipe
 from chorister.transparency.reader import Current, read_current
@@ -113,6 +114,16 @@ class Deployment:
     @staticmethod
     def exists(folder: Path) -> bool:
         return (folder / _MARKER).exists()
+
+    def check_format(self) -> None:
+        """Raise if the log is of a former format, before any server is started on such files."""
+        if is_outdated(self.folder / "registry" / "log"):
+            raise LogOutdated(
+                f"{self.folder} was created by an earlier version of Chorister, and its log has a "
+                "format that this version can't continue. Nothing was changed. Start over in "
+                "another folder, or delete this one; to keep its devices and results, follow "
+                "docs/howto/upgrade-the-log.md"
+            )
 
     def check_ports(self) -> None:
         """Raise if another program listens on the port of one of our servers."""
@@ -267,7 +278,7 @@ class Server:
     def check(self) -> None:
         """Raise with the last line of its log if it has ended by itself."""
         if self.process is not None and self.process.poll() is not None:
-            raise ServiceError(f"the {self.name} did not stay up: {self.last_line()}")
+            raise ServiceError(f"the {self.name} stopped after its start: {self.last_line()}")
 
     def last_line(self) -> str:
         """The last line of its log."""

@@ -154,9 +154,9 @@ class DeploymentFiles:
             f'token_digest = "{self._digest("console/token")}"\n\n'
             "[[connections]]\n"
             'name = "local"\n'
-            'title = "The fleet of this machine"\n'
+            'title = "Devices on this machine"\n'
             'profile = "../analyst/profile.toml"\n\n'
-            "# What the console's forms begin with, for the people of this sample.\n"
+            "# Initial values of the console's forms, for the people of this sample.\n"
             f"[connections.suggestions]\n{_suggestions()}\n"
             "[fleet]\n"
             'folder = "../fleet"\n'
@@ -298,6 +298,13 @@ max_bins = 20_000
 shortest = "5s"
 longest = "{terms.longest_window}"
 longest_grace = "1d"
+
+# The same question in many windows; a device answers some of them, each from its budget.
+[analyses."{name}".series]
+windows = 100
+longest = "1d"
+answers = {terms.reports}
+cells = 400
 
 [analyses."{name}".cohort]
 smallest = 20

@@ -6,7 +6,9 @@ files than a process may open, and opening one is cheap.
 
 from __future__ import annotations
 
+import gc
 import heapq
+import math
 import shutil
 import signal
 import time
@@ -20,10 +22,20 @@ from typing import Final, Literal, TypeAlias
 from chorister.canonical import decimal_text
 from chorister.device import Device, GivenKey, HeadFile, Sandbox, Timing
 from chorister.errors import ChoristerError, SandboxUnavailable, ServiceError
-from chorister.fleet.people import Person
+from chorister.fleet.people import Person, moved
 from chorister.policy import Policy
 
-WorkerCommand: TypeAlias = Literal["make", "answer", "answer once", "retry", "spent"]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerCommand:
+    """Let devices poll, answer and upload."""
+
+    which: Literal["all", "those that have not answered", "unsettled"]
+    until: float = math.inf  # no device polls after this time
+
+
+WorkerCommand: TypeAlias = AnswerCommand | Literal["make", "spent"] | float
+"""A number: let this share of the people change, see `people.moved`."""
 KEY_BYTES: Final = 32
 _PROGRESS_SECONDS: Final = 0.2
 _LOG_TIMEOUT_SECONDS: Final = 120.0
@@ -112,6 +124,7 @@ def work(
                     share = _DeviceGroup(
                         pipe, home, numbers, people, stack.enter_context(_sandbox())
                     )
+                    gc.freeze()  # hundreds of devices and people, which stay
                 outcome = share.do(order)
             except ChoristerError as error:
                 # As text: not every error can be sent through a pipe.
@@ -158,18 +171,21 @@ class _DeviceGroup:
         self._reported = 0.0
         self._answered: set[int] = set()
         self._unsettled: set[int] = set()
+        self._moved = 0.0
 
     def do(self, order: WorkerCommand) -> list[DeviceOutcome]:
+        if isinstance(order, float):
+            return self._move(order)
         if order == "make":
             return self._make()
         if order == "spent":
             return self._spent()
         skipped: set[int] = set()
-        if order == "answer once":
+        if order.which == "those that have not answered":
             skipped = self._answered
-        elif order == "retry":
+        elif order.which == "unsettled":
             skipped = set(range(len(self._numbers))) - self._unsettled
-        return self._answer(skipped.copy())
+        return self._answer(skipped.copy(), order.until)
 
     def _report(self, done: int, *, last: bool = False) -> None:
         if last or time.monotonic() >= self._reported + _PROGRESS_SECONDS:
@@ -208,6 +224,17 @@ class _DeviceGroup:
             device.set_profile(profile, row)
         return device
 
+    def _move(self, share: float) -> list[DeviceOutcome]:
+        """Let people change: their devices get the profile that they have then."""
+        for place, (number, person) in enumerate(zip(self._numbers, self._people, strict=True)):
+            before, after = (moved(person, number, each) for each in (self._moved, share))
+            if before != after:
+                with self._devices[place] as device:
+                    for profile, row in after.profiles.items():
+                        device.set_profile(profile, row)
+        self._moved = share
+        return []
+
     @staticmethod
     def _begin_ledger(device: Device) -> None:
         """Poll until the device has seen a checkpoint, with which its ledger begins."""
@@ -221,7 +248,7 @@ class _DeviceGroup:
                 raise ServiceError(f"can't use the log: {run.problems[0]}")
             time.sleep(0.2)
 
-    def _answer(self, skipped: set[int]) -> list[DeviceOutcome]:
+    def _answer(self, skipped: set[int], until: float) -> list[DeviceOutcome]:
         """Let the devices poll, and send each report when it is due."""
         found = {number: DeviceOutcome(device=number) for number in self._numbers}
         due: list[tuple[float, int]] = []
@@ -247,7 +274,7 @@ class _DeviceGroup:
                 self._report(through)
 
         for place, number in enumerate(self._numbers):
-            if place in skipped:
+            if place in skipped or time.time() > until:
                 through += 1
                 continue
             with self._devices[place] as device:

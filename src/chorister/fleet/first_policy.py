@@ -10,13 +10,14 @@ from __future__ import annotations
 import csv
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
-from chorister.canonical import decimal_text, sha256
+from chorister.canonical import b64url_encode, decimal_text, sha256
 from chorister.errors import InvalidInput, PolicyError
 from chorister.key_files import write_collector_key, write_signing_key
 from chorister.policy import Policy
@@ -35,6 +36,7 @@ _MAX_ROWS: Final = 100_000  # that are looked at to find types
 _MAX_COLUMNS: Final = 200
 _FUNCTIONS: Final = ("length", "lower", "ngrams", "substr", "words")
 _LOCAL_EPSILON: Final = Decimal(4)
+_LEAST_EPSILON: Final = Decimal("0.01")  # per report
 _MAX_EPSILON: Final = 20
 _DELTA: Final = Decimal("1e-6")
 _DAY: Final = 86_400
@@ -49,6 +51,7 @@ class FirstTable:
     table: str
     stream: bool  # many rows per device, instead of one
     columns: Mapping[str, str]  # types by name
+    renamed: Mapping[str, str] = field(default_factory=dict)  # the table's names by the policy's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,20 +73,26 @@ class FirstFiles:
 
     policy: Path
     keys: Mapping[Path, str]  # what each key is for
+    hpke_config: str  # the collector's, for the settings of both aggregators
 
 
 def declared_fields(texts: Iterable[str] | None) -> FirstTable:
     """Read fields such as "age:integer"."""
-    columns: dict[str, str] = {}
+    columns: list[tuple[str, str]] = []
     for text in texts or ():
-        name, colon, kind = text.partition(":")
-        if not colon or kind.strip() not in _TYPES:
+        name, colon, kind = (part.strip() for part in text.partition(":"))
+        if not colon or kind not in _TYPES:
             raise InvalidInput(
                 f"{text[:80]!r} is not a field: write its name, a colon, and one of "
                 f"{', '.join(_TYPES)}, such as age:integer"
             )
-        columns[_sql_name(name)] = kind.strip()
-    return FirstTable(table="person", stream=False, columns=columns)
+        if name in (_DEVICE, _COUNT):
+            raise InvalidInput(
+                f"{name!r} can't be a field: a column {_DEVICE} says which device a row belongs "
+                f"to, and a column {_COUNT} how many devices hold it"
+            )
+        columns.append((name, kind))
+    return _table("person", stream=False, columns=columns)
 
 
 def read_table(path: Path) -> FirstTable:
@@ -101,20 +110,39 @@ def read_table(path: Path) -> FirstTable:
             names = next(rows, [])
             if not names or len(names) > _MAX_COLUMNS:
                 raise InvalidInput(f"{path} has no columns, or more than {_MAX_COLUMNS}")
+            twice = {name for name in names if names.count(name) > 1}
+            if twice:
+                raise InvalidInput(f"{path}: several columns have the name {min(twice)!r}")
             types = dict.fromkeys(names)
             for _, row in zip(range(_MAX_ROWS), rows, strict=False):
                 for name, value in zip(names, row, strict=False):
                     types[name] = _wider(types[name], value)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        raise InvalidInput(f"can't read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"can't read {path}: save it as UTF-8") from None
+    except csv.Error as error:
         raise InvalidInput(f"can't read {path}: {error}") from None
-    columns = {
-        _sql_name(name): kind or "text"
-        for name, kind in types.items()
-        if name not in (_DEVICE, _COUNT)
-    }
+    columns = [
+        (name, kind or "text") for name, kind in types.items() if name not in (_DEVICE, _COUNT)
+    ]
     if not columns:
         raise InvalidInput(f"{path} has no column besides {_DEVICE} and {_COUNT}")
-    return FirstTable(table=_sql_name(path.stem), stream=_DEVICE in types, columns=columns)
+    return _table(field_name(path.stem), stream=_DEVICE in types, columns=columns)
+
+
+def _table(table: str, *, stream: bool, columns: Iterable[tuple[str, str]]) -> FirstTable:
+    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
+    for name, kind in columns:
+        own = field_name(name)
+        if own in found:
+            raise InvalidInput(
+                f"{sources[own]!r} and {name!r} would both be the field {own}: rename one of them"
+            )
+        found[own], sources[own] = kind, name
+    renamed = {own: name for own, name in sources.items() if own != name}
+    return FirstTable(table=table, stream=stream, columns=found, renamed=renamed)
 
 
 def _wider(known: str | None, value: str) -> str | None:
@@ -129,11 +157,13 @@ def _wider(known: str | None, value: str) -> str | None:
     return "text"
 
 
-def _sql_name(text: str) -> str:
-    """A name that SQLite and policies accept."""
-    name = re.sub(r"[^a-z0-9]+", "_", text.strip().lower()).strip("_")[:60]
-    if not name:
-        raise InvalidInput(f"{text[:80]!r} is not a name: use letters and digits")
+def field_name(text: str) -> str:
+    """Turn a column's name into one that SQLite and policies accept, without accents."""
+    plain = unicodedata.normalize("NFKD", text.strip().casefold())
+    plain = "".join(each for each in plain if not unicodedata.combining(each))
+    name = re.sub(r"[^a-z0-9]+", "_", plain).strip("_")[:60]
+    if not name or any(each.isalnum() and not each.isascii() for each in plain):
+        raise InvalidInput(f"{text[:80]!r} can't be a name: use the letters a to z and digits")
     return name if name[0].isalpha() and not name.startswith("sqlite_") else f"f_{name}"[:63]
 
 
@@ -145,7 +175,7 @@ def write_first_policy(folder: Path, table: FirstTable, terms: FirstTerms) -> Fi
         folder.mkdir(mode=0o700, parents=True, exist_ok=False)
         (folder / "keys").mkdir(mode=0o700)
     except FileExistsError:
-        raise InvalidInput(f"{folder} exists already: choose a new folder") from None
+        raise InvalidInput(f"{folder} already exists: choose a new folder") from None
     except OSError as error:
         raise InvalidInput(f"can't create {folder}: {error.strerror}") from None
     keys = folder / "keys"
@@ -159,6 +189,7 @@ def write_first_policy(folder: Path, table: FirstTable, terms: FirstTerms) -> Fi
     policy.write_text(_document(table, terms, public), encoding="utf-8")
     return FirstFiles(
         policy=policy,
+        hpke_config=b64url_encode(collector),
         keys={
             keys / "author.key": "signs questions; for the analyst",
             keys / "collector.json": "opens results; for the analyst",
@@ -186,18 +217,32 @@ def _require_consistent(text: str) -> None:
             raise PolicyError(why, field=finding.field)
 
 
-def _document(table: FirstTable, terms: FirstTerms, keys: Mapping[str, str]) -> str:
+def check_period(text: str) -> int:
+    """Return the seconds of a period."""
     try:
-        period = parse_duration(terms.period)
-        epsilon = Decimal(terms.epsilon)
-        each = DOWN.divide(epsilon, terms.reports)
+        return parse_duration(text)
     except ValueError as error:
         raise InvalidInput(f"the period: {error}", field="period") from None
+
+
+def check_epsilon(text: str, reports: int | None) -> Decimal:
+    """Return an epsilon that is enough for so many reports, and not more than makes sense."""
+    try:
+        epsilon = Decimal(text)
     except ArithmeticError:
-        raise InvalidInput(f"epsilon is not a number: {terms.epsilon!r}", field="epsilon") from None
-    if not Decimal("0.01") <= each <= _MAX_EPSILON:
-        why = f"epsilon must be from 0.01 to {_MAX_EPSILON} per report, not {each.normalize()}"
+        raise InvalidInput(f"epsilon is not a number: {text!r}", field="epsilon") from None
+    least, most = _LEAST_EPSILON * (reports or 1), _MAX_EPSILON * (reports or 100)
+    if not epsilon.is_finite() or not least <= epsilon <= most:
+        of = "" if reports is None else f" for {reports} report{'' if reports == 1 else 's'}"
+        why = f"epsilon must be from {decimal_text(least)} to {most}{of}, not {text}"
         raise InvalidInput(why, field="epsilon")
+    return epsilon
+
+
+def _document(table: FirstTable, terms: FirstTerms, keys: Mapping[str, str]) -> str:
+    period = check_period(terms.period)
+    epsilon = check_epsilon(terms.epsilon, terms.reports)
+    each = DOWN.divide(epsilon, terms.reports)
     smallest = _smallest_cohort(each, terms.reports)
     local = _LOCAL_EPSILON
     fields = "\n".join(f'{name} = {{ type = "{kind}" }}' for name, kind in table.columns.items())

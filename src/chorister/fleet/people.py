@@ -6,8 +6,9 @@ times from the operating system.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -146,6 +147,25 @@ KINDS: Final[Mapping[str, Callable[[Generator], Person]]] = {
     "profiles": _citizen,
     "everything": _anybody,
 }
+
+
+def moved(person: Person, number: int, share: float) -> Person:
+    """The same person after this share of all people has begun to go to work by bike.
+
+    The larger the share, the more people: nobody changes back before the share falls again.
+    """
+    row = person.profiles.get("user")
+    if row is None or number * _GOLDEN % 1.0 >= share:
+        return person
+    return replace(person, profiles={**person.profiles, "user": {**row, "commute": "bike"}})
+
+
+_GOLDEN: Final = 0.6180339887498949  # its multiples are spread evenly
+
+
+def bike_share(window: int) -> float:
+    """How many people have changed to the bike by a window of a series: up and down again."""
+    return 0.3 * (1.0 - math.cos(2.0 * math.pi * window / 12.0))
 
 
 def people(kind: str, count: int, seed: int) -> list[Person]:

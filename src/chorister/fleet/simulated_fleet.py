@@ -5,14 +5,16 @@
     heads/NUMBER          the head of each device's ledger, kept apart as well
     devices/NUMBER/       the device: two encrypted databases
 
-Worker processes run them, one per core. Only two things are simulated: the people's data, and
-*when* a device polls. All poll as soon as there is something new, so that a demonstration takes
-minutes instead of hours. Uploads happen at the times that the devices drew.
+Worker processes run them, two per core, because a device often waits for a server or a disk. Only
+two things are simulated: the people's data, and *when* a device polls. All poll as soon as there is
+something new, so that a demonstration takes minutes instead of hours. Uploads happen at the times
+that the devices drew.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import time
@@ -22,7 +24,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from chorister.closing import Closing
 from chorister.device import Device, Sandbox, Timing
@@ -31,19 +33,21 @@ from chorister.fleet.deployment import Deployment
 from chorister.fleet.device_worker import (
     KEY_BYTES,
     MADE,
+    AnswerCommand,
     DeviceOutcome,
     FleetFolder,
     WorkerCommand,
     work,
 )
-from chorister.fleet.people import KINDS, Person, people
+from chorister.fleet.people import KINDS, Person, bike_share, moved, people
 from chorister.key_files import write_private
+from chorister.transparency.entries import RecipeBody, open_recipe
 
 OnCount: TypeAlias = Callable[[int, int], None]
 """Called with the number of devices that are done, and the number of all devices."""
 
 _PLAN: Final = "fleet.json"
-_TIMING: Final = Timing(query=2, slack=1, housekeeping=1, settle=0, spread=2, poll=5)
+_TIMING: Final = Timing(query=2, slack=1, housekeeping=1, settle=0, spread=1, poll=5)
 """Short, because made-up data needs no protection against timing."""
 _RETRY_PAUSES: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds before unsettled devices poll again. A real device would, an hour later."""
@@ -69,15 +73,7 @@ class FleetPlan:
 class SimulatedFleet(Closing):
     """Devices, and the processes that run them."""
 
-    def __init__(
-        self,
-        folder: Path,
-        deployment: Deployment,
-        plan: FleetPlan,
-        *,
-        timing: Timing | None = None,
-        workers: int | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, deployment: Deployment, plan: FleetPlan) -> None:
         """Open the fleet in a folder, or plan a new one; `make` creates missing devices."""
         self.folder = folder
         self.plan = store_plan(folder, plan)
@@ -86,10 +82,10 @@ class SimulatedFleet(Closing):
             folder=folder,
             policy=deployment.folder / "policy.toml",
             registry=deployment.registry,
-            timing=timing or _TIMING,
+            timing=_TIMING,
         )
         _write_keys(folder, self.plan.devices)
-        self._count = max(1, min(workers or os.cpu_count() or 1, self.plan.devices))
+        self._count = max(1, min(2 * (os.cpu_count() or 1), self.plan.devices))
         self._workers: list[_Worker] = []
 
     def close(self) -> None:
@@ -101,17 +97,27 @@ class SimulatedFleet(Closing):
         """Create missing devices, and let every ledger begin with a checkpoint."""
         self._run("make", on_count)
 
-    def answer(self, on_count: OnCount, *, again: bool = True) -> list[DeviceOutcome]:
-        """Let every device poll, answer what it may, and upload.
+    def answer(
+        self, on_count: OnCount, *, again: bool = True, until: float = math.inf
+    ) -> list[DeviceOutcome]:
+        """Let every device poll, answer what it may, and upload; none polls after `until`.
 
         Unless `again`, devices that answered before are skipped: if the policy allows one report,
         polling would only take time.
         """
-        return self._run("answer" if again else "answer once", on_count)
+        which: Literal["all", "those that have not answered"]
+        which = "all" if again else "those that have not answered"
+        return self._run(AnswerCommand(which=which, until=until), on_count)
+
+    def move(self, share: float) -> None:
+        """Let this share of the people change how they go to work; see `people.moved`."""
+        self._run(float(share), lambda _done, _all: None)
+        first = people(self.plan.kind, self.plan.devices, self.plan.seed)
+        self.people = [moved(person, number, share) for number, person in enumerate(first)]
 
     def retry(self, on_count: OnCount) -> list[DeviceOutcome]:
         """Let only those devices poll again that could not read the log, or refused something."""
-        return self._run("retry", on_count)
+        return self._run(AnswerCommand(which="unsettled"), on_count)
 
     def spent(self, on_count: OnCount = lambda _done, _all: None) -> list[DeviceOutcome]:
         return self._run("spent", on_count)
@@ -192,16 +198,26 @@ def devices_ready(folder: Path) -> int:
     return sum(1 for _ in folder.glob(f"devices/*/{MADE}"))
 
 
+def _open_window(body: RecipeBody) -> int | None:
+    """The window of a series that is open now; None if none is, and for a single question."""
+    recipe = open_recipe(body).recipe
+    return None if recipe.series is None else recipe.window_open(int(time.time()))
+
+
 def keep_answering(
     fleet: SimulatedFleet,
     deployment: Deployment,
     *,
     pause: Callable[[float], None] = time.sleep,
+    open_window: Callable[[RecipeBody], int | None] = _open_window,
 ) -> Iterator[str]:
-    """Let all devices poll whenever the log has something new. Yields what they did."""
+    """Let all devices poll whenever there is something new: a question, or a window of a series.
+
+    Before each window of a series people change a little. Yields what they did.
+    """
     fleet.make(lambda _done, _all: None)
     yield f"{fleet.plan.devices:,} devices are ready"
-    seen: set[bytes] = set()
+    seen: set[tuple[bytes, int | None]] = set()
     pauses: list[float] = []  # before the retries that are left
     retry = False
     while True:
@@ -211,8 +227,11 @@ def keep_answering(
             yield f"can't use the log: {error}"
             pause(2.0)
             continue
-        listed = {entry.address for entry in entries}
+        listed = {(entry.address, open_window(entry)) for entry in entries}
         if listed - seen:
+            windows = [number for _, number in listed - seen if number is not None]
+            if windows:
+                fleet.move(bike_share(max(windows)))
             done = fleet.answer(lambda _done, _all: None)
             pauses = list(_RETRY_PAUSES)
         elif retry:

@@ -23,6 +23,7 @@ _LOCK: Final = "lock"
 _READY: Final = "ready"
 _POLL_SECONDS: Final = 0.5
 _RESTART_SECONDS: Final = 3.0
+_STOP_TIMEOUT_SECONDS: Final = 90.0
 
 
 def running_pid(deployment: Deployment) -> int | None:
@@ -45,7 +46,7 @@ def is_ready(deployment: Deployment) -> bool:
     return (deployment.folder / "run" / _READY).exists()
 
 
-def stop_running(deployment: Deployment, *, timeout: float = 90.0) -> bool:
+def stop_running(deployment: Deployment) -> bool:
     """Stop the supervisor and all its processes. Returns False if none is running."""
     pid = running_pid(deployment)
     if pid is None:
@@ -53,11 +54,12 @@ def stop_running(deployment: Deployment, *, timeout: float = 90.0) -> bool:
     if pid == 0:
         raise ServiceError("it is just starting, or the lock file is damaged: try again")
     os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + _STOP_TIMEOUT_SECONDS
     while running_pid(deployment) is not None:
         if time.monotonic() > deadline:
             raise ServiceError(
-                f"process {pid} did not stop within {timeout:g} s; see {deployment.log('up')}"
+                f"process {pid} did not stop within {_STOP_TIMEOUT_SECONDS:g} s; "
+                f"see {deployment.log('up')}"
             )
         time.sleep(0.1)
     return True

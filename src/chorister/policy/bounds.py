@@ -63,6 +63,30 @@ def analysis_cost(policy: Policy, analysis: Analysis) -> CostBound:
     )
 
 
+def series_cost(policy: Policy, analysis: Analysis) -> CostBound | None:
+    """Bound one whole series, which may last for several periods; None if there are none."""
+    series = analysis.series
+    if series is None:
+        return None
+    own, device = analysis_cost(policy, analysis), policy.device
+    # Budgets renew by checkpoints that may be as old as the policy permits.
+    span = series.longest + policy.checkpoint_max_age
+    times, together = _periods(span, own.period), _periods(span, device.period)
+    most = min(series.answers, times)
+    return CostBound(
+        epsilon=min(UP.multiply(own.epsilon, most), UP.multiply(device.epsilon, together)),
+        delta=min(UP.multiply(own.delta, most), UP.multiply(device.delta, together)),
+        reports=min(series.answers, times * own.reports, together * device.reports),
+        local_epsilon=own.local_epsilon,
+        period=None,
+    )
+
+
+def _periods(span: int, period: int | None) -> int:
+    """Into how many periods of a budget a time can fall."""
+    return 1 if period is None else -(-span // period) + 1
+
+
 def device_cost(policy: Policy) -> CostBound:
     """Bound all analyses together."""
     costs = [analysis_cost(policy, analysis) for analysis in policy.analyses.values()]

@@ -59,7 +59,7 @@ def _device(policy: Policy) -> Iterator[Finding]:
     if policy.device.period is not None and policy.device.min_ledger_age > policy.device.period:
         why = "a new device is silent for longer than its budget takes to renew"
         yield _remark("device.min_ledger_age", why)
-    longest = max(analysis.window.longest for analysis in policy.analyses.values())
+    longest = max(analysis.longest_open for analysis in policy.analyses.values())
     if policy.device.min_ledger_age < longest + policy.checkpoint_max_age:
         why = "a device whose ledger was deleted may answer an open recipe again; "
         why += f"{duration_text(longest + policy.checkpoint_max_age)} would prevent it"
@@ -101,6 +101,7 @@ def _limits(policy: Policy, where: str, analysis: Analysis) -> Iterator[Finding]
         why = f"{fraction} of the smallest cohort is less than one honest device"
         remedy = "raise cohort.smallest, or the fraction"
         yield _contradiction(f"{where}.honest_fraction", why, remedy)
+    yield from _series(where, analysis)
     if window.longest < policy.checkpoint_max_age:
         age = duration_text(policy.checkpoint_max_age)
         why = f"a device whose list is {age} old, which is permitted, learns of recipes too late"
@@ -114,6 +115,26 @@ def _limits(policy: Policy, where: str, analysis: Analysis) -> Iterator[Finding]
             why = f"{ref} alone makes {parts} parts, but max_cells is {analysis.max_cells}"
             remedy = f"raise max_cells to {parts}, or leave {ref} out"
             yield _contradiction(f"{where}.group_by", why, remedy)
+
+
+def _series(where: str, analysis: Analysis) -> Iterator[Finding]:
+    series, where = analysis.series, f"{where}.series"
+    if series is None:
+        return
+    if series.longest < 2 * analysis.window.shortest:
+        least = duration_text(2 * analysis.window.shortest)
+        why = f"two of the shortest windows take {least}: no series is as short as this"
+        yield _contradiction(f"{where}.longest", why, f"raise it to {least} or more")
+    if series.answers > series.windows:
+        why = f"a device can't answer in {series.answers:,} of {series.windows:,} windows"
+        yield _contradiction(f"{where}.answers", why, f"lower it to {series.windows:,}")
+    if series.cells < series.windows:
+        why = f"{series.windows:,} windows are at least as many parts: cells must not be below"
+        yield _contradiction(f"{where}.cells", why, f"raise it to {series.windows:,} or more")
+    reports, period = analysis.budget.reports, analysis.budget.period
+    if series.answers > reports and (period is None or period >= series.longest):
+        why = f"{series.answers:,}, but the analysis' budget has {reports:,} reports in that time"
+        yield _remark(f"{where}.answers", why)
 
 
 def _field(where: str, analysis: Analysis, field: FieldBudget) -> Iterator[Finding]:

@@ -7,14 +7,20 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final, Literal, TypeAlias
 
-from chorister.policy.bounds import CostBound, analysis_cost, device_cost
-from chorister.policy.explain import cost_text
+from chorister.policy.bounds import CostBound, analysis_cost, device_cost, series_cost
+from chorister.policy.explain import cost_text, series_cost_text
 from chorister.policy.model import DURATION_FIELDS, Policy
 from chorister.policy.values import duration_text
+from chorister.policy.witnesses import (
+    NO_QUORUM,
+    Strictness,
+    compare_witnesses,
+    parse_witness_policy,
+)
 
 _Path: TypeAlias = tuple[str, ...]
 _Rule: TypeAlias = Literal[
-    "up", "down", "true", "period", "composition", "query_class", "list", "pairs"
+    "up", "down", "true", "period", "composition", "query_class", "list", "pairs", "witnesses"
 ]
 
 _BUDGET: Final[dict[str, _Rule]] = {
@@ -30,6 +36,7 @@ _BUDGET: Final[dict[str, _Rule]] = {
 _RULES: Final[dict[_Path, _Rule]] = {
     ("log", "keys"): "list",
     ("log", "checkpoint_max_age"): "up",
+    ("log", "witnesses"): "witnesses",
     ("aggregators", "*", "one_operator"): "true",
     ("aggregators", "*", "leader", "cosigning_keys"): "list",
     ("aggregators", "*", "helper", "cosigning_keys"): "list",
@@ -47,6 +54,10 @@ _RULES: Final[dict[_Path, _Rule]] = {
     ("analyses", "*", "window", "shortest"): "down",
     ("analyses", "*", "window", "longest"): "up",
     ("analyses", "*", "window", "longest_grace"): "up",
+    ("analyses", "*", "series", "windows"): "up",
+    ("analyses", "*", "series", "longest"): "up",
+    ("analyses", "*", "series", "answers"): "up",
+    ("analyses", "*", "series", "cells"): "up",
     ("analyses", "*", "cohort", "smallest"): "down",
     ("analyses", "*", "cohort", "largest"): "up",
     ("analyses", "*", "mechanisms"): "list",
@@ -62,6 +73,12 @@ _RULES: Final[dict[_Path, _Rule]] = {
 }
 
 
+_STRICTNESS: Final[dict[Strictness, tuple[Literal["more", "less", "other"], str]]] = {
+    "looser": ("more", "fewer cosignatures suffice"),
+    "stricter": ("less", "more cosignatures are needed"),
+    "same": ("other", "other lines with the same meaning"),
+    "unclear": ("other", "look at it: other cosignatures are needed"),
+}
 _NEVER: Final = 2**63  # seconds; stands for a budget that does not renew
 
 
@@ -96,6 +113,7 @@ def _costs(old: Policy, new: Policy) -> Iterator[Change]:
         before = analysis_cost(old, old.analyses[name])
         after = analysis_cost(new, new.analyses[name])
         yield from _cost(f"analyses.{name}", before, after)
+        yield from _series_cost(name, old, new)
     for name in sorted(set(new.analyses) - set(old.analyses)):
         analysis = new.analyses[name]
         what = f"new analysis ({analysis.purpose}): {cost_text(analysis_cost(new, analysis))}"
@@ -105,17 +123,29 @@ def _costs(old: Policy, new: Policy) -> Iterator[Change]:
 
 
 def _cost(field: str, before: CostBound, after: CostBound) -> Iterator[Change]:
-    if before == after:
-        return
-    rises = (
+    if before != after:
+        what = f"can now cost {cost_text(after)}; before, {cost_text(before)}"
+        yield Change(kind="more" if _rises(before, after) else "less", field=field, what=what)
+
+
+def _series_cost(name: str, old: Policy, new: Policy) -> Iterator[Change]:
+    before, after = (series_cost(policy, policy.analyses[name]) for policy in (old, new))
+    if after is None or before == after:
+        return  # without any series, `_compare` says it all
+    rises = before is None or _rises(before, after)
+    then = "" if before is None else f"; before, {series_cost_text(before)}"
+    what = f"a whole series can now cost a device {series_cost_text(after)}{then}"
+    yield Change(kind="more" if rises else "less", field=f"analyses.{name}.series", what=what)
+
+
+def _rises(before: CostBound, after: CostBound) -> bool:
+    return (
         after.epsilon > before.epsilon
         or after.delta > before.delta
         or after.reports > before.reports
         or after.local_total > before.local_total
         or (after.period or _NEVER) < (before.period or _NEVER)
     )
-    what = f"can now cost {cost_text(after)}; before, {cost_text(before)}"
-    yield Change(kind="more" if rises else "less", field=field, what=what)
 
 
 def _rule(path: _Path) -> _Rule | None:
@@ -137,6 +167,8 @@ def _compare(before: Any, after: Any, path: _Path) -> Iterator[Change]:  # noqa:
             yield from _compare(before.get(key), after.get(key), (*path, key))
     elif rule == "list" or (rule == "pairs" and None not in (before, after)):
         yield from _compare_lists(before or (), after or (), path)
+    elif rule == "witnesses":
+        yield _compare_quorums(before, after, ".".join(path))
     else:
         what = f"{_text(before, path[-1])} -> {_text(after, path[-1])}"
         if rule == "composition":
@@ -153,6 +185,14 @@ def _compare_lists(
     for value in before:
         if value not in after:
             yield Change(kind="less", field=".".join(path), what=f"removed {_text(value)}")
+
+
+def _compare_quorums(before: str | None, after: str | None, field: str) -> Change:
+    old, new = (parse_witness_policy(text or f"quorum {NO_QUORUM}") for text in (before, after))
+    found = compare_witnesses(old, new)
+    kind, words = _STRICTNESS[found]
+    what = f"{words}: {old}" if found == "same" else f"{words}: {old} -> {new}"
+    return Change(kind=kind, field=field, what=what)
 
 
 def _direction(rule: _Rule | None, before: Any, after: Any) -> Literal["more", "less", "other"]:  # noqa: ANN401

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chorister.policy.bounds import CostBound, analysis_cost, device_cost, field_cost
+from chorister.policy.bounds import CostBound, analysis_cost, device_cost, field_cost, series_cost
 from chorister.policy.model import Analysis, Composition, Policy, Renyi
 from chorister.policy.values import duration_text, legible, number_text, visible
+from chorister.policy.witnesses import NO_QUORUM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,14 +35,27 @@ def explain(policy: Policy) -> list[Section]:
 
 def cost_text(cost: CostBound) -> str:
     """Put the paper's bounds into one sentence."""
-    count = f"{cost.reports:,} report{'' if cost.reports == 1 else 's'}"
+    count = _counted(cost.reports, "report")
     span = f"in each period of {duration_text(cost.period)}" if cost.period else "ever"
-    local = f"{number_text(cost.local_epsilon)} x {cost.reports:,}"
     return (
         f"at most {count} {span}: epsilon {number_text(cost.epsilon)}, delta "
         f"{number_text(cost.delta)} to anyone who does not control both aggregators; to both "
-        f"together eps_local x k = {local} = {number_text(cost.local_total)}"
+        f"together epsilon {number_text(cost.local_total)}, from {count} of local epsilon "
+        f"{number_text(cost.local_epsilon)}"
     )
+
+
+def series_cost_text(cost: CostBound) -> str:
+    """Say what a whole series can cost a device."""
+    return (
+        f"at most {_counted(cost.reports, 'report')}: epsilon {number_text(cost.epsilon)}, delta "
+        f"{number_text(cost.delta)}; to both aggregators together epsilon "
+        f"{number_text(cost.local_total)}"
+    )
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def composition_text(composition: Composition) -> str:
@@ -57,10 +71,10 @@ def _parties(policy: Policy) -> Iterator[str]:
         yield f"aggregators {pair.name}: {pair.leader.url} and {pair.helper.url}"
     age = duration_text(policy.checkpoint_max_age)
     log = policy.log.origin
-    yield f"a device is silent if its copy of the list of the public log {log} is older than {age}"
+    yield f"a device is silent if its copy of the public log {log} is older than {age}"
     witnesses = policy.log.witness_policy
-    if witnesses is not None:
-        yield f"further witnesses have to cosign the log: quorum {legible(witnesses.quorum)}"
+    if witnesses is not None and witnesses.quorum != NO_QUORUM:
+        yield f"further witnesses have to cosign the log: {legible(str(witnesses))}"
     yield f"digest {policy.digest.hex()}"
 
 
@@ -83,7 +97,8 @@ def _device(policy: Policy) -> Iterator[str]:
         yield (
             "the guarantee is per period; over n periods a device can lose n times as much. In any "
             "time as long as a period at most two budgets are charged, one before and one after "
-            f"the renewal; three, if the device's clock is slow, but not by more than {age}. "
+            f"the renewal; three, if the device's clock is slow by up to {age}, or both "
+            "aggregators lie about the time. "
             "Each device starts its period at its own random time"
         )
     age = duration_text(policy.device.min_ledger_age)
@@ -94,10 +109,15 @@ def _analysis(policy: Policy, analysis: Analysis) -> Iterator[str]:
     yield legible(analysis.purpose)
     yield cost_text(analysis_cost(policy, analysis))
     yield composition_text(analysis.budget.composition)
+    fields: dict[str, list[str]] = {}
     for ref, field in analysis.fields.items():
-        yield f"{ref}: {cost_text(field_cost(policy, analysis, field))}"
+        fields.setdefault(cost_text(field_cost(policy, analysis, field)), []).append(ref)
+    for cost, refs in fields.items():
+        yield f"{'each of ' if len(refs) > 1 else ''}{', '.join(refs)}: {cost}"
     yield from _questions(analysis)
     yield from _shape(analysis)
+    if (whole := series_cost(policy, analysis)) is not None:
+        yield f"a whole series costs a device {series_cost_text(whole)}"
 
 
 def _questions(analysis: Analysis) -> Iterator[str]:
@@ -126,12 +146,19 @@ def _shape(analysis: Analysis) -> Iterator[str]:
         f"answered for {duration_text(window.shortest)} to {duration_text(window.longest)}, "
         f"collected for up to {duration_text(window.longest_grace)} more"
     )
+    if (series := analysis.series) is not None:
+        times = "window" if series.answers == 1 else "windows"
+        yield (
+            f"may be asked repeatedly, in up to {series.windows:,} windows within "
+            f"{duration_text(series.longest)}; a device answers in at most {series.answers:,} "
+            f"{times} of such a series, drawn at random, and each answer is charged"
+        )
     yield (
         f"noise on the device: {' or '.join(analysis.mechanisms)} one-hot encoding, "
         f"{' or '.join(analysis.report_kinds)} reports"
     )
-    keys, collectors = len(analysis.author_keys), len(analysis.collectors)
-    yield f"{keys} author key(s) may ask, {collectors} collector(s) may see results"
+    keys = _counted(len(analysis.author_keys), "author key")
+    yield f"{keys} may ask, {_counted(len(analysis.collectors), 'collector')} may see results"
 
 
 def _assumptions(policy: Policy) -> Iterator[str]:
@@ -150,6 +177,6 @@ def _assumptions(policy: Policy) -> Iterator[str]:
                 "honest devices; if fewer are, epsilon is larger than stated"
             )
     yield (
-        "not hidden: that, when and from where a device took part, its group and its arm. The "
-        "budget is one store's; several apps that embed a device have one each"
+        "not hidden: the fact that a device took part, when and from where, its group and its "
+        "arm. Each store has its own budget: several apps that embed a device do not share one"
     )

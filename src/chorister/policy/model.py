@@ -1,4 +1,4 @@
-"""What a device allows: the model behind a policy document, and how its TOML is read.
+"""What a device allows: the model behind a policy document (`document` reads its TOML).
 
 Every class is frozen and refuses unknown keys. References between parts (an analysis that names a
 field, a pair of aggregators) are checked here; `chorister.policy.contradictions` checks whether the
@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import math
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args, get_type_hints
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
     StringConstraints,
@@ -37,12 +34,11 @@ from chorister.canonical import (
     PublicKey,
     all_errors,
     b64url_decode,
-    b64url_encode,
     find_noncanonical,
-    key_id,
     sha256,
 )
 from chorister.errors import InvalidInput, PolicyError
+from chorister.policy.document import parse_toml, read_document, with_stand_ins
 from chorister.policy.values import (
     URL,
     Delta,
@@ -58,14 +54,11 @@ from chorister.policy.values import (
     SQLName,
     duration_text,
 )
-from chorister.policy.witnesses import WitnessPolicy, parse_witness_policy
+from chorister.policy.witnesses import WitnessLines, WitnessPolicy, parse_witness_policy
 from chorister.privacy.certified import MAX_COHORT, MAX_ORDER
 from chorister.privacy.filters import BasicFilter, Filter, RenyiFilter
 from chorister.privacy.randomizers import MAX_LENGTH, Mechanism
 
-MAX_POLICY_BYTES: Final = 1_000_000
-# Keys like a.a.a.a take tomllib quadratic time; no policy is nested a hundredth as deep.
-_MAX_DOTS: Final = 200
 OTHER = "other"
 """The group of every value outside a closed list."""
 
@@ -103,6 +96,13 @@ class Renyi(Model):
 
 
 Composition: TypeAlias = Literal["basic"] | Renyi
+
+
+def empty_filter(composition: Composition, epsilon: Decimal, delta: Decimal) -> Filter:
+    """Return a filter to which nothing is charged yet."""
+    if isinstance(composition, Renyi):
+        return RenyiFilter(epsilon=epsilon, delta=delta, orders=composition.renyi)
+    return BasicFilter(epsilon=epsilon, delta=delta)
 
 
 class DataField(Model):
@@ -159,16 +159,6 @@ class AggregatorPair(Model):
         return self
 
 
-def _witness_lines(text: str) -> str:
-    parse_witness_policy(text)
-    return text
-
-
-WitnessLines: TypeAlias = Annotated[
-    str, StringConstraints(strict=True), AfterValidator(_witness_lines)
-]
-
-
 class Log(Model):
     """The public log."""
 
@@ -196,10 +186,7 @@ class Budget(Model):
 
     def filter(self) -> Filter:
         """Return the empty filter with which a ledger starts a period."""
-        if isinstance(self.composition, Renyi):
-            orders = self.composition.renyi
-            return RenyiFilter(epsilon=self.epsilon, delta=self.delta, orders=orders)
-        return BasicFilter(epsilon=self.epsilon, delta=self.delta)
+        return empty_filter(self.composition, self.epsilon, self.delta)
 
 
 class DeviceBudget(Budget):
@@ -232,6 +219,19 @@ class WindowLimits(Model):
     longest_grace: Duration
 
 
+class SeriesLimits(Model):
+    """The limits of recipes that ask in many windows."""
+
+    windows: Annotated[Int, Field(ge=2)]
+    """The largest number of windows."""
+    longest: Duration
+    """The longest time from the first opening to the last closing."""
+    answers: Count
+    """In how many windows one device answers at most."""
+    cells: Annotated[Int, Field(ge=2)]
+    """The largest number of windows times groups times arms: each is a task of the aggregators."""
+
+
 class CohortLimits(Model):
     """The limits of a recipe's min_cohort."""
 
@@ -258,6 +258,8 @@ class Analysis(Model):
     """The fields that may be read, each with its own budget."""
     max_bins: Annotated[Int, Field(ge=2, le=MAX_LENGTH)]
     window: WindowLimits
+    series: SeriesLimits | None = None
+    """Without it no recipe may have more than one window."""
     cohort: CohortLimits
     mechanisms: Annotated[tuple[Mechanism, ...], Field(min_length=1)] = (Mechanism.ASYMMETRIC,)
     report_kinds: Annotated[tuple[ReportKind, ...], Field(min_length=1)] = ("bounded",)
@@ -269,10 +271,10 @@ class Analysis(Model):
     """The largest number of parts (groups times arms) that a recipe may split the fleet into."""
     hashed_prefixes: Bool = False
 
-    @cached_property
-    def author_key_ids(self) -> Mapping[str, str]:
-        """Public keys by key id."""
-        return FrozenDict({key_id(b64url_decode(key)): key for key in self.author_keys})
+    @property
+    def longest_open(self) -> int:
+        """The longest time for which a recipe can be answered, in seconds."""
+        return max(self.window.longest, 0 if self.series is None else self.series.longest)
 
     @model_validator(mode="after")
     def _consistent(self) -> Analysis:
@@ -310,7 +312,7 @@ class Policy(Model):
     @classmethod
     def load(cls, source: bytes | str | os.PathLike[str]) -> Policy:
         """Read a policy from a TOML document (bytes) or from a file (a path)."""
-        return cls._validated(_parse_toml(_bytes(source)))
+        return cls._validated(parse_toml(read_document(source)))
 
     @classmethod
     def load_rehearsal(cls, source: bytes | str | os.PathLike[str]) -> Policy:
@@ -318,7 +320,7 @@ class Policy(Model):
 
         They are replaced by stand-ins that no device and no server could use.
         """
-        return cls._validated(_with_stand_ins(_parse_toml(_bytes(source))))
+        return cls._validated(with_stand_ins(parse_toml(read_document(source))))
 
     @classmethod
     def _validated(cls, tree: dict[str, Any]) -> Policy:
@@ -386,15 +388,10 @@ class Policy(Model):
 
     def _witnesses(self) -> Iterator[tuple[str, str]]:
         """Whoever already has to cosign adds nothing as a witness."""
-        required = {
-            b64url_decode(key)
-            for pair in self.aggregators
-            for side in (pair.leader, pair.helper)
-            for key in side.cosigning_keys
-        } | {b64url_decode(key) for key in self.log.keys}
-        witnesses = self.log.witness_policy
-        for name, witness in ({} if witnesses is None else witnesses.witnesses).items():
-            if witness.key in required:
+        sides = [side for pair in self.aggregators for side in (pair.leader, pair.helper)]
+        keys = {key for side in sides for key in side.cosigning_keys} | set(self.log.keys)
+        if (witnesses := self.log.witness_policy) is not None:
+            for name in witnesses.with_keys({b64url_decode(key) for key in keys}):
                 yield "log.witnesses", f"{name} has the key of the log or of an aggregator"
 
     def _references(self) -> Iterator[tuple[str, str]]:
@@ -440,58 +437,6 @@ class Policy(Model):
                 yield f"{where}.group_by", f"no profile has the field {ref!r}"
             elif self.fields[ref].group_values is None:
                 yield f"{where}.group_by", f"{ref!r} is sensitive: it has no group_values"
-
-
-def _bytes(source: bytes | str | os.PathLike[str]) -> bytes:
-    return source if isinstance(source, bytes) else _read(Path(source))
-
-
-def _with_stand_ins(tree: dict[str, Any]) -> dict[str, Any]:
-    """Add what is missing for a rehearsal; the reserved domain `invalid` reaches nobody."""
-
-    def key(name: str) -> str:
-        return b64url_encode(sha256(f"rehearsal {name}".encode()))
-
-    def aggregator(role: str) -> dict[str, Any]:
-        return {"url": f"https://{role}.rehearsal.invalid/dap/", "cosigning_keys": [key(role)]}
-
-    log = {"origin": "rehearsal.invalid/log", "keys": [key("log")], "checkpoint_max_age": "1d"}
-    pair = {"name": "rehearsal", "leader": aggregator("leader"), "helper": aggregator("helper")}
-    filled = {"version": 1, "name": "rehearsal", "log": log, "aggregators": [pair], **tree}
-    analyses = filled.get("analyses")
-    if isinstance(analyses, dict):
-        who = {"author_keys": [key("author")], "collectors": [sha256(b"rehearsal").hex()]}
-        filled["analyses"] = {
-            name: {**who, **each} if isinstance(each, dict) else each
-            for name, each in analyses.items()
-        }
-    return filled
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise PolicyError(f"can't read {path}: {error.strerror}") from None
-
-
-def _parse_toml(data: bytes) -> dict[str, Any]:
-    """Parse TOML, with floats as exact decimals."""
-    if len(data) > MAX_POLICY_BYTES:
-        raise PolicyError(f"{len(data)} bytes: a policy has at most {MAX_POLICY_BYTES}")
-    if any(line.count(b".") > _MAX_DOTS for line in data.splitlines()):
-        raise PolicyError(f"a line with more than {_MAX_DOTS} dots: break it, or nest less")
-    try:
-        return tomllib.loads(data.decode("utf-8"), parse_float=_decimal)
-    except (ValueError, RecursionError) as error:
-        raise PolicyError(f"not TOML: {error}") from None
-
-
-def _decimal(text: str) -> Decimal:
-    try:
-        return Decimal(text)
-    except ArithmeticError:
-        raise ValueError(f"{text} is not a decimal") from None
 
 
 def _duration_fields() -> frozenset[str]:

@@ -128,7 +128,9 @@ def parse_duration(value: object) -> int:
 
 def number_text(value: Decimal) -> str:
     """Write a decimal for people: tiny ones as powers of ten."""
-    return decimal_text(value) if value >= Decimal("0.0001") else f"{value.normalize(UP):e}"
+    if value == 0 or value >= Decimal("0.0001"):
+        return decimal_text(value)
+    return f"{value.normalize(UP):e}"
 
 
 def duration_text(seconds: int) -> str:

@@ -16,9 +16,12 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from itertools import combinations, product
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
+
+from pydantic import AfterValidator, StringConstraints
 
 from chorister.errors import InvalidInput
 
@@ -26,6 +29,9 @@ MAX_WITNESS_POLICY: Final = 65_536
 """Characters."""
 NO_QUORUM: Final = "none"
 _MAX_NAMES: Final = 256
+# What `compare_witnesses` takes on: over a second of work would be for a strange policy.
+_MAX_SETS: Final = 10_000
+_MAX_COMPARED: Final = 1_000_000
 _COSIGNATURE: Final = 0x04
 _VKEY: Final = re.compile(r"([^+\s]+)\+([0-9a-f]{8})\+([A-Za-z0-9+/]+={0,2})")
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,5}")
@@ -55,11 +61,72 @@ class WitnessPolicy:
         """Whether the quorum is reached if these witnesses have cosigned."""
         return self.quorum == NO_QUORUM or self._has(self.quorum, cosigned)
 
+    def with_keys(self, keys: Collection[bytes]) -> Iterator[str]:
+        """Yield the witnesses that have one of these keys."""
+        return (name for name, witness in self.witnesses.items() if witness.key in keys)
+
+    def __str__(self) -> str:
+        return "no witness" if self.quorum == NO_QUORUM else self._text(self.quorum)
+
+    def _text(self, name: str) -> str:
+        if name in self.witnesses:
+            return self.witnesses[name].name
+        needed, members = self.groups[name]
+        return f"{needed} of ({', '.join(self._text(member) for member in members)})"
+
+    def smallest(self, limit: int) -> frozenset[frozenset[WitnessKey]] | None:
+        """Return the smallest sets of witnesses that reach the quorum; None if over `limit`."""
+        if self.quorum == NO_QUORUM:
+            return frozenset([frozenset()])
+        if self._count(self.quorum) > limit:
+            return None
+        return frozenset(self._sets(self.quorum))
+
+    def _count(self, name: str) -> int:
+        """The number of smallest sets: no witness is in two groups, so all of them differ."""
+        if name in self.witnesses:
+            return 1
+        needed, members = self.groups[name]
+        # ways[k]: to choose k of the members so far, and a set of each.
+        ways = [1] + [0] * needed
+        for count in map(self._count, members):
+            for chosen in range(needed, 0, -1):
+                ways[chosen] += ways[chosen - 1] * count
+        return ways[needed]
+
+    def _sets(self, name: str) -> Iterator[frozenset[WitnessKey]]:
+        if name in self.witnesses:
+            yield frozenset([self.witnesses[name]._replace(url=None)])
+            return
+        needed, members = self.groups[name]
+        for chosen in combinations(members, needed):
+            for parts in product(*(tuple(self._sets(member)) for member in chosen)):
+                yield frozenset[WitnessKey]().union(*parts)
+
     def _has(self, name: str, cosigned: Collection[str]) -> bool:
         if name in self.witnesses:
             return name in cosigned
         needed, members = self.groups[name]
         return sum(self._has(member, cosigned) for member in members) >= needed
+
+
+Strictness: TypeAlias = Literal["looser", "stricter", "same", "unclear"]
+
+
+def compare_witnesses(old: WitnessPolicy, new: WitnessPolicy) -> Strictness:
+    """Say whether fewer cosignatures suffice under `new`, or more are needed.
+
+    It is looser if every set of witnesses that was enough still is, and others are, too; unclear if
+    neither accepts all that the other does, or if there are too many sets to tell.
+    """
+    before, after = old.smallest(_MAX_SETS), new.smallest(_MAX_SETS)
+    if before is None or after is None or len(before) * len(after) > _MAX_COMPARED:
+        return "unclear"
+    looser = all(any(enough <= each for enough in after) for each in before)
+    stricter = all(any(enough <= each for enough in before) for each in after)
+    if looser and stricter:
+        return "same"
+    return "looser" if looser else "stricter" if stricter else "unclear"
 
 
 def parse_vkey(text: str) -> WitnessKey:
@@ -78,7 +145,7 @@ def parse_vkey(text: str) -> WitnessKey:
             "that Chorister knows so far"
         )
     if hashlib.sha256(name.encode() + b"\n" + data).digest()[:4].hex() != key_id:
-        raise InvalidInput(f"the hash in the verifier key of {name} does not fit")
+        raise InvalidInput(f"the hash in the verifier key of {name} does not match")
     return WitnessKey(name, data[1:])
 
 
@@ -99,6 +166,15 @@ def parse_witness_policy(text: str) -> WitnessPolicy:
     if reader.quorum is None:
         raise InvalidInput("there is no quorum line")
     return WitnessPolicy(quorum=reader.quorum, witnesses=reader.witnesses, groups=reader.groups)
+
+
+def _checked(text: str) -> str:
+    parse_witness_policy(text)
+    return text
+
+
+WitnessLines: TypeAlias = Annotated[str, StringConstraints(strict=True), AfterValidator(_checked)]
+"""The text of a witness policy, in a policy."""
 
 
 class _Lines:

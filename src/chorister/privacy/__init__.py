@@ -9,7 +9,7 @@ Pure functions and frozen values; the one module that touches a disk is
   :mod:`published_bounds`: those of the literature, for comparison.
 - :mod:`amplification`: epsilon, delta, minimum cohort or local epsilon, by any of these.
 - :mod:`filters`: the compositions that a ledger may enforce. :mod:`composition` (on :mod:`losses`):
-  those for sequences fixed beforehand.
+  those for sequences fixed in advance.
 - :mod:`planning`: what planned questions cost.
 - :mod:`decimals`: how numbers are read and added, whatever the host's decimal context.
 
@@ -40,7 +40,6 @@ from chorister.privacy.filters import (
     require_filter,
 )
 from chorister.privacy.randomizers import (
-    ConfidenceInterval,
     HostileInfluence,
     Mechanism,
     OneHotRandomizer,
@@ -65,7 +64,6 @@ __all__ = [
     "Bound",
     "CloneBound",
     "Composed",
-    "ConfidenceInterval",
     "Cost",
     "Crowd",
     "ExactTotal",

@@ -10,12 +10,13 @@ the upper bound is enforced. *Noised crowd*: one pair of laws whoever the other 
 upper but for rounding.
 
 `D_alpha(P||Q) = ln(sum Q (P/Q)^alpha) / (alpha - 1)` is the maximum over blocks that cover every
-composition. One composition alone is *not* the worst case for large orders (up to 45 % too low).
+composition. One composition alone is *not* the worst case for large orders (up to 45% too low).
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -31,7 +32,8 @@ from chorister.privacy.randomizers import Mechanism, as_local_epsilon
 
 MAX_COHORT: Final = 10**9
 MAX_ORDER: Final = 20_000
-# Every integer order where epsilon can fall off a cliff, and steps of 3 % where it is flat.
+_RATIONAL: Final = re.compile(r"[0-9]{1,30}([./][0-9]{1,30})?")
+# Every integer order where epsilon can fall off a cliff, and steps of 3% where it is flat.
 ORDERS: Final = (*range(2, 129), *(round(128 * 1.03**i) for i in range(1, 171)))
 
 
@@ -123,9 +125,12 @@ def _as_fraction(value: Fraction | int | str) -> Fraction:
     """Read a rational. Floats are refused: int(0.29 * 100) is 28."""
     if isinstance(value, bool) or not isinstance(value, Fraction | int | str):
         raise InvalidInput("honest_fraction must be a rational such as Fraction(9, 10) or '9/10'")
+    # `Fraction` alone would spell out the zeros of "1e300000000".
+    if isinstance(value, str) and not _RATIONAL.fullmatch(value):
+        raise InvalidInput(f"honest_fraction {value!r:.60} is not a rational number")
     try:
         fraction = Fraction(value)
-    except (ValueError, ZeroDivisionError):
+    except ZeroDivisionError:
         raise InvalidInput(f"honest_fraction {value!r} is not a rational number") from None
     if not 0 < fraction <= 1:
         raise InvalidInput(f"honest_fraction must lie in (0, 1], not {value}")
@@ -140,7 +145,7 @@ def honest_members(cohort: int, fraction: Fraction) -> int:
     if members < 1:
         least = -(-fraction.denominator // fraction.numerator)
         raise InvalidInput(
-            f"{fraction} of a cohort of {cohort} is nobody: the cohort must be at least {least}"
+            f"{fraction} of a cohort of {cohort} is no device: the cohort must be at least {least}"
         )
     return members
 

@@ -85,7 +85,7 @@ class Composed:
 
     @property
     def best(self) -> tuple[CompositionName, float]:
-        """The smallest. All are valid for a sequence fixed beforehand; refusals are infinite."""
+        """The smallest. All are valid for a sequence fixed in advance; refusals are infinite."""
         values = {name: float(getattr(self, name)) for name in CompositionName}
         name = min(values, key=lambda each: values[each])
         return name, values[name]

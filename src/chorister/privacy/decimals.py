@@ -97,7 +97,7 @@ def as_epsilon(value: Number) -> float:
 
 def _as_float(value: Number, name: str) -> float:
     try:
-        number = float(value)
+        number = float(as_decimal(value))
     except (TypeError, ValueError, ArithmeticError):
         raise InvalidInput(f"{name} {value!r} is not a number") from None
     if math.isnan(number) or isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Privacy losses of releases, for compositions that are fixed beforehand.
+"""Privacy losses of releases, for compositions that are fixed in advance.
 
 **Envelopes.** The native module bounds one release by the curve of its hockey-stick divergences.
 For laws P, Q and g >= 0, `H_g(P||Q) = sum (P - gQ)+` is convex and nonincreasing in g, and H_0 = 1.
@@ -31,6 +31,7 @@ from chorister.privacy.total_weight import Floats
 _DIRECT_PRODUCTS = 4_000_000
 _FFT_ERROR = 1e-13  # added to the infinite loss for every transform
 _MOST_POINTS = 2**23
+_PRECISION = 1e-9  # of an epsilon, relative
 
 
 # --- Envelopes -----------------------------------------------------------------------------------
@@ -86,9 +87,7 @@ def exact_envelope(
     return Envelope(g=1.0 + np.frombuffer(knots), excess=np.frombuffer(excess))
 
 
-def least_epsilon(
-    delta_at: Callable[[float], float], delta: float, upper: float, *, precision: float = 1e-9
-) -> float:
+def least_epsilon(delta_at: Callable[[float], float], delta: float, upper: float) -> float:
     """Least epsilon in [0, upper] with delta_at(epsilon) <= delta, from above.
 
     The upper end is tested first and is the answer if it fails: it must hold for other reasons
@@ -105,7 +104,7 @@ def least_epsilon(
     low_gap = math.log(at_zero) - log_target
     step = 0
     guess = upper / 2.0
-    while high - low > precision * high:
+    while high - low > _PRECISION * high:
         value = _checked(delta_at(guess))
         gap = (math.log(value) if value > 0.0 else -745.0) - log_target
         if gap <= 0.0:
@@ -122,7 +121,7 @@ def least_epsilon(
         share = low_gap / (low_gap - high_gap)
         width = high - low
         aim = low + share * width
-        nudge = max(precision * high / 4.0, 1e-3 * width)
+        nudge = max(_PRECISION * high / 4.0, 1e-3 * width)
         aim += nudge if gap > 0.0 else -nudge
         guess = min(max(aim, low + width * 1e-4), high - width * 1e-4)
     return high
@@ -154,7 +153,7 @@ class PrivacyLoss:
         return float(np.dot(self.mass[above], gain)) + self.infinite
 
     def then(self, other: PrivacyLoss, cut: float) -> PrivacyLoss:
-        """Both losses added: the composition of two releases fixed beforehand."""
+        """Both losses added: the composition of two releases fixed in advance."""
         if self.spacing != other.spacing:
             raise InvalidInput("privacy losses must share one grid to be composed")
         size = self.mass.size + other.mass.size - 1

@@ -59,7 +59,7 @@ class Plan:
     """Planned questions, each and all."""
 
     each: tuple[Cost, ...]
-    total: Composed | None  # if the sequence is fixed beforehand, at the sum of the deltas
+    total: Composed | None  # if the sequence is fixed in advance, at the sum of the deltas
     remaining: Filter | None  # the budget after all of them
 
 

@@ -151,13 +151,6 @@ def bits_per_bin(n: int, noise_trials: int) -> int:
     return n + AGGREGATORS * noise_trials
 
 
-class ConfidenceInterval(NamedTuple):
-    """The two ends of a confidence interval, one entry per bin."""
-
-    low: Floats
-    high: Floats
-
-
 class HostileInfluence(NamedTuple):
     """How far one hostile report can move estimates, in devices."""
 
@@ -264,9 +257,7 @@ class OneHotRandomizer:
             max_weight=self.max_weight if bounded else self.length,
         )
 
-    def randomize_many(
-        self, indices: Sequence[int] | NDArray[np.int64], *, bounded: bool = True, threads: int = 0
-    ) -> NDArray[np.uint8]:
+    def randomize_many(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint8]:
         """Draw one report for each of many devices: an array of shape (devices, length)."""
         import numpy as np
 
@@ -280,8 +271,7 @@ class OneHotRandomizer:
             self.length,
             q_threshold=self.q_threshold,
             h_threshold=self.h_threshold,
-            max_weight=self.max_weight if bounded else self.length,
-            threads=threads,
+            max_weight=self.max_weight,
         )
         return np.frombuffer(drawn, dtype=np.uint8).reshape(held.size, self.length)
 
@@ -321,34 +311,6 @@ class OneHotRandomizer:
         import numpy as np
 
         return np.sqrt(self.variance(n, frequency, noise_trials))
-
-    def interval(
-        self, estimates: ArrayLike, n: int, noise_trials: int = 0, confidence: float = 0.95
-    ) -> ConfidenceInterval:
-        """Confidence intervals of the noise around unbiased `estimates`.
-
-        Score intervals: all true counts f with `|estimate - f| <= z sqrt(variance(f)) + step / 2`;
-        half a step because sums are whole numbers. The variance is linear in f, so the ends solve a
-        quadratic. Nothing is cut at 0 or n: averages of such intervals stay honest.
-        """
-        import numpy as np
-        import scipy
-
-        if not 0.0 < confidence < 1.0:
-            raise InvalidInput(f"confidence must lie strictly between 0 and 1, not {confidence}")
-        _check_cohort(n, noise_trials)
-        seen = np.asarray(estimates, dtype=np.float64)
-        z = float(scipy.special.ndtri(0.5 + confidence / 2.0))
-        shift = z * z * self.variance_slope / 2.0
-        least, most = seen - self.step / 2.0, seen + self.step / 2.0
-        base, slope = self._base_variance(n, noise_trials), self.variance_slope
-        below, above = (
-            np.sqrt(np.maximum(shift * shift + z * z * (base + slope * end), 0.0))
-            for end in (least, most)
-        )
-        return ConfidenceInterval(
-            low=np.minimum(least + shift - below, least), high=most + shift + above
-        )
 
     def total_weight(self, n: int, noise_trials: int = 0, *, bounded: bool = True) -> TotalWeight:
         """The law of the sum's total weight, which does not depend on anybody's data."""

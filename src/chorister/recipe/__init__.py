@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from chorister.recipe.check import Check, check, refusal, verify_recipe, verify_size
-from chorister.recipe.model import Aggregators, Arm, Bucket, Participation, Privacy, Recipe, Window
+from chorister.recipe.model import (
+    Aggregators,
+    Arm,
+    Bucket,
+    Participation,
+    Privacy,
+    Recipe,
+    Series,
+    Window,
+)
 from chorister.recipe.signature import SignedRecipe, sign, verify
 
 __all__ = [
@@ -14,6 +23,7 @@ __all__ = [
     "Participation",
     "Privacy",
     "Recipe",
+    "Series",
     "SignedRecipe",
     "Window",
     "check",

@@ -53,8 +53,8 @@ def refusal(
 ) -> Check | None:
     """Return the first check that fails, or None. No rule is evaluated after it.
 
-    Refusing a recipe for a cheap reason takes no time: the certified epsilon, the one rule that
-    takes milliseconds, comes last.
+    Refusing a recipe for a cheap reason takes no time: the certified epsilon, which can take about
+    a second for absurd cohorts, comes last.
     """
     outcomes = _checks(recipe, policy, now, detailed=False)
     return next((outcome for outcome in outcomes if not outcome.passed), None)
@@ -66,13 +66,13 @@ def verify_recipe(signed: SignedRecipe, policy: Policy, *, now: int) -> None:
 
 
 def verify_size(recipe: Recipe, policy: Policy) -> None:
-    """Raise `QueryRefused` if a recipe has more groups or bins than its analysis permits.
+    """Raise `QueryRefused` if a recipe has more groups, windows or bins than its analysis permits.
 
     For callers whose work grows with them, whether or not a device would answer.
     """
     _require(_analysis(recipe, policy))
     case = _case(recipe, policy, detailed=False)
-    for name in ("groups", "cells", "bins"):
+    for name in ("groups", "cells", "series", "bins"):
         _require(_evaluate(name, _RULES[name], case))
 
 
@@ -93,6 +93,8 @@ def _checks(
     if isinstance(recipe, SignedRecipe):
         yield _evaluate("author", lambda case: _author(recipe, case.analysis), case)
     for name, rule in _RULES.items():
+        if name in _OPTIONAL and getattr(body, name) is None:
+            continue
         yield _evaluate(name, rule, case)
         if name == "window" and now is not None:
             yield _evaluate("open", lambda case: _open(case, now), case)
@@ -111,7 +113,7 @@ def _evaluate(name: str, rule: Callable[[_Case], _Verdict], case: _Case) -> Chec
 def _analysis(recipe: Recipe, policy: Policy) -> Check:
     analysis = policy.analyses.get(recipe.analysis)
     if analysis is None:
-        why = f"policy {policy.name} has no analysis {recipe.analysis}; nothing else can be judged"
+        why = f"policy {policy.name} has no analysis {recipe.analysis}; nothing else can be checked"
         return Check(name="analysis", passed=False, why=why, field="analysis")
     return Check(name="analysis", passed=True, why=f"{recipe.analysis}: {analysis.purpose}")
 
@@ -153,7 +155,7 @@ def _query(case: _Case) -> _Verdict:
         )
         return True, why, "query"
     passed = case.recipe.query in case.analysis.queries
-    why = "listed, to the letter" if passed else "not one of the queries that are listed"
+    why = "listed, word for word" if passed else "not one of the queries that are listed"
     return passed, why, "query"
 
 
@@ -181,10 +183,49 @@ def _cells(case: _Case) -> _Verdict:
         count = case.policy.cells(case.recipe.group_by, len(case.recipe.arms))
     except InvalidInput as error:
         return False, str(error), "group_by"
-    parts = f"{count:,} parts (groups times arms)"
+    parts = f"{count:,} part{'' if count == 1 else 's'} (groups times arms)"
     why = f"{parts}, at most {limit:,}" if count <= limit else f"{parts}, but at most {limit:,}"
     field = "group_by" if case.recipe.group_by else "arms"
     return count <= limit, why, field
+
+
+def _series(case: _Case) -> _Verdict:
+    series, limits = case.recipe.series, case.analysis.series
+    if series is None or limits is None:
+        why = "asked in many windows, which this analysis does not permit"
+        return series is None, why, "series"
+    try:
+        parts = case.policy.cells(case.recipe.group_by, len(case.recipe.arms))
+    except InvalidInput as error:
+        return False, str(error), "group_by"
+    span = case.recipe.closes - case.recipe.window.opens
+    tasks = series.windows * parts
+    passed = (
+        series.windows <= limits.windows
+        and span <= limits.longest
+        and series.answers <= limits.answers
+        and tasks <= limits.cells
+    )
+    why = (
+        f"{series.windows:,} windows (limit: {limits.windows:,}) in {duration_text(span)} (limit: "
+        f"{duration_text(limits.longest)}), of which a device answers {series.answers:,} (limit: "
+        f"{limits.answers:,}); windows times parts are {tasks:,} (limit: {limits.cells:,})"
+    )
+    return passed, why, "series"
+
+
+def _periods(case: _Case) -> _Verdict:
+    lines = []
+    for name, period in (case.recipe.periods or {}).items():
+        table = case.policy.streams.get(name)
+        if table is None:
+            why = f"{name} is not a stream: only its events can be limited to a period"
+            return False, why, f"periods.{name}"
+        words = f"events of {name} count for {duration_text(period)} before the window opens"
+        if period > table.retention:
+            words += f", of which devices keep {duration_text(table.retention)}"
+        lines.append(words)
+    return True, "; ".join(lines), "periods"
 
 
 def _bins(case: _Case) -> _Verdict:
@@ -200,7 +241,7 @@ def _prefixes(case: _Case) -> _Verdict:
         return True, "everything that is asked can be read", "features"
     if case.analysis.hashed_prefixes:
         return True, "prefixes are hashed, which this analysis permits", "features"
-    return False, "prefixes are hashed: this analysis demands that they can be read", "features"
+    return False, "prefixes are hashed, but this analysis requires readable ones", "features"
 
 
 def _window(case: _Case) -> _Verdict:
@@ -216,15 +257,17 @@ def _window(case: _Case) -> _Verdict:
 
 
 def _open(case: _Case, now: int) -> _Verdict:
-    window = case.recipe.window
-    passed = window.opens <= now < window.closes
-    if passed:
-        why = f"open for another {duration_text(window.closes - now)}"
-    elif now < window.opens:
-        why = f"opens in {duration_text(window.opens - now)}"
+    recipe = case.recipe
+    number, opens = recipe.window_open(now), recipe.next_opening(now)
+    if number is not None:
+        why = f"open for another {duration_text(recipe.window_at(number).closes - now)}"
+    elif opens is not None:
+        why = f"opens in {duration_text(opens - now)}"
     else:
         why = "its answer period is over"
-    return passed, why, "window"
+    if number is not None and recipe.series is not None:
+        why = f"window {number + 1} of {recipe.window_count} is {why}"
+    return number is not None, why, "window"
 
 
 def _cohort(case: _Case) -> _Verdict:
@@ -290,7 +333,7 @@ def _budget(case: _Case) -> _Verdict:
 
 
 def _field_budgets(case: _Case) -> _Verdict:
-    said = []
+    lines = []
     for ref in case.recipe.fields_read:
         budget = case.analysis.fields.get(ref)
         if budget is None:
@@ -304,8 +347,8 @@ def _field_budgets(case: _Case) -> _Verdict:
             if value > limit:
                 why = f"{ref}: {name} {number_text(value)} exceeds its whole {number_text(limit)}"
                 return False, why, f"privacy.{name}"
-        said.append(f"{ref} epsilon {number_text(asked[1][1])} of {number_text(budget.epsilon)}")
-    return True, "; ".join(said), "reads"
+        lines.append(f"{ref} epsilon {number_text(asked[1][1])} of {number_text(budget.epsilon)}")
+    return True, "; ".join(lines), "reads"
 
 
 def _amplification(case: _Case) -> _Verdict:
@@ -327,6 +370,8 @@ def _amplification(case: _Case) -> _Verdict:
     return passed, why, "privacy.min_cohort"
 
 
+# Rules for parts that a recipe may lack.
+_OPTIONAL: Final = frozenset({"series", "periods"})
 # In the order of their display; `author` comes first, and `open` after `window`.
 _RULES: Final[Mapping[str, Callable[[_Case], _Verdict]]] = {
     "collector": _collector,
@@ -335,6 +380,8 @@ _RULES: Final[Mapping[str, Callable[[_Case], _Verdict]]] = {
     "fields": _fields,
     "groups": _groups,
     "cells": _cells,
+    "series": _series,
+    "periods": _periods,
     "bins": _bins,
     "prefixes": _prefixes,
     "window": _window,

@@ -19,7 +19,7 @@ from chorister.encoding import (
 )
 from chorister.policy import Analysis, FieldBudget, Policy, Renyi
 from chorister.policy.explain import Section
-from chorister.policy.model import Budget
+from chorister.policy.model import Budget, empty_filter
 from chorister.policy.values import duration_text, number_text
 from chorister.recipe.model import Recipe
 from chorister.recipe.outlook import noise_of
@@ -95,8 +95,13 @@ def _answering(recipe: Recipe) -> Iterator[str]:
     chance = recipe.participation.probability
     who = "every device" if chance == 1 else f"{_percent(chance)} of the devices, drawn at random"
     if recipe.participation.once_per_study:
-        who += f", unless it has answered in the study {recipe.study} before"
-    yield f"{who}, once"
+        who += f", but none that has answered in the study {recipe.study} before"
+    if recipe.series is None:
+        yield f"{who}; once each"
+    else:
+        each = "one" if recipe.answers == 1 else f"{recipe.answers:,}"
+        windows = f"{recipe.window_count:,} windows"
+        yield f"{who}, in {each} of {windows}, which each device draws at random"
     if recipe.group_by:
         yield f"in groups by {', '.join(recipe.group_by)}: which group a device is in is not hidden"
     if recipe.arms:
@@ -104,10 +109,18 @@ def _answering(recipe: Recipe) -> Iterator[str]:
         yield f"each device draws its arm of an experiment by weight: {arms}"
     window = recipe.window
     yield (
+        f"{'' if recipe.series is None else 'the first window is open '}"
         f"from {utc_minute(window.opens)} to {utc_minute(window.closes)}, "
         f"{duration_text(window.answer_seconds)}; the result is collected until "
         f"{utc_minute(window.ends)}"
     )
+    if recipe.series is not None:
+        last = utc_minute(recipe.window_at(recipe.window_count - 1).opens)
+        every = duration_text(recipe.series.every)
+        yield f"a window opens every {every}, the last one at {last}"
+    for stream, period in (recipe.periods or {}).items():
+        span = duration_text(period)
+        yield f"only events of {stream} count that were donated in the {span} before a window opens"
     least = recipe.privacy.min_cohort
     each = " in a group" if recipe.group_by or recipe.arms else ""
     yield f"nothing is released unless {least:,} devices or more have answered{each}"
@@ -129,11 +142,28 @@ def _cost(recipe: Recipe, policy: Policy) -> Iterator[str]:
     analysis = policy.analyses.get(recipe.analysis)
     if analysis is None:
         return
+    if recipe.series is not None:
+        yield f"each of up to {recipe.answers:,} answers is checked and charged when it is given"
     for whose, budget, period in _budgets(recipe, policy, analysis):
-        share = float(privacy.epsilon / budget.epsilon)
-        when = f" per {duration_text(period)}" if period else ", which never renews"
+        cost, spent, delta = "", privacy.epsilon, privacy.delta
+        composition = getattr(budget, "composition", analysis.budget.composition)
+        if recipe.series is not None:
+            # As the ledger adds up; fewer answers may fall into one period.
+            empty = empty_filter(composition, budget.epsilon, budget.delta)
+            whole = empty.after([privacy.stated_cost] * recipe.answers).spent
+            spent, delta = whole.epsilon, whole.delta
+            cost = f"the whole series costs at most epsilon {number_text(spent)}, "
+            cost += f"delta {number_text(whole.delta)}: "
+        when = f" {_in_each(period)}" if period else ", which never renews"
+        parts = (spent / budget.epsilon, delta / budget.delta)
+        within = max(parts) <= 1 and recipe.answers <= budget.reports
+        tighter = ""
+        if parts[1] > parts[0] and not isinstance(composition, Renyi):
+            share, limit = _percent(parts[1]), number_text(budget.delta)
+            tighter = f", and {share} of its delta {limit}, which runs out first"
         yield (
-            f"{share:.0%} of the epsilon {number_text(budget.epsilon)} that {whose} may cost{when}"
+            f"{cost}{float(parts[0]):.0%} of the epsilon {number_text(budget.epsilon)} that "
+            f"{whose} may cost{when}{tighter}{'' if within else '; what exceeds it is refused'}"
         )
     yield _how_often(recipe, policy, analysis)
 
@@ -150,17 +180,22 @@ def _budgets(
 
 def _how_often(recipe: Recipe, policy: Policy, analysis: Analysis) -> str:
     """How many questions of this cost a device answers before a budget is spent."""
-    times = []
-    for _, budget, _ in _budgets(recipe, policy, analysis):
-        times.append(budget.reports)
+    own, times = analysis.budget.period, []
+    for _, budget, period in _budgets(recipe, policy, analysis):
+        least = budget.reports
         composition = getattr(budget, "composition", analysis.budget.composition)
         if not isinstance(composition, Renyi):
-            times.append(math.floor(budget.epsilon / recipe.privacy.epsilon))
-            times.append(math.floor(budget.delta / recipe.privacy.delta))
+            least = min(least, math.floor(budget.epsilon / recipe.privacy.epsilon))
+            least = min(least, math.floor(budget.delta / recipe.privacy.delta))
+        if least < 1:
+            return "a device can't answer it: it costs more than a whole budget"
+        if period == own:  # others may renew meanwhile
+            times.append(least)
     most = min(times)
-    period = analysis.budget.period
-    when = f"in {duration_text(period)}" if period else "ever"
-    if most < 1:
-        return "a device can't answer it: it costs more than a whole budget"
     questions = "one question" if most == 1 else f"{most:,} questions"
-    return f"a device answers at most {questions} of this cost {when}"
+    return f"a device answers at most {questions} of this cost {_in_each(own) if own else 'ever'}"
+
+
+def _in_each(period: int) -> str:
+    """Not "in 180 days": that long a time can overlap two periods."""
+    return f"in each period of {duration_text(period)}"

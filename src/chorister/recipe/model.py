@@ -50,6 +50,7 @@ from chorister.policy.values import (
     SQLName,
 )
 from chorister.privacy.certified import MAX_COHORT, noise_trials
+from chorister.privacy.filters import Release, StatedCost
 from chorister.privacy.randomizers import (
     MAX_LENGTH,
     Mechanism,
@@ -70,7 +71,10 @@ def _probability(value: Decimal) -> Decimal:
 
 
 _MAX_WINDOW_SECONDS: Final = 10 * 366 * 86_400
-_Time = Annotated[Int, Field(ge=0, le=2**40)]
+MAX_WINDOWS: Final = 1000
+_Seconds = Annotated[Int, Field(ge=1, le=_MAX_WINDOW_SECONDS)]
+_MAX_TIME: Final = 2**40
+_Time = Annotated[Int, Field(ge=0, le=_MAX_TIME)]
 
 
 class Bucket(NamedTuple):
@@ -134,6 +138,28 @@ class Window(Model):
             # The next k whose least L can be small enough; at k = 0 the loop always ends.
             number = min(number - 1, self.opens // length)
 
+    def moved(self, seconds: int) -> Window:
+        """Return the same window, that much later."""
+        return Window(
+            opens=self.opens + seconds, closes=self.closes + seconds, ends=self.ends + seconds
+        )
+
+
+class Series(Model):
+    """One question, asked in many windows: `Recipe.window` is the first of them."""
+
+    windows: Annotated[Int, Field(ge=2, le=MAX_WINDOWS)]
+    every: _Seconds
+    """The time from one opening to the next."""
+    answers: Annotated[Int, Field(ge=1, le=MAX_WINDOWS)]
+    """In how many of the windows one device may answer. It draws which, once."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Series:
+        if self.answers > self.windows:
+            raise FieldError("answers", f"must not exceed the number of windows, {self.windows}")
+        return self
+
 
 class Privacy(Model):
     """The privacy that a recipe asks for and promises."""
@@ -173,6 +199,12 @@ class Privacy(Model):
     def replacement_epsilon(self) -> Decimal:
         """The local epsilon that policies limit: what one report costs to both aggregators."""
         return self.mechanism.replacement_epsilon(self.local_epsilon)
+
+    @property
+    def stated_cost(self) -> StatedCost:
+        """What one answer costs, in the form that filters add up."""
+        release = Release(setting=self.claim.setting, cohort=self.min_cohort)
+        return StatedCost(release=release, epsilon=self.epsilon, delta=self.delta)
 
     @property
     def claim(self) -> Claim:
@@ -234,6 +266,13 @@ class Recipe(Model):
     deny: Annotated[tuple[DenyList, ...], Field(max_length=MAX_DENY_LISTS)]
     privacy: Privacy
     window: Window
+    series: Series | None = None
+    """Further windows; without it the recipe has one."""
+    periods: Annotated[dict[SQLName, _Seconds], Field(min_length=1), FROZEN] | None = None
+    """For each stream that is limited: how long before a window opens its events still count.
+
+    Without it, a query sees all events that the device keeps.
+    """
     participation: Participation
     aggregators: Aggregators
 
@@ -293,6 +332,66 @@ class Recipe(Model):
         """Every field that is read, as "stream.field"."""
         return tuple(f"{table}.{field}" for table, names in self.reads.items() for field in names)
 
+    @property
+    def window_count(self) -> int:
+        return 1 if self.series is None else self.series.windows
+
+    @property
+    def answers(self) -> int:
+        """In how many windows one device may answer."""
+        return 1 if self.series is None else self.series.answers
+
+    @property
+    def closes(self) -> int:
+        """When the last window closes: from then on nothing is answered."""
+        return self.window.closes + (self.window_count - 1) * self._every
+
+    def window_at(self, number: int) -> Window:
+        """Return a window by its number: 0 is the first, and a single question's only one."""
+        if not 0 <= number < self.window_count:
+            last = self.window_count - 1
+            raise InvalidInput(f"the recipe has the windows 0 to {last}, not {number}")
+        return self.window.moved(number * self._every) if number else self.window
+
+    def window_open(self, now: int) -> int | None:
+        """Return the number of the window that is open; None if none is. They never overlap."""
+        number, inside = divmod(now - self.window.opens, self._every)
+        within = 0 <= number < self.window_count and inside < self.window.answer_seconds
+        return number if within else None
+
+    def next_opening(self, now: int) -> int | None:
+        """Return when the first window that is still to come opens; None if none is."""
+        number = max(0, (now - self.window.opens) // self._every + 1)
+        return self.window_at(number).opens if number < self.window_count else None
+
+    def answer_id(self, number: int) -> bytes:
+        """Return what identifies one device's answer: the digest, and a series' window."""
+        return self.digest if self.series is None else self.digest + number.to_bytes(4)
+
+    def events(self, number: int) -> dict[str, range]:
+        """Return the donation times of the events that count in a window, by limited stream."""
+        opens = self.window_at(number).opens
+        return {name: range(opens - span, opens) for name, span in (self.periods or {}).items()}
+
+    @property
+    def _every(self) -> int:
+        return self.window.answer_seconds if self.series is None else self.series.every
+
+    def draw_windows(
+        self, *, randbelow: Callable[[int], int] = secrets.randbelow
+    ) -> tuple[int, ...]:
+        """Draw in which windows one device answers: each subset of that size is equally likely.
+
+        Of all windows, those that are over among them, so that no window gets more than its share.
+        """
+        if self.series is None:
+            return (0,)
+        numbers = list(range(self.window_count))
+        for place in range(self.answers):
+            other = place + randbelow(len(numbers) - place)
+            numbers[place], numbers[other] = numbers[other], numbers[place]
+        return tuple(sorted(numbers[: self.answers]))
+
     def draw_arm(self, *, randbelow: Callable[[int], int] = secrets.randbelow) -> str | None:
         """Draw the arm of one device in proportion to the weights; None without an experiment."""
         if not self.arms:
@@ -316,6 +415,18 @@ class Recipe(Model):
                 raise FieldError(f"reads.{table}", "a field occurs twice")
         if self.aggregators.leader == self.aggregators.helper:
             raise FieldError("aggregators.helper", "leader and helper must be different")
+        if self.series is not None:
+            if self.series.every < self.window.answer_seconds:
+                why = "must be at least as long as the window: answer periods never overlap"
+                raise FieldError("series.every", why)
+            whole = (self.series.windows - 1) * self.series.every
+            if self.window.ends - self.window.opens + whole > _MAX_WINDOW_SECONDS:
+                raise FieldError("series.windows", "a series must not exceed ten years")
+            if self.window.ends + whole > _MAX_TIME:
+                raise FieldError("series.windows", "the last window is beyond all times")
+        for stream in self.periods or ():
+            if stream not in self.reads:
+                raise FieldError(f"periods.{stream}", "the recipe does not read this stream")
         try:
             size = self.encoding.size
         except InvalidInput as error:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from chorister.policy import Policy
+from chorister.policy.values import duration_text
 from chorister.recipe.model import Arm, Recipe
 
 _SIGMAS: Final = 3.0  # standard errors that stand out
@@ -60,8 +61,22 @@ def wasted(
     if hides_everything(error, reports):
         yield (
             f"Even a bin that all {reports:,.0f} devices hold would not stand out from the noise "
-            f"of ±{error:,.0f} devices. Give more epsilon, or wait for more devices."
+            f"of ±{error:,.0f} devices. Use more epsilon, or wait for more devices."
         )
+
+
+def expiring(recipe: Recipe, policy: Policy) -> Iterator[str]:
+    """Say which events of a period have expired on devices that answer late in a window."""
+    for stream, period in (recipe.periods or {}).items():
+        kept = policy.streams[stream].retention
+        left = kept - recipe.window.answer_seconds
+        if left < period:
+            rest = f"only {duration_text(left)} of them" if left > 0 else "none of them"
+            yield (
+                f"Events of {stream} count for {duration_text(period)} before a window opens, but "
+                f"devices keep them for {duration_text(kept)}: one that answers at the end of the "
+                f"window has {rest} left. Choose a shorter `period` or `window`."
+            )
 
 
 def spread_thin(recipe: Recipe, expected: float | None) -> tuple[str, ...]:

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from contextlib import suppress
+from dataclasses import fields, replace
 from decimal import Decimal
 from typing import Final, TypeAlias
 
 from chorister.encoding import AnyFeature, Categories, Intervals, PrefixTree
 from chorister.errors import InvalidInput
-from chorister.policy import Analysis, Policy
+from chorister.policy import Analysis, FieldBudget, Policy
 from chorister.policy.bounds import Claim
+from chorister.policy.model import Budget
+from chorister.policy.values import duration_text
 from chorister.privacy.decimals import DOWN
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON
-from chorister.recipe.model import Aggregators, Participation, Privacy, Recipe, Window
+from chorister.recipe.model import (
+    MAX_WINDOWS,
+    Aggregators,
+    Participation,
+    Privacy,
+    Recipe,
+    Series,
+    Window,
+)
 
 Reads: TypeAlias = Mapping[str, tuple[str, ...]]
 Columns: TypeAlias = Callable[[Analysis, str, Reads], Sequence[str]]
@@ -22,8 +33,13 @@ Columns: TypeAlias = Callable[[Analysis, str, Reads], Sequence[str]]
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def template(policy: Policy, analysis: str | None, *, now: int, columns: Columns) -> Recipe:
-    """Return a recipe for the analysis' first field or query, at its limits, open from `now`."""
+def template(
+    policy: Policy, analysis: str | None, *, now: int, columns: Columns, every: int | None = None
+) -> Recipe:
+    """Return a recipe for the analysis' first field or query, at its limits, open from `now`.
+
+    With `every`, in seconds, it is a series about the events since the previous window.
+    """
     name = next(iter(policy.analyses)) if analysis is None else analysis
     allowed = policy.analyses.get(name)
     if allowed is None:
@@ -32,6 +48,8 @@ def template(policy: Policy, analysis: str | None, *, now: int, columns: Columns
     query, reads, feature = _question(policy, allowed, columns)
     refs = [f"{table}.{field}" for table, names in reads.items() for field in names]
     pair = next(policy.pairs(allowed))
+    window = _window(allowed, now, every)
+    streams = [name for name in reads if name in policy.streams]
     return Recipe(
         version=1,
         id=f"{name}.1",
@@ -46,7 +64,9 @@ def template(policy: Policy, analysis: str | None, *, now: int, columns: Columns
         selection="uniform",
         deny=(),
         privacy=_privacy(policy, allowed, refs),
-        window=_window(allowed, now),
+        window=window,
+        series=None if every is None else _series(allowed, window, every),
+        periods=dict.fromkeys(streams, every) if every is not None and streams else None,
         participation=Participation(probability=Decimal(1), once_per_study=False),
         aggregators=Aggregators(leader=pair.leader.url, helper=pair.helper.url),
     )
@@ -89,19 +109,45 @@ def _privacy(policy: Policy, analysis: Analysis, refs: Sequence[str]) -> Privacy
     largest = min(mechanism.largest_local_epsilon(local), MAX_LOCAL_EPSILON)
     local = largest.quantize(Decimal("0.001"), context=DOWN)
     crowd = analysis.crowds[0]
-    claim = Claim(
+    budgets: list[Budget | FieldBudget] = [own, device, *read]
+    whole = Claim(
         mechanism=mechanism,
         local_epsilon=local,
-        epsilon=min(own.epsilon, device.epsilon, *(field.epsilon for field in read)),
-        delta=min(own.delta, device.delta, *(field.delta for field in read)),
+        epsilon=min(budget.epsilon for budget in budgets),
+        delta=min(budget.delta for budget in budgets),
         crowd=crowd,
         honest_fraction=analysis.honest_fraction if crowd == "honest" else None,
         report=analysis.report_kinds[0],
     )
+    # An equal share, so that a first try leaves room for the other questions.
+    reports = min(budget.reports for budget in budgets)
+    share = replace(whole, epsilon=_part(whole.epsilon, reports), delta=_part(whole.delta, reports))
+    claim = whole
+    with suppress(InvalidInput):  # no cohort is large enough for so little
+        claim = share if share.least_cohort() <= analysis.cohort.largest else whole
     cohort = max(claim.least_cohort(), analysis.cohort.smallest)
     return Privacy(min_cohort=cohort, **{f.name: getattr(claim, f.name) for f in fields(claim)})
 
 
-def _window(analysis: Analysis, now: int) -> Window:
-    closes = now + analysis.window.longest
+def _part(value: Decimal, reports: int) -> Decimal:
+    """An equal part, rounded down to three digits."""
+    part = DOWN.divide(value, reports)
+    return part.quantize(Decimal(1).scaleb(part.adjusted() - 2), context=DOWN).normalize(DOWN)
+
+
+def _series(analysis: Analysis, window: Window, every: int) -> Series:
+    limits = analysis.series
+    if limits is None:
+        raise InvalidInput("this analysis permits no series: add [analyses.NAME.series] to it")
+    fitting = (limits.longest - window.answer_seconds) // every + 1
+    windows = min(limits.windows, limits.cells, fitting, MAX_WINDOWS)
+    if windows < 2 or every < analysis.window.shortest:
+        least, most = duration_text(analysis.window.shortest), duration_text(limits.longest)
+        raise InvalidInput(f"choose windows at least every {least}, and two of them within {most}")
+    return Series(windows=windows, every=every, answers=1)
+
+
+def _window(analysis: Analysis, now: int, every: int | None) -> Window:
+    longest = analysis.window.longest
+    closes = now + (longest if every is None else min(longest, every))
     return Window(opens=now, closes=closes, ends=closes + analysis.window.longest_grace)

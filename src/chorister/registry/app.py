@@ -40,7 +40,7 @@ from chorister.errors import (
 )
 from chorister.registry.public_files import PublicFiles
 from chorister.registry.registry import CheckpointStatus, Registry
-from chorister.registry.witnesses import Witnessing
+from chorister.registry.witnessing import Witnessing
 from chorister.transparency.entries import MAX_SUBMISSION
 
 T = TypeVar("T")

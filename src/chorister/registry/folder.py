@@ -5,24 +5,25 @@
     FOLDER/lock            held by the one process that writes
     FOLDER/public/         what everybody can see (for the paths, see `transparency.client`)
 
-An append is durable step by step: the body and its name, the entry, then its hash at the end of
-`leaves`. A checkpoint is written last, after its tiles, its bundles and its list. So a crash
-between any two steps leaves at most a body, an entry or tiles that nothing refers to, or a hash
-whose entry was never acknowledged. A hash of 32 bytes never crosses a sector; a torn or empty one
-at the end is cut off when the folder is opened, and so are entries without a hash. Anything else
-that does not fit is damage that a person has to look at, and the registry does not start.
+An append is durable step by step: the entry and the file that it names, a body or a list, then the
+name of that file, then the entry's hash at the end of `leaves`. A checkpoint is written last, after
+its tiles and bundles. So a crash between any two steps leaves at most a body, an entry or tiles
+that nothing refers to, or a hash whose entry was never acknowledged. A hash of 32 bytes never
+crosses a sector; a torn or empty one at the end is cut off when the folder is opened, and so are
+entries without a hash. Anything else that does not fit is damage that a person has to look at, and
+the registry does not start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Self
 
 from chorister.errors import DecodeError, LogError, LogOutdated, ServiceError, StorageDamaged
 from chorister.transparency.checkpoint import SignedCheckpoint
-from chorister.transparency.client import CANDIDATE, CHECKPOINT, body_path
+from chorister.transparency.client import CANDIDATE, CHECKPOINT
 from chorister.transparency.disk import Disk, locked
 from chorister.transparency.state import LogState
 from chorister.transparency.tiles import TILE_WIDTH, TileTree, bundle_path, encode_bundle
@@ -73,10 +74,10 @@ class LogFolder:
                 f"{folder} holds no log. If this is the first start, create one; otherwise "
                 "restore it: cosigners refuse a log that starts over."
             )
-        if (folder / "public" / "entry").is_dir():
+        if is_outdated(folder):
             raise LogOutdated(
                 f"{folder} holds a log by an earlier version of Chorister, in a format that this "
-                "version can't continue: docs/howto/upgrade-the-log.md says how to start it again"
+                "version can't continue: docs/howto/upgrade-the-log.md explains how to start again"
             )
         with ExitStack() as stack:
             stack.enter_context(locked(folder / "lock"))
@@ -123,23 +124,19 @@ class LogFolder:
                 f"{path} is damaged ({error}); restore it from a copy of the log"
             ) from error
 
-    def append(self, entry: bytes, body: tuple[bytes, bytes] | None = None) -> None:
-        """Add an entry, and its body under its digest. Durable when this returns."""
-        self.append_all([entry], [] if body is None else [body])
+    def append(self, entry: bytes, files: Mapping[str, bytes]) -> None:
+        """Add an entry, and the files that it names. Durable when this returns."""
+        self.append_all([entry], files)
 
-    def append_all(self, entries: Sequence[bytes], bodies: Iterable[tuple[bytes, bytes]]) -> None:
-        """Add entries in bulk, with their bodies by digest. Durable when this returns."""
+    def append_all(self, entries: Sequence[bytes], files: Mapping[str, bytes]) -> None:
+        """Add entries in bulk, and the files that they name. Durable when this returns."""
         leaves = [leaf_hash(entry) for entry in entries]
 
         def steps() -> None:
-            for digest, body in bodies:
-                self._disk.replace(self.public / body_path(digest), body)
-            for path, data in (
-                (self._entries_path, encode_bundle(entries)),
-                (self._leaves_path, b"".join(leaves)),
-            ):
-                self._disk.append(path, data)
-                self._disk.sync(path)
+            self._disk.append(self._entries_path, encode_bundle(entries))
+            self._disk.replace_all(self._paths(files), appended=[self._entries_path])
+            self._disk.append(self._leaves_path, b"".join(leaves))
+            self._disk.sync(self._leaves_path)
 
         self._durably(steps)
         self._tree.extend(leaves)
@@ -150,28 +147,32 @@ class LogFolder:
 
         def steps() -> None:
             size = len(self.leaves)
-            for path, tile in self._tree.files(since=self._tiled):
-                self._write(path, tile)
+            files = dict(self._tree.files(since=self._tiled))
             first = (size - len(self._unbundled)) // TILE_WIDTH
             for at in range(0, len(self._unbundled), TILE_WIDTH):
                 bundle = self._unbundled[at : at + TILE_WIDTH]
                 number = first + at // TILE_WIDTH
                 if number * TILE_WIDTH + len(bundle) > self._tiled:
-                    self._write(bundle_path(number, len(bundle)), encode_bundle(bundle))
+                    files[bundle_path(number, len(bundle))] = encode_bundle(bundle)
+            paths = self._paths(files)
+            for folder in {path.parent for path in paths}:
+                self._make_folders(folder)
+            self._disk.replace_all(paths)
             self._tiled = size
             full = len(self._unbundled) // TILE_WIDTH * TILE_WIDTH
             del self._unbundled[:full]
 
         self._durably(steps)
 
-    def publish(self, name: str, data: bytes) -> None:
-        """Publish a file, replacing any earlier one at its path."""
-        self._durably(lambda: self._disk.replace(self.public / name, data))
+    def publish(self, files: Mapping[str, bytes], *, lasting: bool = True) -> None:
+        """Publish files in folders that exist, replacing any earlier ones.
 
-    def _write(self, name: str, data: bytes) -> None:
-        path = self.public / name
-        self._make_folders(path.parent)
-        self._disk.replace(path, data)
+        If not `lasting`, a crash of the machine may bring the earlier ones back.
+        """
+        self._durably(lambda: self._disk.replace_all(self._paths(files), lasting=lasting))
+
+    def _paths(self, files: Mapping[str, bytes]) -> dict[Path, bytes]:
+        return {self.public / name: data for name, data in files.items()}
 
     def _durably(self, steps: Callable[[], None]) -> None:
         """Run steps that write. After a failed one, nothing more is written until a restart.
@@ -238,3 +239,8 @@ class LogFolder:
                 f"the {name} is not of the entries in {self._leaves_path}; restore both from a "
                 "copy of the log"
             )
+
+
+def is_outdated(folder: Path) -> bool:
+    """Whether a folder holds a log of the former format, whose entries were files of their own."""
+    return (folder / "public" / "entry").is_dir()

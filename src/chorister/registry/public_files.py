@@ -26,8 +26,8 @@ _CACHED_FILES: Final = 256
 _MAX_CACHED_BYTES: Final = 1 << 16
 _CACHED_TAGS: Final = 4096
 _CHUNK_BYTES: Final = 1 << 16
-# Short, because a cached checkpoint delays a revocation.
-_BRIEF: Final = "public, max-age=30"
+# A few seconds, as c2sp.org/tlog-tiles says: a cached checkpoint delays a revocation.
+_BRIEF: Final = "public, max-age=5"
 _FILES: Final = (
     (re.compile(r"checkpoint"), _BRIEF, "text/plain; charset=utf-8"),
     (re.compile(r"list\.tlog-proof"), _BRIEF, "text/plain; charset=utf-8"),

@@ -24,7 +24,6 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from chorister.canonical import sha256
 from chorister.clock import Clock
 from chorister.errors import (
     CheckpointTime,
@@ -38,8 +37,13 @@ from chorister.errors import (
 )
 from chorister.policy.witnesses import WitnessKey
 from chorister.registry.folder import LogFolder
-from chorister.transparency.checkpoint import Checkpoint, ListProof, SignedCheckpoint
-from chorister.transparency.client import CANDIDATE, CHECKPOINT, PROOF, list_path
+from chorister.transparency.checkpoint import (
+    Checkpoint,
+    ClockJumps,
+    ListProof,
+    SignedCheckpoint,
+)
+from chorister.transparency.client import CANDIDATE, CHECKPOINT, PROOF, body_path, list_path
 from chorister.transparency.entries import (
     MAX_BODY,
     HPKEConfigEntry,
@@ -49,7 +53,7 @@ from chorister.transparency.entries import (
     Submission,
     parse_entry,
 )
-from chorister.transparency.note import SignatureLine
+from chorister.transparency.note import Note, SignatureLine
 from chorister.transparency.state import (
     MAX_LIST,
     MAX_OPEN_RECIPES,
@@ -126,11 +130,16 @@ class Registry:
             self._candidate = None  # a crash came between a list and its checkpoint
         # When the candidate was issued; a restarted registry issues a new one at once.
         self._issued = 0
+        self._jumps = ClockJumps(clock)
+        # The time of each cosigner's newest line for the candidate's tree.
+        self._cosigned_at: dict[str, int] = {}
         for signed in (self._published, self._candidate):
             if signed is not None and signed.checkpoint.origin != origin:
                 raise ServiceError(
                     f"the folder holds the log {signed.checkpoint.origin}, not {origin}"
                 )
+            if signed and self._candidate and signed.checkpoint == self._candidate.checkpoint:
+                self._cosigned_at |= authority.cosigned_at(signed)
 
     def __repr__(self) -> str:
         return f"Registry({self._origin!r}, size={self._state.size})"
@@ -153,7 +162,7 @@ class Registry:
             self._authority.check_entry(logged)
             self._check_timely(entry)
             self._check_room(entry)
-            self._folder.append(submission.entry, _body(entry, submission))
+            self._folder.append(submission.entry, _files(entry, submission))
             self._state.apply(logged)
             return Receipt(index=logged.index, leaf=leaf, new=True)
 
@@ -175,13 +184,14 @@ class Registry:
                     time=last.entry.time,
                     now=now,
                 )
+            self._jumps.begin(now)
             current = self._state.current(now)
             if not self._state.closed or last is None or current.digest != last.entry.digest:
                 if last is not None and now == last.entry.time:
                     if self._candidate is not None:
                         return self._candidate
                     raise CheckpointTime(
-                        "the log has a list of this second already: try again in the next",
+                        "the log already has a list of this second: try again in the next",
                         time=last.entry.time,
                         now=now,
                     )
@@ -192,27 +202,30 @@ class Registry:
             checkpoint = Checkpoint(
                 origin=self._origin, size=self._state.size, root=self._state.frontier.root
             )
+            if self._candidate is None or self._candidate.checkpoint != checkpoint:
+                self._cosigned_at = {}
             self._candidate = self._with_witnesses(checkpoint.sign(self._key))
-            self._folder.publish(CANDIDATE, self._candidate.encode())
+            self._folder.publish({CANDIDATE: self._candidate.encode()}, lasting=False)
             self._issued = now
             return self._candidate
 
     def _close_batch(self, current: CurrentList, now: int) -> None:
         """Add the list that is current now as the last entry."""
+        # The log could not go on before the time of its last list.
+        self._jumps.check(now)
         entry = ListEntry(time=now, digest=current.digest).encode()
         logged = self._state.check(entry)
-        self._folder.publish(list_path(current.digest), current.encode())
-        self._folder.append(entry)
+        self._folder.append(entry, {list_path(current.digest): current.encode()})
         self._state.apply(logged)
 
     def _with_witnesses(self, fresh: SignedCheckpoint) -> SignedCheckpoint:
         """Keep witnesses' lines if the tree is the same: only the aggregators sign again."""
-        if self._published is None or self._published.checkpoint != fresh.checkpoint:
-            return fresh
         others = {self._origin, *self._authority.cosigners}
-        for line in self._published.note.signatures:
-            if line.name not in others:
-                fresh = fresh.with_cosigner(line)
+        for before in (self._published, self._candidate):
+            if before is not None and before.checkpoint == fresh.checkpoint:
+                for line in before.note.signatures:
+                    if line.name not in others:
+                        fresh = fresh.with_cosigner(line)
         return fresh
 
     def add_cosignature(self, data: bytes) -> tuple[str, ...]:
@@ -230,40 +243,60 @@ class Registry:
         with self._lock:
             if self._candidate is None:
                 raise LogSignatureInvalid("there is no candidate to cosign yet")
-            return self._add(line, keys)
+            if line in self._candidate.note.signatures:
+                return self._authority.missing(self._candidate)
+            note = Note(text=self._candidate.note.text, signatures=(line,))
+            time = note.check_cosignature(line.name, keys).time
+            # A tree is signed again and again, and all its lines are public: a stranger who sends
+            # an old one must not make the log look old.
+            if time <= self._cosigned_at.get(line.name, -1):
+                raise LogSignatureInvalid(
+                    f"there is a cosignature of {line.name} for this tree that is not older"
+                )
+            self._cosigned_at[line.name] = time
+            return self._add(line)
 
     def add_witness(self, checkpoint: Checkpoint, line: SignatureLine, key: WitnessKey) -> None:
         """Add a witness's line, unless the log has gone on since it was asked."""
         with self._lock:
             if self._candidate is not None and self._candidate.checkpoint == checkpoint:
-                self._add(line, frozenset([key.key]))
+                note = Note(text=checkpoint.text, signatures=(line,))
+                note.check_cosignature(key.name, [key.key])
+                self._add(line)
 
-    def _add(self, line: SignatureLine, keys: frozenset[bytes]) -> tuple[str, ...]:
+    def _add(self, line: SignatureLine) -> tuple[str, ...]:
         if self._candidate is None:
             raise ServiceError("there is no candidate to cosign yet")
         signed = self._candidate.with_cosigner(line)
-        signed.note.check_cosignature(line.name, keys)
         missing = self._authority.missing(signed)
-        # The candidate first: an accepted cosignature must survive a crash.
-        self._folder.publish(CANDIDATE, signed.encode())
-        self._candidate = signed
         last = self._state.last_list
-        if not missing and last is not None:
+        if missing or last is None:
+            # A crash may undo this: a cosigner whose line is not there signs again.
+            self._folder.publish({CANDIDATE: signed.encode()}, lasting=False)
+        else:
             proof = ListProof(entry=last.entry, index=last.index, path=last.path, signed=signed)
-            self._folder.publish(PROOF, proof.encode())
-            self._folder.publish(CHECKPOINT, signed.encode())
+            # The checkpoint last: whoever sees the first one must find a proof, even after a crash.
+            self._folder.publish({PROOF: proof.encode(), CANDIDATE: signed.encode()})
+            self._folder.publish({CHECKPOINT: signed.encode()})
             self._published = signed
+        self._candidate = signed
         return missing
 
     def to_witness(self, old_size: int) -> tuple[SignedCheckpoint, tuple[bytes, ...]]:
-        """Return the newest candidate, and the proof that it extends a log of `old_size`."""
+        """Return the newest candidate, and the proof that it extends a log of `old_size`.
+
+        It has our signature only: witnesses accept requests of some kilobytes, which the lines of
+        other witnesses would fill.
+        """
         with self._lock:
             if self._candidate is None:
                 raise ServiceError("there is no candidate to cosign yet")
-            size = self._candidate.checkpoint.size
-            if not 0 < old_size < size:
-                return self._candidate, ()
-            return self._candidate, consistency_proof(old_size, self._folder.leaves[:size])
+            checkpoint = self._candidate.checkpoint
+            leaves = self._folder.leaves[: checkpoint.size]
+        signed = checkpoint.sign(self._key)
+        if not 0 < old_size < checkpoint.size:
+            return signed, ()
+        return signed, consistency_proof(old_size, leaves)
 
     def status(self) -> RegistryStatus:
         with self._lock:
@@ -293,7 +326,7 @@ class Registry:
             submission = Submission.parse(data)
             entry = parse_entry(submission.entry)
             if isinstance(entry, ListEntry):
-                raise EntryRefused("nobody can submit a list: the log adds it by itself")
+                raise EntryRefused("nobody can submit a list: only the log adds it")
             listed = frozenset[bytes]().union(*self._authority.authors.values())
             if isinstance(entry, RecipeEntry) and entry.author_key not in listed:
                 raise NotAuthorized("no policy lists this author's key")
@@ -343,13 +376,13 @@ class Registry:
             )
 
 
-def _body(entry: SignedEntry, submission: Submission) -> tuple[bytes, bytes] | None:
-    """Return what devices fetch for an entry, by its digest."""
+def _files(entry: SignedEntry, submission: Submission) -> dict[str, bytes]:
+    """Return what devices fetch for an entry, by its path."""
     if isinstance(entry, RecipeEntry):
-        return entry.body_digest, submission.body
+        return {body_path(entry.body_digest): submission.body}
     if isinstance(entry, HPKEConfigEntry):
-        return sha256(submission.entry), submission.entry
-    return None
+        return {body_path(entry.address): submission.entry}
+    return {}
 
 
 def author_share(authority: Authority) -> int:

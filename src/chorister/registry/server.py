@@ -23,7 +23,7 @@ from chorister.policy.witnesses import parse_vkey
 from chorister.registry.app import Limits, build_app
 from chorister.registry.folder import LogFolder
 from chorister.registry.registry import Registry
-from chorister.registry.witnesses import Witnessing
+from chorister.registry.witnessing import Witnessing
 from chorister.settings_file import read_settings
 from chorister.transparency.client import ABOUT, policy_path
 from chorister.transparency.note import check_key_name
@@ -138,18 +138,16 @@ def publish_about(folder: LogFolder, origin: str, policies: Iterable[bytes]) -> 
     Policies that were published before stay as earlier ones, because entries were logged under
     them.
     """
-    today = set()
-    for document in policies:
-        digest = hashlib.sha256(document).digest()
-        folder.publish(policy_path(digest), document)
-        today.add(digest.hex())
+    documents = {hashlib.sha256(document).digest(): document for document in policies}
+    folder.publish({policy_path(digest): document for digest, document in documents.items()})
+    today = {digest.hex() for digest in documents}
     about = {
         "version": 1,
         "origin": origin,
         "policies": sorted(today),
         "earlier_policies": sorted(_published_before(folder.public / ABOUT) - today),
     }
-    folder.publish(ABOUT, json.dumps(about, indent=1).encode() + b"\n")
+    folder.publish({ABOUT: json.dumps(about, indent=1).encode() + b"\n"})
 
 
 def _published_before(path: Path) -> set[str]:

@@ -27,7 +27,7 @@ from chorister.errors import (
     WrongList,
 )
 from chorister.policy import Policy
-from chorister.policy.model import MAX_POLICY_BYTES
+from chorister.policy.document import MAX_POLICY_BYTES
 from chorister.recipe import SignedRecipe
 from chorister.transparency.checkpoint import (
     MAX_PROOF,
@@ -50,7 +50,13 @@ from chorister.transparency.note import MAX_NOTE, Cosignature
 from chorister.transparency.reader import accept_list
 from chorister.transparency.state import MAX_LIST, CurrentList, Logged, LogState
 from chorister.transparency.tiles import Source, TileTree, check_tiles, read_entries
-from chorister.transparency.tree import HASH_SIZE, consistency_proof, leaf_hash, verify_consistency
+from chorister.transparency.tree import (
+    HASH_SIZE,
+    Frontier,
+    consistency_proof,
+    leaf_hash,
+    verify_consistency,
+)
 from chorister.transparency.trust import Authority
 
 _MAX_ABOUT_BYTES: Final = 65_536
@@ -79,10 +85,10 @@ class Audit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PublishedPolicies:
-    """The policies that a log says it serves, and those that it served before.
+class LogPolicies:
+    """The policies of a log, and those that it had before.
 
-    Only the log says so: compare them with your own.
+    If they come from the log (`read_policies`), only the log says so: compare them with your own.
     """
 
     policies: tuple[Policy, ...]
@@ -93,7 +99,7 @@ class PublishedPolicies:
         return Authority.of(self.policies, earlier=self.earlier)
 
 
-def read_policies(source: Source) -> PublishedPolicies:
+def read_policies(source: Source) -> LogPolicies:
     """Fetch the policies that a log publishes."""
     try:
         about = json.loads(source.read(ABOUT, limit=_MAX_ABOUT_BYTES))
@@ -103,7 +109,7 @@ def read_policies(source: Source) -> PublishedPolicies:
         raise DecodeError(f"{ABOUT} does not name the log's policies") from error
     if any(len(digest) != HASH_SIZE for digest in (*today, *before)):
         raise DecodeError(f"{ABOUT} names a policy by something that is not a SHA-256")
-    return PublishedPolicies(
+    return LogPolicies(
         policies=tuple(_read_policy(source, digest) for digest in today),
         earlier=tuple(_read_policy(source, digest) for digest in before),
     )
@@ -164,7 +170,7 @@ def audit(
     current = accept_list(
         source.read(list_path(last_list.digest), limit=MAX_LIST), last_list.digest
     )
-    _check_proof(source, signed)
+    check_proof(source, signed, tree.leaves, authority)
     for kept in earlier:
         check_extends(kept, signed, tree.leaves, authority)
     candidate, waiting_for = _check_candidate(source, signed, state, authority, judge_all)
@@ -206,15 +212,24 @@ def check_fresh(time: int, now: int, max_age: int) -> None:
         )
 
 
-def _check_proof(source: Source, signed: SignedCheckpoint) -> None:
-    """Require that devices are shown this log; their file may be a checkpoint older or newer."""
+def check_proof(
+    source: Source, signed: SignedCheckpoint, leaves: Sequence[bytes], authority: Authority
+) -> None:
+    """Require that devices are shown this log; their file may be a checkpoint older or newer.
+
+    `leaves` are those of `signed`.
+    """
     proof = ListProof.parse(source.read(PROOF, limit=MAX_PROOF))
     proof.check_last()
-    checkpoint = proof.signed.checkpoint
-    if checkpoint.size == signed.checkpoint.size and checkpoint != signed.checkpoint:
+    shown = proof.signed
+    shown.check_log(authority.origin, authority.log_keys)
+    size = shown.checkpoint.size
+    newer = (leaf_hash(data) for data in read_entries(source, len(leaves), size))
+    root = Frontier().extend(leaves[:size]).extend(newer).root
+    if not hmac.compare_digest(root, shown.checkpoint.root):
         raise LogForked(
             "devices are shown another log than everybody else",
-            evidence=(signed.encode(), proof.signed.encode()),
+            evidence=(signed.encode(), shown.encode()),
         )
 
 

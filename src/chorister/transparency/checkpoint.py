@@ -21,7 +21,9 @@ from typing import Final, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from chorister.clock import Clock
 from chorister.errors import (
+    CheckpointTime,
     DecodeError,
     InvalidInput,
     LogOutdated,
@@ -45,7 +47,7 @@ MAX_SKEW: Final = 300
 MAX_PATH: Final = 63
 """Hashes in a proof."""
 MAX_PROOF: Final = MAX_NOTE + 8192
-"""Bytes."""
+"""Bytes, of a proof or a request to a witness."""
 _MAX_INTEGER: Final = 2**63 - 1
 _TEXT: Final = re.compile(
     r"([!-*,-~]{1,255})\n"
@@ -84,8 +86,8 @@ class Checkpoint:
             if _OUTDATED.fullmatch(text):
                 raise LogOutdated(
                     "this is the checkpoint of a log by an earlier version of Chorister, in a "
-                    "format that this version can't read: docs/howto/upgrade-the-log.md says how "
-                    "to start the log again"
+                    "format that this version can't read: docs/howto/upgrade-the-log.md explains "
+                    "how to start the log again"
                 )
             raise DecodeError("a checkpoint has three lines: origin, size and root")
         size = int(match[2])
@@ -138,6 +140,39 @@ class SignedCheckpoint:
         return SignedCheckpoint(checkpoint=self.checkpoint, note=note)
 
 
+class ClockJumps:
+    """Notices a clock that is set ahead while this process runs.
+
+    Neither lists nor a cosigner's times go back. So whoever signs one time of the future by mistake
+    can't go on before that time has come.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        # By how much it is ahead of a clock that nobody can set; None before the first time that
+        # may be right: a machine may start with a clock that is far behind.
+        self._ahead: float | None = None
+
+    def begin(self, now: int) -> None:
+        """Take the first time that is not behind what was signed before as right."""
+        if self._ahead is None:
+            self._ahead = now - self._clock.uptime()
+
+    def check(self, now: int) -> None:
+        """Require that time has passed until `now`, give or take `MAX_SKEW`."""
+        ahead = now - self._clock.uptime()
+        before = ahead if self._ahead is None else self._ahead
+        jump = ahead - before
+        if jump > MAX_SKEW:
+            raise CheckpointTime(
+                f"the clock was set ahead by {jump:.0f} s while this server was running: set it "
+                "back, or restart the server if it is right now",
+                time=now,
+                now=now - round(jump),
+            )
+        self._ahead = max(ahead, before)
+
+
 # --- The list under a checkpoint ------------------------------------------------------------------
 
 
@@ -158,12 +193,7 @@ class ListProof:
     @classmethod
     def parse(cls, data: bytes) -> Self:
         """Read a proof; exactly one byte string is accepted for each."""
-        if len(data) > MAX_PROOF:
-            raise DecodeError(f"a proof has at most {MAX_PROOF} bytes, this one {len(data)}")
-        head, separator, note = data.partition(b"\n\n")
-        if not separator or not head.isascii():
-            raise DecodeError("a proof is a few lines of ASCII, a blank line and a checkpoint")
-        lines = head.decode().split("\n")
+        lines, signed = lines_and_checkpoint(data, "a proof")
         if len(lines) < 3 or lines[0] != _PROOF_HEADER:
             raise DecodeError(f"a proof begins with {_PROOF_HEADER!r}, 'extra' and 'index'")
         extra, index = _after(lines[1], "extra "), _after(lines[2], "index ")
@@ -176,7 +206,7 @@ class ListProof:
             entry=entry,
             index=int(index),
             path=parse_hashes(lines[3:]),
-            signed=SignedCheckpoint.parse(note),
+            signed=signed,
         )
 
     def check_last(self) -> None:
@@ -197,6 +227,16 @@ class ListProof:
             proof=self.path,
             root=checkpoint.root,
         )
+
+
+def lines_and_checkpoint(data: bytes, what: str) -> tuple[list[str], SignedCheckpoint]:
+    """Read what proofs and requests to witnesses have in common: lines, and a checkpoint below."""
+    if len(data) > MAX_PROOF:
+        raise DecodeError(f"{what} has at most {MAX_PROOF} bytes, this one {len(data)}")
+    head, separator, note = data.partition(b"\n\n")
+    if not separator or not head.isascii():
+        raise DecodeError(f"{what} is a few lines of ASCII, a blank line and a checkpoint")
+    return head.decode().split("\n"), SignedCheckpoint.parse(note)
 
 
 def encode_hashes(hashes: Iterable[bytes]) -> str:

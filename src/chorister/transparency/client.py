@@ -19,9 +19,7 @@ import hmac
 import json
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
-
-import httpx2
+from typing import TYPE_CHECKING, Any, Final
 
 from chorister.canonical import sha256
 from chorister.closing import Closing
@@ -30,6 +28,9 @@ from chorister.http_client import TooLong, WebClient, printable
 from chorister.transparency.entries import SignedEntry, Submission
 from chorister.transparency.note import SignatureLine
 from chorister.transparency.tiles import Source
+
+if TYPE_CHECKING:
+    import httpx2
 
 CHECKPOINT: Final = "checkpoint"
 PROOF: Final = "list.tlog-proof"

@@ -21,7 +21,8 @@ Then `accept` gets the new recipes (an aggregator stores their task ids), checkp
 written durably, and only then is the cosignature handed out. After a crash on the way some steps
 are repeated and none is skipped, so `accept` must be idempotent.
 
-**The head** is what a cosigner remembers, in a folder with two files. `head` is the last checkpoint
+**The head** is what a cosigner remembers, in a folder with two files (and `fork`, with the two
+checkpoints that prove one, if it ever saw one). `head` is the last checkpoint
 with the cosigner's own cosignature, always replaced as a whole. `entries` has the entries that it
 covers with their bodies, each after its length in four bytes; any more were fetched for a
 checkpoint that was never cosigned, and are cut off. Entries are synced before the head, and the
@@ -55,7 +56,7 @@ from chorister.errors import (
     StorageDamaged,
 )
 from chorister.recipe import SignedRecipe
-from chorister.transparency.checkpoint import Checkpoint, SignedCheckpoint
+from chorister.transparency.checkpoint import Checkpoint, ClockJumps, SignedCheckpoint
 from chorister.transparency.client import CANDIDATE, read_body
 from chorister.transparency.disk import Disk, locked
 from chorister.transparency.entries import (
@@ -65,12 +66,21 @@ from chorister.transparency.entries import (
     RecipeEntry,
     Submission,
 )
-from chorister.transparency.note import MAX_NOTE, Note, SignatureLine
+from chorister.transparency.note import (
+    LOG_SIGNATURE,
+    MAX_NOTE,
+    Note,
+    SignatureLine,
+    note_key_id,
+)
 from chorister.transparency.state import Logged, LogState
 from chorister.transparency.tiles import Source, read_entries
 from chorister.transparency.tree import leaf_hash
 
 _LENGTH_BYTES: Final = 4
+MAX_NEW_ENTRIES: Final = 100_000
+MAX_NEW_BYTES: Final = 256 << 20
+"""With their bodies."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +103,10 @@ class CosignerIdentity:
     def head(self, signed: SignedCheckpoint, time: int) -> SignedCheckpoint:
         """Return what to remember: the log's signature, which helps prove a fork, and then ours."""
         checkpoint = signed.checkpoint
-        log = (old for old in signed.note.signatures if old.name == checkpoint.origin)
+        ids = {note_key_id(self.origin, LOG_SIGNATURE, each) for each in self.log_keys}
+        log = (
+            old for old in signed.note.signatures if old.name == self.origin and old.blob[:4] in ids
+        )
         note = Note(text=checkpoint.text, signatures=(*log, self.sign(checkpoint, time)))
         return SignedCheckpoint(checkpoint=checkpoint, note=note)
 
@@ -110,11 +123,13 @@ class Cosigner:
     accept: Callable[[Sequence[SignedRecipe]], None]
     # What a registry may make a cosigner fetch and store for one candidate. A log that is further
     # ahead is either an attack or something for the operator to decide, who can raise the limits.
-    max_new_entries: int = 100_000
-    max_new_bytes: int = 256 << 20
+    max_new_entries: int = MAX_NEW_ENTRIES
+    max_new_bytes: int = MAX_NEW_BYTES
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
+    _jumps: ClockJumps = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._jumps = ClockJumps(self.clock)
         if self.last.origin != self.identity.origin:
             raise LogForked(
                 f"the head is of the log {self.last.origin}, not {self.identity.origin}"
@@ -138,14 +153,16 @@ class Cosigner:
         while True:
             with self._lock:
                 last, old = self.head.last, self.head.state
-            state, entries = self._check(candidate, source, last, old)
+            state, entries, time = self._check(candidate, source, last, old)
             with self._lock:
                 if self.head.last is last:
-                    signed = self.identity.head(candidate, self._time(last))
-                    self.head.commit(signed, entries, state)
+                    signed = self.identity.head(candidate, time)
+                    # Anybody may ask for the same one again and again: once per second is enough.
+                    if signed != last:
+                        self.head.commit(signed, entries, state)
                     return signed.note.signatures[-1]
 
-    def _time(self, last: SignedCheckpoint) -> int:
+    def _now(self, last: SignedCheckpoint) -> int:
         """Return the time to sign with: devices refuse one that is before an earlier one."""
         now = self.clock.now()
         own = self.identity.key.public_key().public_bytes_raw()
@@ -157,12 +174,13 @@ class Cosigner:
                 time=before.time,
                 now=now,
             )
+        self._jumps.check(now)
         return now
 
     def _check(
         self, candidate: SignedCheckpoint, source: Source, last: SignedCheckpoint, old: LogState
-    ) -> tuple[LogState, list[Submission]]:
-        """Check a candidate; return the new state and the entries that it adds."""
+    ) -> tuple[LogState, list[Submission], int]:
+        """Check a candidate; return the new state, the entries that it adds, and when it held."""
         checkpoint = candidate.checkpoint
         if checkpoint.size < last.checkpoint.size:
             raise LogRewound(
@@ -170,9 +188,11 @@ class Cosigner:
             )
         state, entries, logged, recipes = self._extend(candidate, source, last, old)
         self._check_own_configs(logged, old)
-        state.check_current(self.clock.now())
+        # What is signed is that the list was current at this time, however long the rest takes.
+        now = self._now(last)
+        state.check_current(now)
         self.accept(recipes)
-        return state, entries
+        return state, entries, now
 
     def _extend(
         self, candidate: SignedCheckpoint, source: Source, last: SignedCheckpoint, old: LogState
@@ -182,7 +202,7 @@ class Cosigner:
         if checkpoint.size - old.size > self.max_new_entries:
             raise EntryRefused(
                 f"there are {checkpoint.size - old.size} new entries, but a cosigner takes at most "
-                f"{self.max_new_entries} at once; its operator can raise the limit"
+                f"{self.max_new_entries} at once; its operator can raise new_log_entries"
             )
         room, new = self.max_new_bytes, []
         for data in read_entries(source, old.size, checkpoint.size):
@@ -191,9 +211,11 @@ class Cosigner:
         # Before any body is fetched: a fork shows without them.
         root = old.frontier.extend(leaf_hash(data) for data in new).root
         if not hmac.compare_digest(root, checkpoint.root):
+            evidence = last.encode(), candidate.encode()
+            self.head.keep_evidence(evidence)
             raise LogForked(
                 f"the log of {checkpoint.size} entries does not extend the {old.size} seen before",
-                evidence=(last.encode(), candidate.encode()),
+                evidence=evidence,
             )
         state = old.copy() if new else old
         entries, logged, recipes = [], [], []
@@ -211,7 +233,7 @@ class Cosigner:
         if size > room:
             raise EntryRefused(
                 f"over {self.max_new_bytes} bytes of new entries at once; "
-                "the cosigner's operator can raise the limit"
+                "the cosigner's operator can raise new_log_bytes"
             )
         return room - size
 
@@ -219,7 +241,9 @@ class Cosigner:
         name = self.identity.name
         entries = [item.entry for item in logged if isinstance(item.entry, HPKEConfigEntry)]
         ours = [entry for entry in entries if entry.aggregator == name]
-        known = set(self.own_configs()) if ours else set()
+        if not ours:
+            return
+        known = set(self.own_configs())
         before = {each.config for each in old.hpke_entries(name)}
         for entry in ours:
             if entry.config in before:
@@ -302,8 +326,8 @@ class Head:
         if not (folder / "head").is_file():
             raise HeadLost(
                 f"{folder} holds no head: this cosigner does not know what it signed last. "
-                "Create one if it never cosigned this log; otherwise adopt the newest checkpoint "
-                "that has its cosignature."
+                "Create one if it never cosigned this log (--begin-log), or else adopt the newest "
+                "checkpoint that has its cosignature (--adopt-checkpoint)."
             )
         with ExitStack() as stack:
             stack.enter_context(locked(folder / "lock"))
@@ -324,6 +348,21 @@ class Head:
         """Yield the entries that the head covers, with their bodies, in the log's order."""
         return _frames(self._folder / "entries", self.last.checkpoint.size)
 
+    def keep_evidence(self, checkpoints: Sequence[bytes]) -> None:
+        """Write down the checkpoints that prove the first fork: the log may never show them again.
+
+        Only the first, so that a log with a fork for every look does not fill the disk.
+        """
+        folder = self._folder / "fork"
+        if folder.exists():
+            return
+        try:
+            self._disk.make_folder(folder)
+            paths = {folder / f"{n}": data for n, data in enumerate(checkpoints, start=1)}
+            self._disk.replace_all(paths)
+        except OSError:
+            return  # refusing the fork matters more
+
     def commit(
         self, last: SignedCheckpoint, entries: Sequence[Submission], state: LogState
     ) -> None:
@@ -331,14 +370,14 @@ class Head:
         if self._broken:
             raise StorageDamaged("an earlier write failed; restart the cosigner to recover")
         framed = _framed(entries)
+        path = self._folder / "entries"
         try:
             if framed:
-                path = self._folder / "entries"
                 # Remove what an interrupted commit left behind: its entries never counted.
                 self._disk.truncate(path, self._end)
                 self._disk.append(path, framed)
-                self._disk.sync(path)
-            self._disk.replace(self._folder / "head", last.encode())
+            head = {self._folder / "head": last.encode()}
+            self._disk.replace_all(head, appended=[path] if framed else [])
         except OSError as error:
             # Nobody knows what is on disk now, so nothing more is signed.
             self._broken = True
@@ -364,7 +403,6 @@ def adopt_head(
     *,
     checkpoint: SignedCheckpoint,
     source: Source,
-    disk: Disk | None = None,
 ) -> Head:
     """Replace a lost memory by a checkpoint with our cosignature: the operator's decision.
 
@@ -382,7 +420,7 @@ def adopt_head(
         entries.append(Submission(data, body))
     if not hmac.compare_digest(state.frontier.root, target.root):
         raise LogForked("the log's entries are not those of the checkpoint to adopt")
-    return Head.create(folder, identity.head(checkpoint, cosignature.time), entries, disk=disk)
+    return Head.create(folder, identity.head(checkpoint, cosignature.time), entries)
 
 
 def _replay(path: Path, last: SignedCheckpoint, disk: Disk) -> tuple[LogState, int]:

@@ -93,7 +93,7 @@ class RecipeEntry(_Statement):
     body_digest: bytes
     body_size: int
     analysis: str
-    # The answer period, POSIX seconds.
+    # The answer period, POSIX seconds; of a series, from the first window to the last.
     opens: int
     closes: int
     signer: bytes = bytes(_KEY)
@@ -144,7 +144,7 @@ class RecipeEntry(_Statement):
             body_size=len(jws),
             analysis=recipe.analysis,
             opens=recipe.window.opens,
-            closes=recipe.window.closes,
+            closes=recipe.closes,
         ).signed(key)
 
     def open_body(self, body: bytes) -> SignedRecipe:
@@ -153,9 +153,9 @@ class RecipeEntry(_Statement):
             raise DecodeError("this is not the body that the entry names")
         found = open_recipe(RecipeBody(author_key=self.signer, jws=body))
         recipe = found.recipe
-        said = (self.recipe_digest, self.analysis, self.opens, self.closes)
-        if said != (found.digest, recipe.analysis, recipe.window.opens, recipe.window.closes):
-            raise DecodeError("the entry says something else than the recipe in its body")
+        stated = (self.recipe_digest, self.analysis, self.opens, self.closes)
+        if stated != (found.digest, recipe.analysis, recipe.window.opens, recipe.closes):
+            raise DecodeError("the entry does not match the recipe in its body")
         return found
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from chorister.clock import Clock
 from chorister.errors import DecodeError, LogForked, LogRewound, ServiceError, StorageDamaged
 from chorister.recipe import SignedRecipe
-from chorister.transparency.auditor import check_extends, check_fresh, replay
+from chorister.transparency.auditor import check_extends, check_fresh, check_proof, replay
 from chorister.transparency.checkpoint import SignedCheckpoint
 from chorister.transparency.client import CHECKPOINT
 from chorister.transparency.disk import Disk
@@ -38,24 +38,27 @@ class LogMonitor:
         self._state = LogState()
         self._leaves: list[bytes] = []
         self._last = self._read_kept()
-        self._reported = self._last.checkpoint.size if self._last else 0
+        self._known = self._last.checkpoint.size if self._last else 0
+        # What was read by calls that failed later: it is still new for the next one.
+        self._unreported: list[Logged] = []
         # The recipes that were read, by the index of their entry.
         self.recipes: dict[int, SignedRecipe] = {}
 
-    def look(self) -> list[Logged]:
+    def fetch_new(self) -> list[Logged]:
         """Return the entries that are new; raises an error that says what is wrong with the log."""
         signed = SignedCheckpoint.parse(self._source.read(CHECKPOINT, limit=MAX_NOTE))
         cosignatures = self._authority.check_signatures(signed)
         time = min(cosignature.time for cosignature in cosignatures)
         check_fresh(time, self._clock.now(), self._authority.max_age)
-        new = self._read_new(signed)
+        self._unreported += self._read_new(signed)
         self._state.check_current(time)
         if self._last is not None:
             check_extends(self._last, signed, self._leaves, self._authority)
+        check_proof(self._source, signed, self._leaves, self._authority)
         self._last = signed
-        fresh = [logged for logged in new if logged.index >= self._reported]
-        self._reported = signed.checkpoint.size
-        return fresh
+        new = [logged for logged in self._unreported if logged.index >= self._known]
+        self._unreported = []
+        return new
 
     def _read_new(self, signed: SignedCheckpoint) -> list[Logged]:
         checkpoint = signed.checkpoint
@@ -90,7 +93,7 @@ class LogMonitor:
         except (DecodeError, OSError) as error:
             raise StorageDamaged(
                 f"{self._kept} is not a checkpoint ({error}); restore it, or remove it to start "
-                "watching anew"
+                "over"
             ) from error
 
     def keep(self) -> None:

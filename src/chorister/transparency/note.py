@@ -212,6 +212,12 @@ def decode_base64(text: str, where: str) -> bytes:
     return data
 
 
+def verifier_key(name: str, kind: int, key: bytes) -> str:
+    """Return a key as standard tools take it, NAME+HASH+BASE64."""
+    encoded = base64.b64encode(bytes([kind]) + key).decode()
+    return f"{name}+{note_key_id(name, kind, key).hex()}+{encoded}"
+
+
 def note_key_id(name: str, kind: int, key: bytes) -> bytes:
     """Return the four bytes that identify a key in a signature line."""
     return hashlib.sha256(name.encode() + b"\n" + bytes([kind]) + key).digest()[:4]

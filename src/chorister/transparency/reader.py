@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from chorister.canonical import sha256
-from chorister.clock import Clock
+from chorister.clock import SECOND, Clock
 from chorister.errors import (
     CheckpointTime,
     DecodeError,
@@ -106,10 +106,13 @@ def read_log(
     last: LastAccepted = NOTHING_ACCEPTED,
     kept: Callable[[], Iterable[bytes]],
     forget: Callable[[], None],
+    fetched: Callable[[], None] = lambda: None,
 ) -> Reading:
     """Fetch and check what is current for a policy's pairs; raises if a file can't be fetched.
 
-    `kept` returns the bodies of the last complete reading; `forget` deletes them.
+    `kept` returns the bodies of the last complete reading; `forget` deletes them. `fetched` is
+    called after the last request, and before anything is checked that depends on this device: a
+    connection that closed later would show how that went.
     """
     proof = ListProof.parse(source.read(PROOF, limit=MAX_PROOF))
     proof.check_last()
@@ -134,6 +137,7 @@ def read_log(
         bodies = {
             address: read_body(source, address, limit=limit) for address, limit in wanted.items()
         }
+    fetched()
     outcomes: list[Current | LogError | DecodeError] = []
     for number, trust in enumerate(trusts):
         try:
@@ -187,14 +191,17 @@ def _check_recent(
     same_size = checkpoint.size == last.size
     if same_size and last.root and not hmac.compare_digest(checkpoint.root, last.root):
         raise LogForked(f"two different logs of {last.size} entries are signed")
-    now = clock.now()
     # A clock that is slow by less than the limit must not silence a device; cosigners have good
     # clocks. Both times count: one aggregator alone can neither age a checkpoint nor renew it.
+    # How far ahead a checkpoint is, the system's clock decides, which no checkpoint has moved:
+    # otherwise both aggregators together could make the time pass, step by step.
+    now, system = clock.now(), clock.microseconds() // SECOND
     for time in times:
-        if abs(now - time) > max_age:
+        off = time - system if time > now else time - now
+        if abs(off) > max_age:
             raise CheckpointTime(
-                f"an aggregator cosigned the checkpoint {time - now:+} s from this device's "
-                f"clock; the policy allows {max_age} s",
+                f"an aggregator cosigned the checkpoint {off:+} s from this device's clock; the "
+                f"policy allows {max_age} s",
                 time=time,
                 now=now,
             )

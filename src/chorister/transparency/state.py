@@ -30,6 +30,7 @@ from chorister.errors import (
     InvalidInput,
     LogSignatureInvalid,
     QuotaExceeded,
+    RecipeUnknown,
     WrongList,
 )
 from chorister.transparency.checkpoint import MAX_SKEW
@@ -368,7 +369,7 @@ class LogState:
 
     def _check_end(self, entry: RecipeEnd) -> None:
         if entry.recipe_digest not in self._recipes:
-            raise EntryRefused(f"entry {self.size} ends a recipe that is not in the log")
+            raise RecipeUnknown(f"entry {self.size} ends a recipe that is not in the log")
         if entry.recipe_digest in self._ended:
             raise EntryRefused(f"entry {self.size} ends a recipe that has already ended")
         if entry.signer != self._recipes[entry.recipe_digest][1].author_key:

@@ -87,6 +87,8 @@ def encode_bundle(entries: Iterable[bytes]) -> bytes:
 
 def read_entries(source: Source, start: int, size: int) -> Iterator[bytes]:
     """Yield entries `start` to `size` - 1 from the bundles of a log of `size`."""
+    if start >= size:
+        return  # rather than fetch a bundle of which nothing is new
     for number in range(start // TILE_WIDTH, -(-size // TILE_WIDTH)):
         first = number * TILE_WIDTH
         width = min(TILE_WIDTH, size - first)

@@ -150,7 +150,8 @@ def verify_consistency(
         if proof:
             raise ProofInvalid("this consistency proof has to be empty")
         expected = EMPTY_ROOT if old_size == 0 else root
-        if not hmac.compare_digest(old_root, expected):
+        roots = [old_root, root] if size == 0 else [old_root]
+        if not all(hmac.compare_digest(each, expected) for each in roots):
             raise LogForked(f"two roots for the same {old_size} entries")
         return
     path = list(proof)

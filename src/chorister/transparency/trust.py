@@ -15,10 +15,17 @@ from chorister.canonical import b64url_decode
 from chorister.errors import InvalidInput, LogSignatureInvalid, NotAuthorized
 from chorister.policy import AggregatorPair, Policy
 from chorister.policy.model import Aggregator
-from chorister.policy.witnesses import WitnessPolicy
+from chorister.policy.witnesses import NO_QUORUM, WitnessPolicy, parse_witness_policy
 from chorister.transparency.checkpoint import SignedCheckpoint
 from chorister.transparency.entries import HPKEConfigEntry, KeyRevocation, RecipeEntry
-from chorister.transparency.note import Cosignature, check_key_name, key_name
+from chorister.transparency.note import (
+    COSIGNATURE,
+    LOG_SIGNATURE,
+    Cosignature,
+    check_key_name,
+    key_name,
+    verifier_key,
+)
 from chorister.transparency.state import Logged
 
 
@@ -186,10 +193,12 @@ class Authority:
 
     def oldest(self, signed: SignedCheckpoint) -> int:
         """Return the time of the oldest cosignature that counts; 0 if there is none."""
-        found = (
-            signed.note.cosignature(name, keys) for name, keys in sorted(self.cosigners.items())
-        )
-        return min((each.time for each in found if each is not None), default=0)
+        return min(self.cosigned_at(signed).values(), default=0)
+
+    def cosigned_at(self, signed: SignedCheckpoint) -> dict[str, int]:
+        """Return when each cosigner signed a checkpoint, of those that did."""
+        found = (signed.note.cosignature(name, keys) for name, keys in self.cosigners.items())
+        return {each.name: each.time for each in found if each is not None}
 
     def missing(self, signed: SignedCheckpoint) -> tuple[str, ...]:
         """Return who has not signed a checkpoint yet: cosigners, and quorums of witnesses."""
@@ -201,6 +210,33 @@ class Authority:
                 absent.append(name)
         quorums = {each.quorum for each in self.witnesses if not is_witnessed(signed, each)}
         return (*absent, *(f"witnesses of quorum {name}" for name in sorted(quorums)))
+
+
+def standard_policy(policy: Policy) -> str:
+    """Return who has to have signed a checkpoint, for standard tools (c2sp.org/tlog-policy).
+
+    They know nothing of devices' further checks: that a list is the last entry, and the times.
+    """
+    origin, required = policy.log.origin, []
+    lines = [f"log {verifier_key(origin, LOG_SIGNATURE, key)}" for key in _decoded(policy.log_keys)]
+    for name, keys in sorted(_cosigners([policy]).items()):
+        vkeys = sorted(verifier_key(name, COSIGNATURE, key) for key in keys)
+        names = [name] if len(vkeys) == 1 else [f"{name}#{n}" for n in range(1, 1 + len(vkeys))]
+        lines += [f"witness {each} {vkey}" for each, vkey in zip(names, vkeys, strict=True)]
+        if len(names) > 1:
+            lines.append(f"group {name} any {' '.join(names)}")
+        required.append(name)
+    witnesses = policy.log.witnesses
+    if witnesses is not None:
+        found = parse_witness_policy(witnesses)
+        each_line = (line.strip(" \t") for line in witnesses.split("\n"))
+        lines += [line for line in each_line if line and not line.startswith("quorum")]
+        if found.quorum != NO_QUORUM:
+            required.append(found.quorum)
+    lines += [f"group all-of-them all {' '.join(required)}", "quorum all-of-them"]
+    # The names of witnesses may contradict ours.
+    parse_witness_policy("\n".join(line for line in lines if not line.startswith("log ")))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def is_witnessed(signed: SignedCheckpoint, policy: WitnessPolicy) -> bool:

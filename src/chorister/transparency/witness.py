@@ -34,17 +34,15 @@ from chorister.errors import (
 from chorister.http_client import WebClient, printable
 from chorister.policy.witnesses import WitnessKey
 from chorister.transparency.checkpoint import (
-    MAX_PROOF,
     Checkpoint,
     SignedCheckpoint,
     encode_hashes,
+    lines_and_checkpoint,
     parse_hashes,
 )
 from chorister.transparency.note import Note, SignatureLine, parse_lines
 from chorister.transparency.tree import verify_consistency
 
-MAX_REQUEST: Final = MAX_PROOF
-"""Bytes."""
 SIZE_TYPE: Final = "text/x.tlog.size"
 _MAX_ANSWER_BYTES: Final = 65_536
 _OLD: Final = re.compile(r"old (0|[1-9][0-9]{0,18})")
@@ -64,16 +62,11 @@ class WitnessRequest(NamedTuple):
     @classmethod
     def parse(cls, data: bytes) -> Self:
         """Read a request; exactly one byte string is accepted for each."""
-        if len(data) > MAX_REQUEST:
-            raise DecodeError(f"a request has at most {MAX_REQUEST} bytes, this one {len(data)}")
-        head, separator, note = data.partition(b"\n\n")
-        if not separator or not head.isascii():
-            raise DecodeError("a request is a few lines of ASCII, a blank line and a checkpoint")
-        first, *lines = head.decode().split("\n")
+        (first, *lines), signed = lines_and_checkpoint(data, "a request")
         match = _OLD.fullmatch(first)
         if match is None:
             raise DecodeError("a request begins with 'old' and a size")
-        return cls(int(match[1]), parse_hashes(lines), SignedCheckpoint.parse(note))
+        return cls(int(match[1]), parse_hashes(lines), signed)
 
 
 def check_request(request: WitnessRequest, last: Checkpoint) -> None:
@@ -91,6 +84,15 @@ def check_request(request: WitnessRequest, last: Checkpoint) -> None:
         root=checkpoint.root,
         proof=request.proof,
     )
+
+
+def named_origin(data: bytes) -> str | None:
+    """Return the log that a request is about, even if that log's checkpoints are unlike ours."""
+    _, _, note = data.partition(b"\n\n")
+    try:
+        return Note.parse(note).text.partition("\n")[0]
+    except DecodeError:
+        return None
 
 
 def origin_hash(origin: str) -> str:
@@ -134,19 +136,24 @@ class Witness(Closing):
             )
         except Unreachable as error:
             raise ServiceError(str(error)) from error
-        said = printable(answer.body.decode(errors="replace"))
+        detail = printable(answer.body.decode(errors="replace"))
         if answer.status == HTTPStatus.CONFLICT:
             match = _SIZE.fullmatch(answer.body.decode(errors="replace"))
-            if match is None:
+            if match is not None and int(match[1]) != request.old_size:
+                return Conflict(int(match[1]))
+            # Some answer so, without a size, if they know another root of this size.
+            forked = request.old_size == request.signed.checkpoint.size
+            if not forked:
                 raise ServiceError(f"the witness {self.key.name} does not name its size")
-            return Conflict(int(match[1]))
-        if answer.status == HTTPStatus.UNPROCESSABLE_ENTITY:
+        else:
+            forked = answer.status == HTTPStatus.UNPROCESSABLE_ENTITY
+        if forked:
             raise LogForked(
-                f"the witness {self.key.name} refuses the checkpoint: {said}",
+                f"the witness {self.key.name} refuses the checkpoint: {detail or answer.status}",
                 evidence=(request.signed.encode(),),
             )
         if answer.status != HTTPStatus.OK:
-            raise ServiceError(f"the witness {self.key.name} answers {answer.status}: {said}")
+            raise ServiceError(f"the witness {self.key.name} answers {answer.status}: {detail}")
         return self._own_line(request.signed, answer.body)
 
     def _own_line(self, signed: SignedCheckpoint, body: bytes) -> SignatureLine:

@@ -123,16 +123,19 @@ impl TaskBinding {
         Ok(report)
     }
 
-    /// Opens, decodes and begins to verify the leader's share of each report.
+    /// Opens, decodes and begins to verify the leader's share of each report. Each piece has whole reports.
     pub fn leader_initialize(
         &self,
         verify_key: &VerifyKey,
         keys: &[&HpkeKeypair],
-        reports: &[u8],
+        pieces: &[&[u8]],
         rejected: Option<&[u8]>,
         threads: usize,
     ) -> Result<LeaderJob, Error> {
-        let reports = read_reports(reports)?;
+        let mut reports = Vec::new();
+        for piece in pieces {
+            reports.append(&mut read_reports(piece)?);
+        }
         let rejected = Rejected::new(rejected, reports.len())?;
         let results = parallel::map(threads, reports.len(), |place| {
             let report = reports.get(place).ok_or(ReportError::InvalidMessage)?;

@@ -279,6 +279,13 @@ impl PyKeypair {
     }
 }
 
+/// Messages in one piece or, as they come from a database, in several: joining them would copy a whole job.
+#[derive(FromPyObject)]
+enum Pieces<'py> {
+    One(Bound<'py, PyBytes>),
+    Many(Vec<Bound<'py, PyBytes>>),
+}
+
 #[pyclass(frozen, module = "chorister._native")]
 struct TaskBinding(job::TaskBinding);
 
@@ -329,14 +336,18 @@ impl TaskBinding {
         py: Python<'_>,
         verify_key: &[u8],
         keys: Vec<PyRef<'_, PyKeypair>>,
-        reports: &[u8],
+        reports: Pieces<'_>,
         rejected: Option<&[u8]>,
         threads: usize,
     ) -> PyResult<LeaderJob> {
         let verify_key: VerifyKey = exactly("verify_key", verify_key)?;
         let keys: Vec<&HpkeKeypair> = keys.iter().map(|key| &key.0).collect();
+        let pieces = match &reports {
+            Pieces::One(bytes) => vec![bytes.as_bytes()],
+            Pieces::Many(pieces) => pieces.iter().map(|piece| piece.as_bytes()).collect(),
+        };
         let job = unlocked(py, || {
-            self.0.leader_initialize(&verify_key, &keys, reports, rejected, threads)
+            self.0.leader_initialize(&verify_key, &keys, &pieces, rejected, threads)
         })?;
         Ok(LeaderJob(job))
     }

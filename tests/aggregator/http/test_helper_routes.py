@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 
-from chorister.aggregator.storage.statistics import task_status
+from chorister.aggregator.storage.counters import task_status
 from chorister.canonical import b64url_encode
 from chorister.clock import SystemClock
 from chorister.dap.draft import (

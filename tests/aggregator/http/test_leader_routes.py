@@ -26,8 +26,9 @@ from chorister.dap.draft import (
     ReportError,
 )
 from chorister.dap.http import parse_problem
-from chorister.dap.messages import CollectionJobReq, HpkeConfigList, Query, UploadErrors
+from chorister.dap.messages import CollectionJobReq, HpkeConfigList, Query
 from chorister.dap.task import Task, advertise
+from chorister.dap.upload_messages import UploadErrors
 from chorister.transparency.note import key_name
 from tests.aggregator.inprocess_pair import InProcessPair, a_pair, wait_until
 from tests.aggregator.operators import TOKENS
@@ -250,6 +251,43 @@ def test_progress_is_in_tenths_and_for_the_collector(tmp_path: Path) -> None:
         assert job.headers["content-type"] == COLLECTION_JOB_RESPONSE
         # The same sealed result, until it is deleted.
         assert job.content == pair.request("GET", handle.url, headers=bearer("collector")).content
+
+
+def test_each_window_of_a_series_has_its_own_progress_and_result(tmp_path: Path) -> None:
+    """Six hours each, without a gap, the first one closed: both can still be collected."""
+    now, length = SystemClock().now(), 6 * 3600
+    limits = {"windows": 3, "longest": "2d", "answers": 3, "cells": 3}
+    with a_pair(tmp_path, policy={"series": limits}) as pair:
+        opens = now - length - 60
+        window = {"opens": opens, "closes": opens + length, "ends": opens + 9 * length}
+        series = {"windows": 3, "every": length, "answers": 1}
+        recipe = pair.operators.recipe("ages", now, {"window": window, "series": series})
+        pair.publish(recipe)
+        progress = f"{pair.operators.at.leader}chorister/recipes/{recipe.digest.hex()}"
+        first, second, third = (pair.operators.task(recipe, number) for number in range(3))
+        (late,) = pair.seal(first, [1])
+        assert pair.upload(first, late).content != b""
+        for report in pair.seal(second, [1] * 6):
+            assert pair.upload(second, report).content == b""
+        # A report of one window is none of another's: the task is bound to it.
+        (other,) = pair.seal(second, [1])
+        assert pair.upload(third, other).content != b""
+        collector = pair.collector()
+        times = [recipe.window_at(number).opens for number in range(3)]
+        wait_until(lambda: collector.status(recipe.digest, times[1]).reports == 6, "six reports")
+        assert collector.status(recipe.digest).reports == 6  # the newest that has opened
+        assert collector.status(recipe.digest, times[0]).finished
+        assert collector.status(recipe.digest, times[2]).filled == 0
+        closes = [collector.status(recipe.digest, time).closes for time in times]
+        assert closes == [time + length for time in times]
+        for wrong in (times[0] + 1, "x", "-1", "9" * 40):
+            answer = pair.request("GET", f"{progress}?opens={wrong}", headers=bearer("collector"))
+            assert answer.status_code in (400, 404)
+        handle = collector.create(second)
+        found = wait_until(lambda: pair.result(collector, handle, noise_trials=9), "the result")
+        assert found.report_count == 6
+        assert collector.status(recipe.digest, times[1]).state == "collected"
+        assert collector.status(recipe.digest, times[2]).state == "collecting"
 
 
 # --- credentials, health ------------------------------------------------------------------------

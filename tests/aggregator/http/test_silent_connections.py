@@ -15,9 +15,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.aggregator.operators import Addresses, Operators
+from tests.aggregator.operators import OperatorAddresses, Operators
 from tests.aggregator.server_processes import ServerProcesses, process, server_processes
 from tests.certificates import a_certificate
+from tests.test_http_server import still_open
 
 QUICK = {"connections": 40, "header_seconds": 1, "body_seconds": 2}
 GET = b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -40,7 +41,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcesse
     registry = {"connections_per_address": 10_000}
     settings = {"leader": QUICK, "helper": QUICK, "registry": registry}
     folder = tmp_path_factory.mktemp("silent")
-    with server_processes(Operators(folder, Addresses.local(), settings=settings)) as processes:
+    with server_processes(
+        Operators(folder, OperatorAddresses.local(), settings=settings)
+    ) as processes:
         yield processes
 
 
@@ -64,20 +67,6 @@ def status(address: tuple[str, int], path: bytes) -> int:
     with socket.create_connection(address, timeout=20) as connection:
         connection.sendall(GET % path)
         return int(connection.recv(64).split()[1])
-
-
-def still_open(clients: list[socket.socket], deadline: float) -> int:
-    left = 0
-    for each in clients:
-        try:
-            each.settimeout(max(deadline - time.monotonic(), 0.01))
-            while each.recv(4096):
-                pass
-        except TimeoutError:
-            left += 1
-        except ConnectionError:
-            pass
-    return left
 
 
 @pytest.mark.parametrize(
@@ -108,7 +97,7 @@ def test_tls_handshakes_have_a_deadline(tmp_path: Path) -> None:
     """Before its handshake a connection is not counted; those that never begin one are cut."""
     key, chain = a_certificate(tmp_path)
     tls = {"tls_certificate": chain.name, "tls_key": key.name, **QUICK}
-    operators = Operators(tmp_path, Addresses.local(), settings={"leader": tls})
+    operators = Operators(tmp_path, OperatorAddresses.local(), settings={"leader": tls})
     settings = operators.settings("leader")
     with process("leader", settings, tmp_path / "log", "--begin-log") as (found, _):
         address = ("127.0.0.1", urlsplit(found).port or 0)

@@ -11,7 +11,7 @@ import pytest
 from chorister.aggregator.http.report_writer import QueueFull, UploadQueue
 
 
-class Disk:
+class SlowStorage:
     """Stores numbers; the first transaction waits until it may go on."""
 
     def __init__(self) -> None:
@@ -26,12 +26,12 @@ class Disk:
         return [number * 10 for number in numbers]
 
 
-async def entered(disk: Disk) -> None:
+async def entered(disk: SlowStorage) -> None:
     await asyncio.to_thread(disk.entered.wait, 10)
 
 
 def test_what_comes_during_a_transaction_shares_the_next_one() -> None:
-    disk = Disk()
+    disk = SlowStorage()
     told: list[int] = []
 
     async def main() -> None:
@@ -53,7 +53,7 @@ def test_what_comes_during_a_transaction_shares_the_next_one() -> None:
 
 @pytest.mark.parametrize(("requests", "room"), [(2, 1000), (1000, 25)])
 def test_a_full_queue_says_so_and_recovers(requests: int, room: int) -> None:
-    disk = Disk()
+    disk = SlowStorage()
 
     async def main() -> None:
         queue = UploadQueue(disk.store, max_waiting=requests, max_bytes=room)
@@ -86,7 +86,7 @@ def test_a_failed_transaction_is_told_to_all_of_it_and_to_nobody_else() -> None:
 
 
 def test_closing_writes_what_waits_and_takes_nothing_more() -> None:
-    disk = Disk()
+    disk = SlowStorage()
 
     async def main() -> None:
         queue = UploadQueue(disk.store)
@@ -105,7 +105,7 @@ def test_closing_writes_what_waits_and_takes_nothing_more() -> None:
 
 
 def test_a_client_that_goes_away_takes_nobody_with_it() -> None:
-    disk = Disk()
+    disk = SlowStorage()
 
     async def main() -> None:
         queue = UploadQueue(disk.store)

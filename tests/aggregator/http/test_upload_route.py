@@ -31,7 +31,7 @@ DEADLINES = Deadlines(header=5.0, body=2.0, answer=20.0)
 
 
 @dataclass
-class Door:
+class UploadServer:
     """A leader's uploads on a port."""
 
     pair: Pair
@@ -93,7 +93,7 @@ def closed(connection: socket.socket) -> bool:
 
 
 @contextlib.contextmanager
-def a_door(folder: Path, **changes: Any) -> Iterator[Door]:
+def a_door(folder: Path, **changes: Any) -> Iterator[UploadServer]:
     pair = Pair.in_folder(folder)
     (task,) = pair.accept(small_recipe())
     pair.set_clocks(task.opens)
@@ -139,7 +139,7 @@ def a_door(folder: Path, **changes: Any) -> Iterator[Door]:
     thread.start()
     try:
         wait_until(lambda: server.started, "the server")
-        yield Door(pair, task, route, listener.getsockname()[1], server, direct)
+        yield UploadServer(pair, task, route, listener.getsockname()[1], server, direct)
     finally:
         server.should_exit = True
         thread.join()
@@ -148,7 +148,7 @@ def a_door(folder: Path, **changes: Any) -> Iterator[Door]:
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Iterator[Door]:
+def door(tmp_path: Path) -> Iterator[UploadServer]:
     with a_door(tmp_path) as door, door.connected() as connection:
         connection.sendall(door.request(door.report()))  # the task is remembered from here on
         assert answer(connection)[0] == 200
@@ -156,7 +156,7 @@ def door(tmp_path: Path) -> Iterator[Door]:
         yield door
 
 
-def test_both_ways_give_the_same_answers(door: Door) -> None:
+def test_both_ways_give_the_same_answers(door: UploadServer) -> None:
     report, other = door.report(), door.report()
     cases = [report, report, report[:-1], b"", other + report, bytes(50)]
     with door.connected() as connection:
@@ -181,7 +181,7 @@ def answer_after_continue(connection: socket.socket) -> tuple[int, dict[str, str
     return answer(connection)
 
 
-def test_a_replay_is_named_and_fields_are_the_servers(door: Door) -> None:
+def test_a_replay_is_named_and_fields_are_the_servers(door: UploadServer) -> None:
     report = door.report()
     with door.connected() as connection:
         connection.sendall(door.request(report))
@@ -196,7 +196,7 @@ def test_a_replay_is_named_and_fields_are_the_servers(door: Door) -> None:
     assert len(door.direct) == 2
 
 
-def test_pipelined_requests_are_answered_in_their_order(door: Door) -> None:
+def test_pipelined_requests_are_answered_in_their_order(door: UploadServer) -> None:
     first, second = door.report(), door.report()
     with door.connected() as connection:
         connection.sendall(
@@ -211,7 +211,7 @@ def test_pipelined_requests_are_answered_in_their_order(door: Door) -> None:
     assert door.stored() == 4
 
 
-def test_two_refusals_in_one_read(door: Door) -> None:
+def test_two_refusals_in_one_read(door: UploadServer) -> None:
     """Answered while the parser is at work, both; and the connection lives on."""
     with door.connected() as connection:
         connection.sendall(2 * door.request(bytes(9)) + door.request(door.report()))
@@ -219,7 +219,7 @@ def test_two_refusals_in_one_read(door: Door) -> None:
     assert len(door.direct) == 3
 
 
-def test_answers_that_nobody_reads_do_not_pile_up(door: Door) -> None:
+def test_answers_that_nobody_reads_do_not_pile_up(door: UploadServer) -> None:
     many = 500 * door.request(bytes(9))
 
     def unread() -> int:
@@ -243,7 +243,7 @@ def test_answers_that_nobody_reads_do_not_pile_up(door: Door) -> None:
         assert 0 < unread() < 1_000_000
 
 
-def test_a_body_in_many_parts(door: Door) -> None:
+def test_a_body_in_many_parts(door: UploadServer) -> None:
     request = door.request(door.report())
     with door.connected() as connection:
         for place in range(0, len(request), 97):
@@ -252,7 +252,7 @@ def test_a_body_in_many_parts(door: Door) -> None:
     assert len(door.direct) == 1
 
 
-def test_whoever_goes_away_holds_nothing(door: Door) -> None:
+def test_whoever_goes_away_holds_nothing(door: UploadServer) -> None:
     request = door.request(door.report())
     with door.connected() as connection:
         connection.sendall(request[:-1])
@@ -265,7 +265,7 @@ def test_whoever_goes_away_holds_nothing(door: Door) -> None:
     assert not door.direct
 
 
-def test_whoever_asks_to_close_is_answered_and_let_go(door: Door) -> None:
+def test_whoever_asks_to_close_is_answered_and_let_go(door: UploadServer) -> None:
     with door.connected() as connection:
         connection.sendall(door.request(door.report(), "Connection: close"))
         status, fields, _ = answer(connection)
@@ -310,7 +310,9 @@ def test_a_body_larger_than_all_room_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ServiceError("the disk is full"), ValueError("a bug")])
-def test_an_upload_that_is_not_stored_is_not_acknowledged(door: Door, error: Exception) -> None:
+def test_an_upload_that_is_not_stored_is_not_acknowledged(
+    door: UploadServer, error: Exception
+) -> None:
     report = door.report()
     with pytest.MonkeyPatch.context() as patch, door.connected() as connection:
 
@@ -326,7 +328,7 @@ def test_an_upload_that_is_not_stored_is_not_acknowledged(door: Door, error: Exc
     assert len(door.direct) == 2
 
 
-def test_a_queue_that_takes_no_more(door: Door) -> None:
+def test_a_queue_that_takes_no_more(door: UploadServer) -> None:
     with pytest.MonkeyPatch.context() as patch, door.connected() as connection:
         patch.setattr(door.route.queue, "_max_waiting", 0)
         connection.sendall(door.request(door.report()))
@@ -346,7 +348,9 @@ def test_a_queue_that_takes_no_more(door: Door) -> None:
         (("Content-Length: ", "Content-Length: 9"), 413),
     ],
 )
-def test_other_requests_go_the_long_way(door: Door, change: tuple[str, str], status: int) -> None:
+def test_other_requests_go_the_long_way(
+    door: UploadServer, change: tuple[str, str], status: int
+) -> None:
     old, new = change
     request = door.request(bytes(200_000)).replace(old.encode(), new.encode(), 1)
     with door.connected() as connection:
@@ -355,14 +359,14 @@ def test_other_requests_go_the_long_way(door: Door, change: tuple[str, str], sta
     assert not door.direct
 
 
-def test_an_unknown_task_goes_the_long_way(door: Door) -> None:
+def test_an_unknown_task_goes_the_long_way(door: UploadServer) -> None:
     with door.connected() as connection:
         connection.sendall(door.request(door.report(), task=b64url_encode(bytes(32))))
         assert b"unrecognizedTask" in answer(connection)[2]
     assert not door.direct
 
 
-def test_a_task_that_has_ended_is_refused(door: Door) -> None:
+def test_a_task_that_has_ended_is_refused(door: UploadServer) -> None:
     door.pair.set_clocks(door.task.ends)
     with door.connected() as connection:
         connection.sendall(door.request(door.report()))
@@ -381,7 +385,7 @@ def test_credentials_that_are_checked_at_once(tmp_path: Path) -> None:
         assert door.stored() == 2
 
 
-def test_whoever_waits_is_answered_before_the_end(door: Door) -> None:
+def test_whoever_waits_is_answered_before_the_end(door: UploadServer) -> None:
     with pytest.MonkeyPatch.context() as patch, door.connected() as connection:
         begun, go_on = threading.Event(), threading.Event()
         store = door.pair.leader.writer.store

@@ -63,7 +63,7 @@ def test_a_refusal_is_told_and_can_be_mended(make_pair: MakePair, problem: Probl
         pair.leader.collection.result(task, ref.collection_id, collector_digest())
     assert caught.value.problem == problem
     assert upload_one(pair, task) == [ReportError.BATCH_COLLECTED]
-    # The operators have mended it: the same request, made anew, collects the same reports.
+    # The operators have fixed it: the same request, sent again, collects the same reports.
     pair.wire.before = lambda _request: None
     assert not pair.work()
     pair.leader.collection.delete(task, ref.collection_id, collector_digest())

@@ -13,14 +13,14 @@ import pytest
 from chorister.aggregator.known_tasks import KnownTask
 from chorister.errors import Unreachable
 from tests.aggregator.faults import (
-    Crash,
-    Disk,
     FragileDatabase,
     Opener,
+    SQLiteFiles,
     Template,
     fast_folder,
 )
 from tests.aggregator.world import Pair, one_bit, small_recipe
+from tests.simulated_disk import Crash
 
 PLACES = [0, 1, 1, 3]
 
@@ -48,9 +48,9 @@ class Stage:
         (task,) = self.pair.accept(small_recipe(min_cohort=3))
         return task, self.pair.reports(task, one_bit(4, PLACES))
 
-    def disks(self) -> list[Disk]:
+    def disks(self) -> list[SQLiteFiles]:
         """That keep, from now on, what was durable last."""
-        made = [Disk(path) for path in self.paths]
+        made = [SQLiteFiles(path) for path in self.paths]
         for database, disk in zip(self.pair.databases, made, strict=True):
             assert isinstance(database, FragileDatabase)
             database.on_durable = disk.sync

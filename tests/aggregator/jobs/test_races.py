@@ -49,10 +49,6 @@ def added_ids(pair: Pair, task: KnownTask) -> set[bytes]:
         )
 
 
-def total_noise(pair: Pair) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    return pair.noise[0].draws[-1] + pair.noise[1].draws[-1]
-
-
 def test_of_copies_at_the_same_moment_one_is_taken(make_pair: MakePair) -> None:
     pair = make_pair()
     (task,) = pair.accept(small_recipe())

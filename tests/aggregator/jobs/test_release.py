@@ -54,7 +54,7 @@ def test_a_restored_helper_does_not_release_again(apps: Apps, tmp_path: Path) ->
 
 
 def test_a_restored_leader_does_not_release_again(apps: Apps, tmp_path: Path) -> None:
-    """The helper would answer the same request once more, and the leader's noise be drawn anew."""
+    """The helper would answer the same request again, and the leader's noise would be redrawn."""
     task = apps.task(crowd="noised")
     apps.upload(task, *apps.reports(task, 5))
     apps.work(task)

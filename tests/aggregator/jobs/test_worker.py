@@ -35,7 +35,7 @@ from chorister.dap.collector import Collected
 from chorister.dap.task import Task
 from chorister.errors import InternalError, ServiceError
 from tests.aggregator.inprocess_pair import InProcessPair, a_pair, wait_until
-from tests.aggregator.postgres import Server, postgres
+from tests.aggregator.postgres import PostgresServer, postgres
 
 __all__ = ["postgres"]
 
@@ -44,7 +44,7 @@ TROUBLE = {"workers": True, "linger_milliseconds": 10, "sweep_every": "5s"}
 
 
 @pytest.fixture
-def pair(tmp_path: Path, postgres: Server) -> Iterator[InProcessPair]:
+def pair(tmp_path: Path, postgres: PostgresServer) -> Iterator[InProcessPair]:
     with postgres.databases(2) as (leader, helper):
         settings = {"leader": {"database": leader, **TROUBLE}, "helper": {"database": helper}}
         with a_pair(tmp_path, settings=settings) as made:

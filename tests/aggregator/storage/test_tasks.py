@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from chorister.aggregator.http.leader_routes import recipe_progress
-from chorister.aggregator.known_tasks import KnownTask
+from chorister.aggregator.known_tasks import KnownTask, served_tasks
+from chorister.aggregator.storage.counters import VERIFIED, TaskStatus
 from chorister.aggregator.storage.schema import BatchState
-from chorister.aggregator.storage.statistics import VERIFIED, TaskStatus
 from chorister.canonical import WIRE
-from chorister.dap.draft import Problem, ReportError
+from chorister.dap import task as task_module
+from chorister.dap.draft import Problem, ReportError, Role
 from chorister.dap.task import task_configurations
 from chorister.errors import InvalidInput, ProblemError
+from chorister.policy import Policy
 from chorister.recipe import Recipe, SignedRecipe, sign
 from tests.aggregator.faults import fast_folder
 from tests.aggregator.world import NOW, Pair, one_bit, signed, small_policy, small_recipe
-from tests.keyboard import STRANGER, changed
+from tests.keyboard import ANALYSIS, STRANGER, changed
 
 
 @pytest.fixture
@@ -309,3 +312,84 @@ def test_a_helper_whose_clock_is_behind_is_asked_again(pair: Pair, task: KnownTa
     assert "helper's clock" in why
     pair.helper_clock.set(NOW)
     assert pair.work() == []
+
+
+# --- series -------------------------------------------------------------------------------------
+
+EVERY = 7 * 86_400
+LIMITS = {"windows": 26, "longest": "200d", "answers": 4, "cells": 26 * 5}
+
+
+def series_policy(**limits: object) -> Policy:
+    tree = small_policy().model_dump(mode="json", exclude_none=True)
+    tree["analyses"][ANALYSIS]["series"] = LIMITS | limits
+    return Policy.model_validate_json(json.dumps(tree))
+
+
+def a_series(windows: int = 26, **changes: Any) -> Recipe:
+    series = {"windows": windows, "every": EVERY, "answers": 2}
+    window = {"opens": NOW - 3600, "closes": NOW + 86_400, "ends": NOW + 2 * 86_400}
+    return small_recipe(**{"series": series, "window": window, **changes})
+
+
+def served(recipe: Recipe, policy: Policy) -> list[KnownTask]:
+    url = recipe.aggregators.leader
+    return served_tasks(signed(recipe), url=url, role=Role.LEADER, policies=[policy])
+
+
+def test_each_window_of_a_series_is_a_task_of_its_own() -> None:
+    recipe = a_series(group_by=["user.locale"])
+    found = served(recipe, series_policy())
+    assert len(found) == len({task.task_id for task in found}) == 26 * 5
+    for number in range(26):
+        window = recipe.window_at(number)
+        times = (window.opens, window.closes, window.ends, window.bucket.end)
+        of_window = [
+            task
+            for task in found
+            if (task.opens, task.closes, task.ends, task.bucket_end) == times
+            and task.starts <= window.opens
+        ]
+        assert len({task.group for task in of_window}) == len(of_window) == 5
+
+
+def test_no_more_tasks_than_the_policy_permits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An absurd series costs a cosigner no enumeration, whatever else it asks for."""
+    grouped = a_series(group_by=["user.locale"])
+    absurd = a_series(500, group_by=["user.locale"])
+    monkeypatch.setattr(task_module, "_task", pytest.fail)
+    for recipe, policy in (
+        (grouped, small_policy()),
+        (grouped, series_policy(cells=26 * 5 - 1)),
+        (grouped, series_policy(windows=25)),
+        (grouped, series_policy(longest="100d")),
+        (grouped, series_policy(answers=1)),
+        (absurd, series_policy()),
+        (absurd, series_policy(windows=500, longest="7000d")),
+    ):
+        assert served(recipe, policy) == []
+
+
+def test_windows_of_a_series_end_one_after_the_other() -> None:
+    folder = fast_folder()
+    pair = Pair.in_folder(folder, policies=[series_policy()])
+    try:
+        recipe = a_series(3)
+        first, second, third = pair.accept(recipe)
+        assert [task.opens for task in (first, second, third)] == [
+            recipe.window_at(number).opens for number in range(3)
+        ]
+        (report,) = pair.reports(first, one_bit(4, [1]))
+        (other,) = pair.reports(second, one_bit(4, [1]))
+        assert errors(pair, first, report) == []
+        # Nobody answers a window before it opens, and no report fits another window's task.
+        assert errors(pair, second, other) == [ReportError.REPORT_TOO_EARLY]
+        assert errors(pair, second, report) != []
+        pair.set_clocks(second.opens)
+        assert errors(pair, first, report) == [ReportError.TASK_EXPIRED]
+        assert errors(pair, second, other) == []
+        pair.set_clocks(first.bucket_end)
+        assert pair.accept(recipe) == [first, second, third]
+    finally:
+        pair.stop()
+        shutil.rmtree(folder)

@@ -43,7 +43,7 @@ def test_the_posterior_is_that_of_a_dense_solve(monkeypatch: pytest.MonkeyPatch)
     module._kernels.cache_clear()
     base = bell()
     cells = measured(base[::-1], 8, 0.003, np.random.default_rng(1))
-    found = module._posterior_mean(base, cells.low, cells.high, cells.values, cells.variances)
+    found = module._posterior_mean(module._Prior(base), cells)[0]
     module._kernels.cache_clear()
     places = (np.arange(SIZE) + 0.5) / SIZE
     scaled = np.sqrt(3.0) * np.abs(places[:, None] - places[None, :]) / length
@@ -86,7 +86,7 @@ def test_rules_follow_the_signal() -> None:
     # Where cohorts cost, the pilot is small and one round follows; a device may answer two rounds.
     assert regime(0.002, splitting_costs=True).shares == (0.15, 0.85)
     assert len(regime(0.002, splitting_costs=False, answers=2).shares) == 2
-    assert "Rounds pay" in weak.note
+    assert "Several rounds pay off" in weak.note
     asked = []
     for rules, noise in ((weak, 0.02), (strong, 1e-4)):
         assert sum(rules.shares) == pytest.approx(1.0)
@@ -122,9 +122,26 @@ def test_the_pilot_decides_how_many_cells_follow() -> None:
                 assert len(edges) - 1 <= most
 
 
+@pytest.mark.parametrize(("once", "many"), [(True, 25), (False, 35)])
+def test_what_a_first_round_cannot_see_is_provided_for_where_noise_is_small(
+    *, once: bool, many: int
+) -> None:
+    """Nine teeth in nine cells look flat."""
+    flat = np.full(SIZE, 1.0 / SIZE)
+    cells = []
+    for noise in (0.004, 0.0005):
+        rules = regime(noise, splitting_costs=once)
+        first = measured(flat, 9, noise / 0.15, np.random.default_rng(6))
+        cells.append(len(rules.edges(2, [first], SIZE, noise=noise)) - 1)
+    assert cells[0] < 15
+    assert cells[1] > many
+
+
 def test_the_expected_error_is_what_a_fit_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Densities drawn from the prior itself: the mean error is the one that was expected."""
     monkeypatch.setattr(module, "_MODELS", [(4, 0.1, 0.0)])
+    monkeypatch.setattr(module, "_SURPRISE", 0.0)
+    monkeypatch.setattr(module, "_SURPRISING", 0)
     base, noise, rng = np.full(SIZE, 1.0 / SIZE), 0.01, np.random.default_rng(5)
     monkeypatch.setattr(module, "norm_sub", lambda values, _: values * 0.0 + base)
     pilot, edges = equal_edges(4, SIZE), equal_edges(8, SIZE)
@@ -149,10 +166,11 @@ def test_the_expected_error_is_what_a_fit_has(monkeypatch: pytest.MonkeyPatch) -
                 ("low", [0]), ("high", [SIZE]), ("values", [1.0]), ("variances", [1e-10]),
             )
         )  # fmt: skip
-        found = module._posterior_mean(base, low, high, values, variances)
+        known = Cells(low=low, high=high, values=values, variances=variances)
+        found, _ = module._posterior_mean(prior, known)
         off = np.concatenate([[0.0], np.cumsum(found - truth)])
         wrong.append(np.mean((off[SIZE // 2 :] - off[: SIZE // 2 + 1]) ** 2))
-    (expected,) = expected_errors(parts[:1], [edges], noise, SIZE)
+    (expected,) = expected_errors(fit_density(parts[:1], SIZE), [edges], noise)
     # The mean of 400 errors, each about as large as its mean: six standard errors.
     assert np.mean(wrong) == pytest.approx(expected, rel=0.3)
 

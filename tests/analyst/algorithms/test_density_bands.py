@@ -110,7 +110,7 @@ def test_an_interval_that_the_range_bounds_says_so() -> None:
 def test_results_that_were_changed_are_refused() -> None:
     recipe = asked([0.0, 50.0, 100.0])
     result = answered(recipe, np.full(DEVICES, 7.0), np.random.default_rng(6))
-    with pytest.raises(InvalidInput, match="as they came"):
+    with pytest.raises(InvalidInput, match="as released"):
         Distribution(
             results=(result.summing_to_reports(),), cohorts="everyone",
             low=as_exact(0), high=as_exact(100),

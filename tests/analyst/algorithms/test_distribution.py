@@ -92,7 +92,7 @@ def test_a_run_that_was_stopped_goes_on_without_asking_again(tmp_path: Path) -> 
 def test_disjoint_cohorts_where_a_device_answers_once(seed: int) -> None:
     run = distribution(fleet(reports=1, seed=seed).study("fares"), "fare", 0, 40)
     assert run.plan.cohorts == "disjoint"
-    assert "Rounds pay" in run.plan.explain()
+    assert "Several rounds pay off" in run.plan.explain()
     median = run.result.quantiles([0.5])
     assert median["quantile"][0] == pytest.approx(np.median(FARES), rel=0.1)
     assert run.result.devices == DEVICES

@@ -44,8 +44,13 @@ def combs(x: Floats) -> Floats:
     return found
 
 
+def sawtooth(x: Floats) -> Floats:
+    """Nine teeth: nine equal cells see nothing of them."""
+    return 9.0 * x % 1.0
+
+
 SHAPES: tuple[Shape, ...] = (edge_of_a_range, ramp, combs)
-COMPARISONS = len(SHAPES) * 2 * (len(NOISES) - 1)
+COMPARISONS = len(SHAPES) * 2 * (len(NOISES) - 1) + 1
 
 
 def wrong(truth: Floats, noise: float, *, once: bool, seed: int) -> float:
@@ -75,3 +80,15 @@ def test_more_budget_is_not_worse(shape: Shape, *, once: bool) -> None:
     assert np.all(binom.sf(worse - 1, SEEDS, 0.5) > 1e-6 / COMPARISONS)
     # And over the whole way it is much better.
     assert np.median(errors[-1]) < np.median(errors[0]) / 3.0
+
+
+def test_waves_that_a_first_round_cannot_see_are_found() -> None:
+    """With the smaller noise, the first round has as many cells as there are teeth."""
+    truth = sawtooth((np.arange(SIZE) + 0.5) / SIZE)
+    run = partial(wrong, truth / truth.sum(), once=True)
+    assert [regime(noise, splitting_costs=True).cells[0] for noise in (0.001, 0.0005)] == [6, 9]
+    more, less = (np.array([run(noise, seed=seed) for seed in range(SEEDS)])
+                  for noise in (0.001, 0.0005))  # fmt: skip
+    worse = np.count_nonzero(less >= more)
+    assert binom.sf(worse - 1, SEEDS, 0.5) > 1e-6 / COMPARISONS
+    assert np.median(less) < 8e-5  # 1e-4 and more if the first round is believed

@@ -48,7 +48,7 @@ def test_towns_are_found_and_cells_are_finer_there(found: HeatMap) -> None:
 
 
 def test_intervals_of_adaptively_chosen_cells_cover() -> None:
-    # 4 runs of some hundred cells each. Noise is independent from cell to cell; at 95 % the
+    # 4 runs of some hundred cells each. Noise is independent from cell to cell; at 95% the
     # limit is 5 standard errors below, a false alarm of 3e-7.
     hits, cells = 0, 0
     for seed in range(4):

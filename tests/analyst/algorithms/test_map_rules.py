@@ -115,7 +115,7 @@ class Simulated:
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_more_budget_is_never_worse_by_more_than_noise(family: str, rules: MapRules) -> None:
     # The difference of logarithms over 6 seeds is t-distributed with 5 degrees of freedom if
-    # nothing was gained: above 25 standard errors with a chance below 1e-6. 3 % are allowed.
+    # nothing was gained: above 25 standard errors with a chance below 1e-6. 3% are allowed.
     errors = np.log(
         [
             [Simulated(family, rules, sigma, seed).error for seed in range(6)]
@@ -131,7 +131,7 @@ def test_more_budget_is_never_worse_by_more_than_noise(family: str, rules: MapRu
 @pytest.mark.parametrize("rules", [EVERYONE_RULES, DISJOINT_RULES], ids=["k3", "k1"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_intervals_of_the_last_round_cover_on_every_family(family: str, rules: MapRules) -> None:
-    # At least .94 of 95 % intervals, and 5 standard errors for chance: a false alarm of 3e-7.
+    # At least .94 of 95% intervals, and 5 standard errors for chance: a false alarm of 3e-7.
     covered = np.concatenate(
         [Simulated(family, rules, 20.0, seed).covered for seed in range(20, 24)]
     )

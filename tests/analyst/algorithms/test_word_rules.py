@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import numpy as np
 import pytest
 from scipy.stats import binom
@@ -18,6 +20,7 @@ from chorister.analyst.algorithms.word_rules import (
     reported,
     round_shares,
 )
+from chorister.analyst.estimate import estimate
 from chorister.errors import InvalidInput
 from chorister.privacy import OneHotRandomizer
 
@@ -50,7 +53,10 @@ def test_denied_words_are_not_expected() -> None:
     assert MODEL.without(["unknown"]) is MODEL
 
 
-@pytest.mark.parametrize("words", [{}, {"": 1.0}, {"a": 0.0}, {"a": float("nan")}, {END: 1.0}])
+@pytest.mark.parametrize(
+    "words",
+    [{}, {"": 1.0}, {"a": 0.0}, {"a": float("nan")}, {END: 1.0}, {"\ud800": 1.0}],
+)
 def test_bad_words_are_refused(words: dict[str, float]) -> None:
     with pytest.raises(InvalidInput):
         CharacterModel(words)
@@ -79,6 +85,12 @@ def test_candidates_are_the_most_likely_ones() -> None:
     assert all(len(text) == 3 or text.endswith(END) for text in texts)
     assert END not in texts
     assert sum(share for _, share in found) <= 1.0
+
+
+@pytest.mark.parametrize("language", ["ar", "vi"])
+def test_candidates_are_text_that_a_recipe_can_hold(language: str) -> None:
+    asked = likely(CharacterModel.shipped(language), [Beginning("", 1.0)], 2, 9_999)
+    assert all(unicodedata.is_normalized("NFC", text) for text, _ in asked)
 
 
 def test_what_is_skipped_is_not_listed() -> None:
@@ -134,7 +146,7 @@ def test_the_expected_number_of_false_words_is_at_most_one(rounds: int, words: i
 
 
 def test_intervals_of_found_words_cover_at_once() -> None:
-    """Simulated rounds with words of all sizes: all reported ones are covered at once in 95 %."""
+    """Simulated rounds with words of all sizes: all reported ones are covered at once in 95%."""
     rng, runs, reports = np.random.default_rng(9), 400, 50_000
     law = OneHotRandomizer(mechanism="asymmetric", local_epsilon=4, length=501)
     truth = np.concatenate([np.geomspace(3_000, 20, 60).astype(np.int64), np.zeros(440, np.int64)])
@@ -143,8 +155,8 @@ def test_intervals_of_found_words_cover_at_once() -> None:
     for _ in range(runs):
         sums = rng.binomial(reports - truth, law.q) + rng.binomial(truth, law.h)
         above = reported(names, sums, trials=reports, q=law.q, rounds=4)
-        seen = law.debias(sums, reports)[above]
-        ends = law.interval(seen, reports, confidence=1.0 - 0.05 / len(truth))
+        found = estimate(law, sums[above], reports)
+        ends = found.interval(1.0 - 0.05 / len(truth), step=law.step)
         inside = (ends.low <= truth[above]) & (truth[above] <= ends.high)
         covered += bool(inside.all())
     assert covered / runs > 0.95 - 3.0 * np.sqrt(0.05 * 0.95 / runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,7 @@ def test_it_says_what_it_cannot_find(everyone: Words) -> None:
     text = everyone.explain()
     assert "Not found: words" in text
     assert "held no candidate" in text
+    assert "characters that it does not know" in text
     assert "at most one false one is expected" in text
 
 
@@ -158,7 +160,7 @@ def test_everyone_is_asked_once_where_rounds_do_not_pay(
 
 
 def test_the_plan_says_that_rounds_pay() -> None:
-    assert "Rounds pay" in begin(new_study()).plan.explain()
+    assert "Several rounds pay off" in begin(new_study()).plan.explain()
 
 
 def test_an_exhausted_budget_is_named() -> None:
@@ -175,6 +177,46 @@ def test_whole_values_are_found_as_written() -> None:
     assert "E-17 b" in found.found()
     (result, *_) = found.results
     assert "words(" not in result.recipe.query
+
+
+def test_denied_values_are_compared_as_written() -> None:
+    codes = CharacterModel.train({"E-17 b": 9.0, "E-18 c": 1.0})
+    study = new_study({"E-17 b": 5_000, "E-18 c": 5_000})
+    found = begin(study, values=True, model=codes, deny=["E-17 b", "!"], rounds=1).result
+    assert "E-17 b" + END not in candidates_of(found.results[0])
+    assert "E-18 c" in found.found()
+
+
+def test_shipped_models_of_other_languages_can_be_asked_with() -> None:
+    """Some of their characters combine, and the list must still be one that a recipe can hold."""
+    study = new_study({"مرحبا": 2_000}, policy(6))
+    run = begin(study, model=CharacterModel.shipped("ar"), rounds=6, most_candidates=9_999)
+    first = next(iter(run))
+    assert any(unicodedata.combining(text[0]) for text in candidates_of(first.result))
+
+
+def test_models_are_spelled_as_devices_spell_words() -> None:
+    """Capitals, phrases and decomposed characters: devices fold and split all of them."""
+    model = CharacterModel.train(["HELLO", "New World", "cafe\u0301", "x\u0301y"])
+    study = new_study({"hello world, Cafe\u0301 x\u0301y": 5_000})
+    found = begin(study, model=model).result.found()
+    assert {"hello", "world", "café", "x\u0301y"} <= set(found)
+
+
+def test_values_with_emoji_are_found_as_written() -> None:
+    held = {"👍🏽": 5_000, "👨\u200d👩\u200d👧": 4_000, "Ok 👍": 3_000}
+    model = CharacterModel.train([*held, "👩", "no 👍"])
+    found = begin(new_study(held), values=True, model=model).result
+    assert set(held) <= set(found.found())
+
+
+def test_a_list_too_short_for_any_word_is_refused_before_anything_is_asked() -> None:
+    study = new_study()
+    flat = CharacterModel.train([f"w{number:03}" for number in range(300)])
+    run = begin(study, model=flat, rounds=1, most_candidates=2)
+    with pytest.raises(InvalidInput, match="no word likely enough"):
+        _ = run.result
+    assert not study.rounds
 
 
 def test_a_run_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
@@ -208,7 +250,9 @@ def test_functions_that_the_policy_does_not_permit() -> None:
     assert "the" in begin(new_study(rules=rules), rounds=1).result.found()
 
 
-@pytest.mark.parametrize("options", [{"rounds": 0}, {"rounds": 9}, {"most_candidates": 1}])
+@pytest.mark.parametrize(
+    "options", [{"rounds": 0}, {"rounds": 9}, {"most_candidates": 1}, {"deny": "hello"}]
+)
 def test_bad_wishes_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         begin(new_study(), **options)

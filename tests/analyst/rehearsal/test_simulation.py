@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -324,3 +325,27 @@ def test_a_query_that_does_not_compile_is_refused() -> None:
         )
         with pytest.raises(QueryRefused, match="query"):
             question.run()
+
+
+def test_a_population_from_a_file(tmp_path: Path) -> None:
+    """The table that a policy was made from can be rehearsed as it is."""
+    table = pl.DataFrame({"age": [15, 25, 35], "count": [20_000] * 3})
+    table.write_csv(tmp_path / "people.csv")
+    table.write_parquet(tmp_path / "people.parquet")
+    for name in ("people.csv", "people.parquet"):
+        assert ch.rehearse(str(tmp_path / name), generous()).devices == 60_000
+    for wrong in ("none.csv", "people.xlsx"):
+        with pytest.raises(InvalidInput, match=wrong):
+            ch.rehearse(tmp_path / wrong, generous())
+
+
+@pytest.mark.parametrize(
+    "values", [["x", "y"], [1.5, 2.0], [[1], [2]]], ids=["text", "fractions", "lists"]
+)
+def test_values_that_a_device_would_refuse_are_refused(values: list[object]) -> None:
+    """Otherwise they would all count as OOV, which looks like a result."""
+    with pytest.raises(InvalidInput, match=r"user\.age is a whole number"):
+        ch.rehearse({"age": values, "count": [10, 10]}, generous())
+    with pytest.raises(InvalidInput, match="is text"):
+        ch.rehearse({"ngram": [1, 2]}, generous())
+    assert ch.rehearse({"age": [1.0, None], "count": [1, 1]}, generous()).devices == 2

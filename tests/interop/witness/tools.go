@@ -1,6 +1,9 @@
 //go:build tools
 
-// Names the witness that test_witness.py builds, so that its version is pinned here.
+// Names the witnesses that test_existing_witnesses.py builds, so that their versions are pinned here.
 package tools
 
-import _ "filippo.io/torchwood/cmd/litewitness"
+import (
+	_ "filippo.io/torchwood/cmd/litewitness"
+	_ "github.com/transparency-dev/witness/cmd/omniwitness"
+)

@@ -56,7 +56,7 @@ def success(
     media_type: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> RawResponse:
-    """Return a successful response; not cacheable unless `headers` say so."""
+    """Return a successful response; not cacheable unless `headers` allow it."""
     fields = [(b"content-length", str(len(body)).encode())]
     if media_type is not None:
         fields.append((b"content-type", media_type.encode()))

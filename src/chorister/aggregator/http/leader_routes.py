@@ -33,9 +33,9 @@ from chorister.aggregator.http.request_checks import (
 from chorister.aggregator.jobs.collection_job_driver import CollectionJobDriver
 from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.operations.metrics import Metrics
+from chorister.aggregator.storage.counters import TaskStatus, task_status
 from chorister.aggregator.storage.database import Database
 from chorister.aggregator.storage.schema import BatchState
-from chorister.aggregator.storage.statistics import TaskStatus, task_status
 from chorister.aggregator.storage.tasks import TaskStore
 from chorister.clock import Clock
 from chorister.dap.draft import (
@@ -50,6 +50,7 @@ _MAX_REQUEST_BYTES: Final = 65_536
 # A result follows the last report within two seconds, so clients should poll every second.
 _RETRY_AFTER: Final = "1"
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_TIME: Final = re.compile(r"[0-9]{1,15}")
 
 
 @dataclass(kw_only=True)
@@ -121,16 +122,27 @@ class LeaderRoutes:
         text = request.path_params["digest"]
         if not _DIGEST.fullmatch(text):
             raise ProblemError(None, "a recipe digest has 64 hexadecimal digits", status=404)
+        opens = request.query_params.get("opens")
+        if opens is not None and not _TIME.fullmatch(opens):
+            raise ProblemError(None, "opens is a time in POSIX seconds")
+        time = None if opens is None else int(opens)
         digest = bytes.fromhex(text)
-        found = await anyio.to_thread.run_sync(self._progress, digest, collector)
+        found = await anyio.to_thread.run_sync(self._progress, digest, time, collector)
         return json_response(found)
 
-    def _progress(self, digest: bytes, collector: bytes) -> dict[str, object]:
+    def _progress(self, digest: bytes, opens: int | None, collector: bytes) -> dict[str, object]:
         tasks = self.tasks.of_recipe(digest)
         # Only its own collector may know whether the recipe exists.
         if not tasks or tasks[0].collector != collector:
             raise ProblemError(None, "this collector has no such recipe", status=404)
-        return recipe_progress(task_status(self.database, tasks), self.clock.now())
+        now = self.clock.now()
+        if opens is None:  # the newest window that has opened
+            opened = (task.opens for task in tasks if task.opens <= now)
+            opens = max(opened, default=tasks[0].opens)
+        tasks = [task for task in tasks if task.opens == opens]
+        if not tasks:
+            raise ProblemError(None, "no window of this recipe opens then", status=404)
+        return recipe_progress(task_status(self.database, tasks), now)
 
 
 # --- progress -----------------------------------------------------------------------------------
@@ -187,7 +199,7 @@ def _state(statuses: Sequence[TaskStatus], now: int, *, full: bool) -> str:
 
 
 def _finished(statuses: Sequence[TaskStatus], now: int) -> bool:
-    """Whether nothing more will be released: each batch is collected, or too small for ever."""
+    """Whether nothing more will be released: each batch is collected, or stays too small."""
     return now >= statuses[0].task.closes and all(map(_settled, statuses))
 
 

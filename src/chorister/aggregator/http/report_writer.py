@@ -6,7 +6,7 @@ two copies that arrive at the same moment, one is accepted) and writes the repor
 
 `UploadQueue` is group commit: while one transaction is being written, new uploads wait for the
 next. One disk sync then serves every client that arrived meanwhile, and nobody waits for a timer.
-The queue is bounded in requests and in bytes: when it is full, clients are asked to come back.
+The queue is bounded in requests and in bytes: when it is full, clients have to try again later.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from chorister._native import scan_reports
 from chorister.aggregator.jobs.aggregation_job_driver import job_capacity
 from chorister.aggregator.known_tasks import MAX_SKEW_SECONDS, KnownTask
 from chorister.aggregator.storage.batches import lock_batch
+from chorister.aggregator.storage.counters import UPLOADED, count, rejections
 from chorister.aggregator.storage.database import Database, Transaction
 from chorister.aggregator.storage.hpke_keys import KeyRing
 from chorister.aggregator.storage.reports import Segment, add_report_ids, add_segments
 from chorister.aggregator.storage.schema import BatchState
-from chorister.aggregator.storage.statistics import UPLOADED, count, rejections
 from chorister.clock import Clock
 from chorister.dap.draft import REPORT_ID_BYTES, Problem, ReportError
 from chorister.dap.http import invalid_message
-from chorister.dap.messages import ReportUploadStatus, UploadErrors
+from chorister.dap.upload_messages import ReportUploadStatus, UploadErrors
 from chorister.errors import DecodeError, ProblemError
 
 if TYPE_CHECKING:
@@ -207,10 +207,10 @@ class ReportWriter:
 
 
 class QueueFull(ProblemError):
-    """There is no room for an upload; the client should come back later."""
+    """There is no room for an upload; the client should try again later."""
 
     def __init__(self) -> None:
-        super().__init__(None, "too many uploads are waiting; come back later", status=503)
+        super().__init__(None, "too many uploads are waiting; try again later", status=503)
 
 
 class UploadQueue(Generic[U, R]):

@@ -37,7 +37,7 @@ from chorister.aggregator.http.request_checks import (
 from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.operations.metrics import Metrics
 from chorister.dap.draft import UPLOAD_ERRORS, UPLOAD_REQUEST
-from chorister.dap.messages import UploadErrors
+from chorister.dap.upload_messages import UploadErrors
 from chorister.errors import ProblemError
 from chorister.http_server import RawResponse
 

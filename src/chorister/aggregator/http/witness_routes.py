@@ -1,4 +1,4 @@
-"""An aggregator as a witness of its log (c2sp.org/tlog-witness), besides looking at it by itself.
+"""An aggregator as a witness of its log (c2sp.org/tlog-witness), in addition to polling it.
 
     POST {url}add-checkpoint            a checkpoint and a consistency proof; a cosignature
     GET  {url}{origin hash}/checkpoint  the checkpoint that was cosigned last
@@ -23,17 +23,19 @@ from chorister.aggregator.operations.metrics import Metrics
 from chorister.errors import (
     DecodeError,
     LogError,
+    LogRewound,
     LogSignatureInvalid,
     LogWithheld,
     ProblemError,
     StorageDamaged,
 )
 from chorister.http_server import RawResponse
+from chorister.transparency.checkpoint import MAX_PROOF, Checkpoint
 from chorister.transparency.witness import (
-    MAX_REQUEST,
     SIZE_TYPE,
     WitnessRequest,
     check_request,
+    named_origin,
     origin_hash,
 )
 
@@ -67,7 +69,7 @@ class WitnessRoutes:
 
     async def _add(self, request: Request) -> RawResponse:
         length = read_headers(request.scope["headers"]).length
-        data = await read_body(request, MAX_REQUEST, length)
+        data = await read_body(request, MAX_PROOF, length)
         return await anyio.to_thread.run_sync(self._answer, data, limiter=self._turn)
 
     async def _newest(self, _: Request) -> RawResponse:
@@ -80,10 +82,10 @@ class WitnessRoutes:
         try:
             request = WitnessRequest.parse(data)
         except (DecodeError, LogError) as error:
+            self._check_origin(named_origin(data))
             raise ProblemError(None, str(error), status=400) from error
         checkpoint = request.signed.checkpoint
-        if checkpoint.origin != self._cosigning.origin:
-            raise ProblemError(None, "this log is not known here", status=404)
+        self._check_origin(checkpoint.origin)
         if request.old_size > checkpoint.size:
             raise ProblemError(None, "the old size is greater than the checkpoint's", status=400)
         try:
@@ -92,13 +94,23 @@ class WitnessRoutes:
             raise ProblemError(None, str(error), status=403) from error
         last = self._cosigning.last
         if request.old_size != last.size:
-            body = f"{last.size}\n".encode()
-            return success(body, status=HTTPStatus.CONFLICT, media_type=SIZE_TYPE)
+            return _conflict(last)
         try:
             check_request(request, last)
             line = self._cosigning.cosign(request.signed)
+        except LogRewound:
+            return _conflict(self._cosigning.last)  # a larger one was cosigned meanwhile
         except (LogWithheld, StorageDamaged) as error:
             raise ProblemError(None, str(error), status=503) from error
         except LogError as error:
             raise ProblemError(None, str(error), status=422) from error
         return success(f"{line.encode()}\n".encode(), media_type=_TEXT)
+
+    def _check_origin(self, origin: str | None) -> None:
+        if origin not in (None, self._cosigning.origin):
+            raise ProblemError(None, "this log is not known here", status=404)
+
+
+def _conflict(last: Checkpoint) -> RawResponse:
+    body = f"{last.size}\n".encode()
+    return success(body, status=HTTPStatus.CONFLICT, media_type=SIZE_TYPE)

@@ -20,11 +20,11 @@ from chorister._native import Aggregated, LeaderJob
 from chorister.aggregator.known_tasks import KnownTask
 from chorister.aggregator.operations.metrics import Metrics
 from chorister.aggregator.storage import batches, reports
+from chorister.aggregator.storage.counters import VERIFIED, count, rejections
 from chorister.aggregator.storage.database import Database
 from chorister.aggregator.storage.hpke_keys import KeyRing
 from chorister.aggregator.storage.reports import JobRef
 from chorister.aggregator.storage.schema import BatchState
-from chorister.aggregator.storage.statistics import VERIFIED, count, rejections
 from chorister.aggregator.storage.tasks import TaskStore
 from chorister.canonical import sha256
 from chorister.clock import Clock
@@ -175,8 +175,9 @@ class AggregationJobDriver:
             threads=self._threads,
         )
         verify_resps = b""
-        if job.verify_inits:
-            request = AggregationJobInitReq(verify_inits=job.verify_inits).encode()
+        verify_inits = job.verify_inits
+        if verify_inits:
+            request = AggregationJobInitReq(verify_inits=verify_inits).encode()
             if not self._may_send(ref, sha256(request), stored.request_digest):
                 return self._failed(ref, "the request differs from the one that was sent before")
             verify_resps = self._helper.create_aggregation_job(task, request)

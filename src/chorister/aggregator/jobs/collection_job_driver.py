@@ -173,9 +173,9 @@ class CollectionJobDriver:
         except ProblemError as error:
             if not _may_pass(error):
                 return self._refused(ref, error, "the helper: ")
-            return self._waits(ref, f"the helper does not help yet: {error}", helper_away=True)
+            return self._waits(ref, f"the helper is not ready yet: {error}", helper_away=True)
         except (DecodeError, Unreachable) as error:
-            return self._waits(ref, f"the helper does not help yet: {error}", helper_away=True)
+            return self._waits(ref, f"the helper is not ready yet: {error}", helper_away=True)
 
     def _freeze(self, task: KnownTask) -> str | None:
         """Freeze the batch if it is large enough. Returns why it can't be collected yet."""
@@ -240,7 +240,7 @@ class CollectionJobDriver:
 
 
 def _may_pass(error: ProblemError) -> bool:
-    """Whether a refusal may pass by itself, or when an operator fixes the helper's settings."""
+    """Whether a refusal may be temporary, or an operator can fix it in the helper's settings."""
     return (
         error.problem in (None, Problem.INVALID_TASK, Problem.UNRECOGNIZED_TASK)
         or error.status in (401, 403)

@@ -29,11 +29,11 @@ from chorister.aggregator.jobs.release import (
 from chorister.aggregator.known_tasks import MAX_SKEW_SECONDS, KnownTask
 from chorister.aggregator.storage import batches
 from chorister.aggregator.storage.batches import JOB_RESPONSES, SHARES, StoredResponse
+from chorister.aggregator.storage.counters import VERIFIED, count, rejections
 from chorister.aggregator.storage.database import Database, Transaction
 from chorister.aggregator.storage.hpke_keys import KeyRing
 from chorister.aggregator.storage.reports import add_report_ids
 from chorister.aggregator.storage.schema import BatchState
-from chorister.aggregator.storage.statistics import VERIFIED, count, rejections
 from chorister.canonical import sha256
 from chorister.clock import Clock
 from chorister.dap.draft import (

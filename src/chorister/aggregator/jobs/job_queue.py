@@ -288,7 +288,7 @@ def check_schema(database: Database) -> None:
         missing = missing_objects(tx, sorted(needed))
     if missing:
         raise ServiceError(
-            f"the database's job queue does not fit the installed procrastinate "
+            f"the database's job queue does not match the installed procrastinate "
             f"{procrastinate.__version__}, which needs {', '.join(missing)}: install the version "
             f"that requirements.lock names, or apply that version's own migrations"
         )

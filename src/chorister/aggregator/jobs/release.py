@@ -104,9 +104,9 @@ class CollectedFile:
     that survives any crash. A thousand releases a day make 24 MB a year.
     """
 
-    def __init__(self, path: Path, disk: Disk | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._disk = disk or Disk()
+        self._disk = Disk()
         self._lock = threading.Lock()
         self._size = -1
         self._known: set[bytes] = set()

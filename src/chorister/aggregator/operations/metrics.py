@@ -23,13 +23,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from chorister.aggregator.storage.database import Database
-from chorister.aggregator.storage.statistics import (
+from chorister.aggregator.storage.counters import (
     UPLOADED,
     VERIFIED,
     total_counts,
     unfinished_summary,
 )
+from chorister.aggregator.storage.database import Database
 from chorister.clock import Clock
 
 _SECONDS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)

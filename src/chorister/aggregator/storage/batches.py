@@ -144,7 +144,7 @@ class StoredCollection(NamedTuple):
 
     request: bytes  # the CollectionJobReq, unchanged
     response: bytes | None  # the CollectionJobResp; None until there is a result
-    refusal: ProblemError | None  # the helper refused it for good
+    refusal: ProblemError | None  # the helper refused it permanently
 
     @property
     def pending(self) -> bool:
@@ -210,7 +210,7 @@ def store_result(tx: Transaction, ref: CollectionRef, response: bytes) -> bool:
 
 
 def store_refusal(tx: Transaction, ref: CollectionRef, error: ProblemError, failure: str) -> None:
-    """Store that a collection job failed for good."""
+    """Store that a collection job failed permanently."""
     tx.execute(
         update(collections)
         .filter_by(**ref._asdict())

@@ -19,7 +19,6 @@ from chorister.aggregator.storage.database import BINARY_ROWS, Database, Transac
 from chorister.aggregator.storage.schema import (
     aggregation_jobs,
     report_blobs,
-    report_ids,
     segments,
     tasks,
 )
@@ -28,9 +27,9 @@ from chorister.errors import InternalError
 
 _JOB_ID_BYTES: Final = 16
 
-# Uploads are stored by the hundred, and binding one parameter per id would take most of the time.
-# SQLite gets all ids in one piece and cuts it up itself.
-_ADD_JOINED_IDS: Final = """
+# Ids are stored by the hundred, and binding one parameter per id would take most of the time. The
+# database gets all of them in one piece and cuts it up itself.
+_ADD_IDS_SQLITE: Final = """
 WITH RECURSIVE place(first) AS (
     SELECT 1
     UNION ALL
@@ -38,6 +37,15 @@ WITH RECURSIVE place(first) AS (
 )
 INSERT INTO report_ids (task_id, report_id)
 SELECT ?2, substr(?1, first, 16) FROM place WHERE true
+ON CONFLICT DO NOTHING
+RETURNING report_id
+"""
+_ADD_IDS_POSTGRESQL: Final = """
+WITH given(ids, task_id) AS (VALUES (%b::bytea, %b::bytea))
+INSERT INTO report_ids (task_id, report_id)
+SELECT task_id, substring(ids FROM first FOR 16)
+FROM given, generate_series(1, length(ids), 16) AS place(first)
+ORDER BY first
 ON CONFLICT DO NOTHING
 RETURNING report_id
 """
@@ -68,7 +76,7 @@ class StoredJob(NamedTuple):
     """What the database holds for an unfinished job."""
 
     request_digest: bytes | None  # None until a request is about to be sent
-    reports: bytes
+    reports: list[bytes]  # in pieces: joining them would copy the whole job
 
 
 # --- storing uploads ----------------------------------------------------------------------------
@@ -81,15 +89,12 @@ def add_report_ids(
     ascending = sorted(ids)
     if not ascending:
         return set()
-    if database.is_sqlite:
-        joined = b"".join(ascending)
-        if len(joined) != REPORT_ID_BYTES * len(ascending):
-            raise InternalError(f"a report id has {REPORT_ID_BYTES} bytes")
-        return set(tx.exec_driver_sql(_ADD_JOINED_IDS, (joined, task_id)).scalars().all())
-    rows = [{"task_id": task_id, "report_id": report_id} for report_id in ascending]
-    statement = database.insert(report_ids).on_conflict_do_nothing()
-    added = tx.execute(statement.returning(report_ids.c.report_id), rows).scalars()
-    return {bytes(report_id) for report_id in added}
+    joined = b"".join(ascending)
+    if len(joined) != REPORT_ID_BYTES * len(ascending):
+        raise InternalError(f"a report id has {REPORT_ID_BYTES} bytes")
+    statement = _ADD_IDS_SQLITE if database.is_sqlite else _ADD_IDS_POSTGRESQL
+    added = tx.exec_driver_sql(statement, (joined, task_id), execution_options=BINARY_ROWS)
+    return set(added.scalars().all())
 
 
 def add_segments(
@@ -231,7 +236,7 @@ def read_job(tx: Transaction, ref: JobRef) -> StoredJob | None:
     ).one_or_none()
     if row is None:
         return None
-    return StoredJob(row.request_digest, b"".join(tx.execute(_reports_of(ref)).scalars()))
+    return StoredJob(row.request_digest, list(tx.execute(_reports_of(ref)).scalars()))
 
 
 def _reports_of(ref: JobRef) -> Select[bytes]:

@@ -110,7 +110,7 @@ class TaskStore:
         query = (
             select(tasks)
             .where(tasks.c.recipe_digest == recipe_digest)
-            .order_by(tasks.c.group, tasks.c.task_id)
+            .order_by(tasks.c.opens, tasks.c.group, tasks.c.task_id)
         )
         with self._database.read() as tx:
             return [_known(row) for row in tx.execute(query)]

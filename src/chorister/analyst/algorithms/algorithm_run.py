@@ -50,7 +50,7 @@ class Step:
     number: int  # from 1
     question: Question
     result: Result
-    draw: Callable[[], altair.LayerChart | altair.VConcatChart | altair.Chart]
+    draw: Callable[[], altair.TopLevelMixin]
 
     @property
     def picture(self) -> Any:  # noqa: ANN401 (an Altair chart)
@@ -116,7 +116,7 @@ def resumable(
     """Plan a run that has begun by what was spent when it began, not by its own rounds.
 
     A run is recognized by its algorithm and arguments. Before its first round is asked, all of them
-    are checked against the budgets once more, and what the plan counted is stored in the study.
+    are checked against the budgets again, and what the plan counted is stored in the study.
     """
 
     @wraps(algorithm)
@@ -252,6 +252,17 @@ def devices_of(results: Sequence[Result], cohorts: Cohorts) -> int:
     if not reports:
         raise InvalidInput("there is no round yet")
     return sum(reports) if cohorts == "disjoint" else max(reports)
+
+
+def answered_by(results: Sequence[Result], cohorts: Cohorts) -> str:
+    """How many devices answered, and how often, in words."""
+    reports = [result.n_reports for result in results]
+    if cohorts == "disjoint":
+        return f"{sum(reports):,} devices answered one round each"
+    least, most = min(reports), max(reports)
+    if least == most:
+        return f"{most:,} devices answered every round"
+    return f"{least:,} to {most:,} devices answered each round"
 
 
 def scaled(result: Result, devices: int) -> Estimates:

@@ -25,6 +25,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Final, TypeAlias
 
+from chorister.encoding import canonical_texts
 from chorister.errors import InvalidInput
 
 END: Final = "\u2403"
@@ -52,13 +53,15 @@ class CharacterModel:
     def __init__(self, words: Mapping[str, float]) -> None:
         if not words:
             raise InvalidInput("a character model needs at least one word")
-        self._words = words
+        self._words: dict[str, float] = {}
+        for word, count in words.items():
+            _require_word(word, count)
+            spelled = unicodedata.normalize("NFC", word)  # as recipes write text
+            self._words[spelled] = self._words.get(spelled, 0.0) + float(count)
         self._begins: dict[str, Chances] = {}  # by the whole beginning
         self._ends: dict[str, Chances] = {}  # by the last characters
-        for word, count in words.items():
-            if not word or END in word or not (0.0 < count < math.inf):
-                raise InvalidInput(f"{word!r} with count {count} is not a word with a count")
-            self._add(word, float(count))
+        for word, count in self._words.items():
+            self._add(word, count)
         self._mixed: dict[str, Chances] = {}
         self._unfamiliar: dict[str, Chances] = {}
         self._scripts = _alphabets(self._ends[""])
@@ -105,8 +108,22 @@ class CharacterModel:
         found._begins = {}
         for word, count in self._words.items():
             if word not in gone:
-                found._add_beginnings(word + END, float(count))
+                found._add_beginnings(word + END, count)
         return found
+
+    def folded(self) -> CharacterModel:
+        """Return a model of the same words as devices split and spell them: in lower case."""
+        given = list(self._words)
+        texts = canonical_texts(given)
+        if texts == given and not any(" " in text for text in texts):
+            return self
+        counts: dict[str, float] = {}
+        for text, count in zip(texts, self._words.values(), strict=True):
+            for word in text.split():
+                counts[word] = counts.get(word, 0.0) + count
+        if not counts:
+            raise InvalidInput("the character model has no word with a letter or a digit")
+        return CharacterModel(counts)
 
     def _first(self) -> Chances:
         """The probabilities without any context: as counted, and a little for every character."""
@@ -153,6 +170,16 @@ class CharacterModel:
         return found
 
 
+def _require_word(word: str, count: float) -> None:
+    """Raise unless this is a word that can be asked about, with a count."""
+    if not word or END in word or not (0.0 < count < math.inf):
+        raise InvalidInput(f"{word!r} with count {count} is not a word with a count")
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(f"{word!r} is not Unicode text") from None
+
+
 def _mix(seen: Chances | None, shorter: Chances) -> Chances:
     """Mix what was counted in a context with the probabilities of the next shorter one."""
     if not seen:
@@ -193,7 +220,7 @@ def _shipped(languages: tuple[str, ...]) -> CharacterModel:
     lists = _word_lists()
     unknown = [language for language in languages if language not in lists]
     if unknown or not languages:
-        raise InvalidInput(f"there are words of these languages: {', '.join(lists)}")
+        raise InvalidInput(f"choose from these languages: {', '.join(lists)}")
     tokens = sum(lists["en"].values())
     others = [language for language in lists if language not in languages]
     mixed: dict[str, float] = {}

@@ -15,18 +15,24 @@ from chorister.analyst.algorithms.algorithm_run import (
     AlgorithmResult,
     AlgorithmRun,
     Step,
+    answered_by,
     resumable,
 )
-from chorister.analyst.algorithms.crosstab_rules import (
+from chorister.analyst.algorithms.crosstab_margins import (
+    Margin,
     Precision,
+    fit_margin,
+    refined_margin,
+    smooth,
+    spikiness,
+)
+from chorister.analyst.algorithms.crosstab_rules import (
     bucket_count,
     bucket_starts,
     fit_table,
     full_table_pays,
-    refined_margin,
     round_shares,
-    smooth,
-    spikiness,
+    steps_of_both,
 )
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.estimate import column_names
@@ -110,16 +116,18 @@ class Crosstab(AlgorithmResult):
             )  # fmt: skip
         rows, columns, _ = self.results
         precision = _precision(both, self.devices)
+        margins = [_margin_fit(result, self.devices) for result in (rows, columns)]
         row_fit, column_fit = (
-            _refined_fit(
-                result, self.devices, table.sum(axis=axis), table.shape[axis], precision, at
+            _refined_fit(result, margin, self.devices, table, axis, precision, at)
+            for result, margin, axis, at in zip(
+                (rows, columns), margins, (1, 0), starts, strict=True
             )
-            for result, axis, at in ((rows, 1, starts[0]), (columns, 0, starts[1]))
         )
         return fit_table(
             table, precision, starts[0], starts[1], row_fit, column_fit,
             row_precision=_precision(rows, self.devices),
             column_precision=_precision(columns, self.devices),
+            steps=steps_of_both(margins, starts),
         )  # fmt: skip
 
     @cached_property
@@ -157,21 +165,18 @@ class Crosstab(AlgorithmResult):
         names = column_names(both.recipe)
         noise = (
             f"An empty cell reads 0 ± {both.noise_sigma:,.1f} of {both.n_reports:,} devices. "
-            f"Estimates and intervals ({both.confidence:.0%}, of the noise, each by itself)"
+            f"Estimates and intervals ({both.confidence:.0%}, of the noise, each on its own)"
         )
-        title = f"{names[0]} by {names[1]}: {self.devices:,} devices"
+        title = f"{names[0]} by {names[1]}:"
         if len(self.results) == 1:
             return (
-                f"{title} answered one question about all {high} x {wide} cells. {noise} are what "
-                "it measured; fitted shares are smoothed."
+                f"{title} {self.devices:,} devices answered one question about all {high} x {wide} "
+                f"cells. {noise} are what it measured; fitted shares are smoothed."
             )
-        asked = (
-            "each answered every round" if self.cohorts == "everyone" else "answered one round each"
-        )
         return (
-            f"{title} {asked}. The first two rounds asked about each alone; the last one crossed "
-            f"{high} buckets with {wide}. {noise} come from the last round alone; fitted shares "
-            "combine all rounds and are smoothed."
+            f"{title} {answered_by(self.results, self.cohorts)}. The first two rounds asked about "
+            f"each alone; the last one crossed {high} buckets with {wide}. {noise} come from the "
+            "last round alone; fitted shares combine all rounds and are smoothed."
         )
 
     def __repr__(self) -> str:
@@ -214,7 +219,7 @@ def crosstab(
 
     most = study.terms.max_bins
     if max(axis.size for axis in axes) > most:
-        raise InvalidInput(f"one feature alone has more than {most:,} cells: use wider ones")
+        raise InvalidInput(f"one feature alone has more than {most:,} cells: use larger ones")
 
     def planned(shares: Sequence[float], who: Cohorts) -> RoundsPlan:
         return study.plan_rounds(
@@ -287,21 +292,23 @@ def _best_plan(
     except CohortTooSmall:
         note = f"Everyone is asked once about all {cells:,} cells: there are too few for rounds."
         return replace(once, note=note)
-    note = f"Rounds pay: asked at once, {cells:,} cells would be lost in noise."
+    note = f"Several rounds pay off: asked at once, {cells:,} cells would be lost in noise."
     return replace(plan, note=note)
 
 
 def _crossed(
-    axes: tuple[Axis, Axis], margins: list[Floats], sigma: float, most: int
+    axes: tuple[Axis, Axis], margins: list[Margin], sigma: float, most: int
 ) -> tuple[Axis, ...]:
     """Put both axes into buckets, with at most `most` cells in total."""
     ordered = all(isinstance(axis, Intervals) for axis in axes)
-    spikes = min(spikiness(shares[1:]) for shares in margins) if ordered else 0.0  # without OOV
-    count = bucket_count(sigma, most=most, spikes=spikes)
+    # Without OOV.
+    spikes = min(spikiness(margin.shares[1:]) for margin in margins) if ordered else 0.0
+    both_stepped = all(margin.steps is not None for margin in margins)
+    count = bucket_count(sigma, most=most, spikes=spikes, both_stepped=both_stepped)
     while True:
         coarse = tuple(
-            _merged(axis, bucket_starts(shares, count, fixed=1))
-            for axis, shares in zip(axes, margins, strict=True)
+            _merged(axis, bucket_starts(margin.shares, count, fixed=1, steps=margin.steps))
+            for axis, margin in zip(axes, margins, strict=True)
         )
         if Encoding(coarse).size <= most:
             return coarse
@@ -350,27 +357,38 @@ def _precision(result: Result, devices: int) -> Precision:
     return Precision(float(rows.base[0]) / n**2, float(rows.slope[0]) / n + chance)
 
 
-def _margin_fit(result: Result, devices: int) -> Floats:
-    """Smooth the fine shares of a round; OOV comes first."""
+def _margin_fit(result: Result, devices: int) -> Margin:
+    """Fit the fine shares of a round; OOV comes first."""
     (feature,) = result.features
     shares = result.counts / result.n_reports
-    precision = _precision(result, max(devices, result.n_reports))
+    devices = max(devices, result.n_reports)
+    precision = _precision(result, devices)
     if isinstance(feature, Categories):
-        return smooth(shares, precision, ordered=False)
+        return Margin(smooth(shares, precision, ordered=False))
     inside = max(1.0 - float(shares[0]), 1e-9)  # OOV has no neighbours
-    fine = smooth(shares[1:] / inside, Precision(precision.base / inside**2, precision.slope))
+    within = Precision(precision.base / inside**2, precision.slope)
+    fine = fit_margin(shares[1:] / inside, within, devices)
     outside = min(max(float(shares[0]), 0.0), 1.0)
-    return np.concatenate([[outside], fine * (1.0 - outside)])
+    return Margin(
+        np.concatenate([[outside], fine.shares * (1.0 - outside)]),
+        None if fine.steps is None else np.concatenate([[0], fine.steps + 1]),
+    )
 
 
 def _refined_fit(
-    result: Result, devices: int, own: Floats, cells: int, precision: Precision, starts: Ints
+    result: Result,
+    margin: Margin,
+    devices: int,
+    table: Floats,
+    axis: int,
+    precision: Precision,
+    starts: Ints,
 ) -> Floats:
-    """Fit the fine shares of a round together with their sums over `cells` cells in the table."""
-    fitted = _margin_fit(result, devices)
+    """Fit the fine shares of a round together with their sums in the table."""
     if isinstance(result.features[0], Categories):
-        return fitted
+        return margin.shares
+    own_variance = precision.variance(np.add.reduceat(margin.shares, starts), table.shape[axis])
     return refined_margin(
-        fitted, result.counts / result.n_reports, _precision(result, devices), own,
-        precision.variance(np.add.reduceat(fitted, starts), cells), starts, fixed=1,
+        margin, result.counts / result.n_reports, _precision(result, devices),
+        table.sum(axis=axis), own_variance, starts, fixed=1,
     )  # fmt: skip

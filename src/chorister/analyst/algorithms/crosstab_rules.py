@@ -2,32 +2,32 @@
 
 Everything is in shares of the devices. An axis has fine cells 0 .. m-1, and every bucket is a run
 of neighbouring cells. Buckets partition the axis, so that totals are known and rounds can be
-combined. A measured share p has the variance `base + slope p`: noise, and who happened to be in the
-cohort (`Precision`).
+combined. `crosstab_margins.py` fits each axis.
 
-- **smooth** keeps the details of a fine 1-D histogram as far as noise does not explain them, scale
-  by scale (empirical Bayes; real spikes stay).
-- **bucket_starts** makes about `g` buckets of equal mass; a cell heavier than 1/g is alone.
+- **bucket_starts** makes about `g` buckets of equal mass; a cell heavier than 1/g is alone, and no
+  bucket lies in two steps of a staircase.
 - **bucket_count** chooses g as HDG does for 2-D grids (Yang et al. 2020): g = sqrt(4 a / sigma)
   with a = 0.08 (theirs: 0.03). More cells mean less bias within each and more noise overall.
-  There are more where both margins have spikes.
+  There are more where both margins have spikes, and fewer where both are staircases: then there
+  is little inside the steps to see.
 - **full_table_pays** says where one question about all fine cells replaces the rounds.
-- **refined_margin** smooths a noisy margin further, together with its sums in the table.
 - **fit_table** combines cells and both margins by precision, pulls cells towards independence as
-  far as noise explains the difference (coarse blocks first), makes everything non-negative, keeps
+  far as noise explains the difference (coarse blocks first: those of the steps, if both margins
+  are staircases), makes everything non-negative, keeps
   the margins, and gives the inside of each bucket the margins' shape.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chorister.analyst.algorithms.density import Cells, fit_density
+from chorister.analyst.algorithms.crosstab_margins import Margin, Precision
 from chorister.analyst.consistency import norm_sub, shrink
 from chorister.errors import InvalidInput
 
@@ -35,85 +35,32 @@ Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
 _NON_UNIFORMITY: Final = 0.08  # alpha_2, for which HDG has 0.03
+_NON_UNIFORMITY_OF_STEPS: Final = 0.04
 _MORE_BUCKETS: Final = 7.0
 _MOST_NOISE: Final = 2.0  # of all buckets together
 _FULL_TABLE_NOISE: Final = 0.1  # of all cells together
 _LEAST_NOISE: Final = 0.05  # of a smoothed margin, as a part of the noise before
 _STRONG: Final = 0.5  # of all cells together
-_BLUR: Final = (1.0 / 16.0, 4.0 / 16.0, 6.0 / 16.0, 4.0 / 16.0, 1.0 / 16.0)
-_DETAIL_NOISE: Final = (0.7235, 0.2854, 0.1779, 0.1222, 0.0858, 0.0606, 0.0428)  # of white noise
 _RAKES: Final = 50
-_NOISY_MARGIN: Final = 0.08  # of all fine cells together
-_SPIKY_MARGIN: Final = 0.15
 _SHIFTS: Final = (0.0, 1 / 3, 2 / 3)  # of blocks
 _TINY: Final = 1e-12
 
 
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """The variance of a measured share p is `base + slope p`."""
-
-    base: float
-    slope: float = 0.0
-
-    def variance(self, shares: Floats, cells: Floats | float = 1.0) -> Floats:
-        """The variance of sums of `cells` cells that add up to `shares`."""
-        found: Floats = self.base * cells + self.slope * np.maximum(shares, 0.0)
-        return found
-
-
-def smooth(shares: Floats, precision: Precision, *, ordered: bool = True) -> Floats:
-    """Smooth the fine shares of one feature, which add up to 1.
-
-    Scale by scale (the "à trous" wavelet transform): details are kept as far as noise does not
-    explain them, and what is far beyond the noise is a spike, whatever the other cells say.
-    """
-    if len(shares) < 3 or not ordered:
-        return norm_sub(shares, 1.0)
-    rest, kept = shares, np.zeros(len(shares))
-    for scale, factor in enumerate(_DETAIL_NOISE):
-        if 4 * 2**scale >= len(shares):
-            break
-        coarser = _blurred(rest, 2**scale)
-        detail, variance = rest - coarser, factor**2 * precision.variance(coarser)
-        alone = np.abs(detail) > 4.0 * np.sqrt(variance)
-        others = ~alone if not alone.all() else alone
-        signal = max(float((detail**2 - variance)[others].mean()), 0.0)
-        part = np.divide(
-            signal, signal + variance, out=np.ones_like(variance), where=variance > 0.0
-        )
-        kept = kept + np.where(alone, detail, part * detail)
-        rest = coarser
-    return norm_sub(rest + kept, 1.0)
-
-
-def _blurred(values: Floats, step: int) -> Floats:
-    """Average with neighbours at one and two steps, mirrored at both ends."""
-    padded = np.pad(values, 2 * step, mode="symmetric")
-    size, found = len(values), np.zeros(len(values))
-    for shift, weight in enumerate(_BLUR):
-        found += weight * padded[shift * step : shift * step + size]
-    return found
-
-
-def spikiness(shares: Floats) -> float:
-    """How much of a margin stands above its neighbours: 0 if smooth, 1 if in single cells."""
-    kernel = [1.0, 2.0, 0.0, 2.0, 1.0]
-    if len(shares) < len(kernel):
-        return 0.0
-    weights = np.convolve(np.ones(len(shares)), kernel, mode="same")
-    near = np.convolve(shares, kernel, mode="same") / weights
-    return float(np.maximum(shares - near, 0.0).sum())
-
-
-def bucket_count(sigma: float, *, most: int, spikes: float = 0.0) -> int:
+def bucket_count(
+    sigma: float, *, most: int, spikes: float = 0.0, both_stepped: bool = False
+) -> int:
     """How many buckets each axis gets, if a cell has the standard error `sigma`.
 
     `spikes` is the spikiness of the smoother axis. Where both have spikes, what they have in common
     is in single cells, which wide buckets would hide: so there are more, as far as noise allows.
+    Where both are staircases there is less to see inside the steps, so there are fewer.
     """
     if not sigma > 0.0:
         raise InvalidInput(f"sigma must be above 0, not {sigma}")
+    if both_stepped:
+        return int(
+            np.clip(round(math.sqrt(4.0 * _NON_UNIFORMITY_OF_STEPS / sigma)), 2, max(most, 2))
+        )
     usual = math.sqrt(4.0 * _NON_UNIFORMITY / sigma)
     more = min(usual * (1.0 + _MORE_BUCKETS * spikes), max(usual, math.sqrt(_MOST_NOISE / sigma)))
     return int(np.clip(round(more), 2, max(most, 2)))
@@ -138,11 +85,14 @@ def full_table_pays(cells: int, sigma: float) -> bool:
     return cells * sigma <= _FULL_TABLE_NOISE
 
 
-def bucket_starts(masses: Floats, count: int, *, fixed: int = 0) -> Ints:
+def bucket_starts(masses: Floats, count: int, *, fixed: int = 0, steps: Ints | None = None) -> Ints:
     """Return where buckets begin: about `count` of equal mass, with heavy cells alone.
 
-    Each of the first `fixed` cells (OOV) is a separate bucket.
+    Each of the first `fixed` cells (OOV) is a separate bucket. With `steps`, the cells with which
+    the steps of a staircase begin, a bucket begins with each of these.
     """
+    if steps is not None:
+        return _starts_within(masses, count, steps, fixed)
     size = len(masses)
     if count >= size:
         return np.arange(size)
@@ -162,6 +112,17 @@ def bucket_starts(masses: Floats, count: int, *, fixed: int = 0) -> Ints:
     return np.array(sorted(start for start in starts if start < size), dtype=np.int64)
 
 
+def _starts_within(masses: Floats, count: int, steps: Ints, fixed: int) -> Ints:
+    """Give each step a part of the buckets that is proportional to its mass, but at least one."""
+    total = max(float(masses[fixed:].sum()), _TINY)
+    found = [np.arange(fixed)]
+    for begin, end in pairwise([*steps[steps >= fixed].tolist(), len(masses)]):
+        inside = masses[begin:end] + _TINY
+        part = min(max(round(count * float(inside.sum()) / total), 1), end - begin)
+        found.append(begin + bucket_starts(inside, part))
+    return np.concatenate(found)
+
+
 def _sums(fine: Floats, starts: Ints) -> Floats:
     return np.add.reduceat(fine, starts)
 
@@ -176,12 +137,14 @@ def fit_table(
     *,
     row_precision: Precision | None = None,
     column_precision: Precision | None = None,
+    steps: tuple[Ints, Ints] | None = None,
 ) -> Floats:
     """Fit the shares of all fine cells to a table of buckets and a fine histogram per margin.
 
     `table` and `precision` belong to the buckets; `row_shares` and `column_shares` are the fitted
     fine margins, `row_precision` and `column_precision` those of a fine cell before that fit. They
     are None if no margin was measured; then only the margins' shapes inside the buckets are used.
+    `steps` are the buckets with which the steps of both axes begin, if both are staircases.
     """
     if table.shape != (len(row_starts), len(column_starts)):
         raise InvalidInput("the table needs one row and one column per bucket")
@@ -189,44 +152,32 @@ def fit_table(
     columns = _margin(table, 0, precision, column_starts, column_shares, column_precision)
     cells = _with_margins(table, rows, columns)
     expected = np.outer(rows, columns)
-    pulled = _pulled(cells, expected, precision)
+    if steps is None:
+        pulled = _pulled(cells, expected, precision)
+    else:
+        levels = [[_numbered(*pair) for pair in zip(steps, cells.shape, strict=True)]]
+        levels.append([np.arange(size) for size in cells.shape])
+        pulled = _pulled_in_turn(cells, expected, precision, levels)
     kept = norm_sub(pulled.ravel(), 1.0).reshape(table.shape)
     raked = _rake(kept + _TINY * expected, rows, columns)
     return _spread(raked, row_starts, column_starts, row_shares, column_shares)
 
 
-def refined_margin(
-    fitted: Floats,
-    seen: Floats,
-    precision: Precision,
-    own: Floats,
-    own_variance: Floats,
-    starts: Ints,
-    *,
-    fixed: int = 0,
-) -> Floats:
-    """Fit a noisy margin without spikes again, together with its sums in the table (`own`).
+def steps_of_both(margins: Sequence[Margin], starts: Sequence[Ints]) -> tuple[Ints, Ints] | None:
+    """The buckets with which the steps of two staircases begin; None if one is none."""
+    found = []
+    for margin, begins in zip(margins, starts, strict=True):
+        if margin.steps is None or not np.isin(margin.steps, begins).all():
+            return None
+        found.append(np.searchsorted(begins, margin.steps))
+    rows, columns = found
+    return rows, columns
 
-    `fitted` and `seen` are its fine shares with and without the first fit; the first `fixed` cells
-    (OOV) stay as they are. Weak signals need a prior that knows how smooth margins are: a Gaussian
-    process, as for distributions.
-    """
-    inside = fitted[fixed:]
-    if (
-        len(inside) < 8
-        or len(inside) * math.sqrt(precision.base) < _NOISY_MARGIN
-        or spikiness(inside) > _SPIKY_MARGIN
-        or (mass := float(inside.sum())) < 0.1
-    ):
-        return fitted
-    edges = np.append(starts[fixed:] - fixed, len(inside))
-    parts = [
-        Cells.between(
-            np.arange(len(inside) + 1), seen[fixed:] / mass, precision.variance(inside) / mass**2
-        ),
-        Cells.between(edges, own[fixed:] / mass, own_variance[fixed:] / mass**2),
-    ]
-    return np.concatenate([fitted[:fixed], mass * fit_density(parts, len(inside)).density])
+
+def _numbered(starts: Ints, size: int) -> Ints:
+    """The number of the block that each cell is in, by the cells with which blocks begin."""
+    numbers: Ints = np.searchsorted(starts, np.arange(size), side="right") - 1
+    return numbers
 
 
 def _pulled(cells: Floats, expected: Floats, precision: Precision) -> Floats:
@@ -246,10 +197,20 @@ def _pulled_by_blocks(
     cells: Floats, expected: Floats, precision: Precision, shift: float
 ) -> Floats:
     """The same for blocks that begin at one place, as a part of the largest block's size."""
-    fitted = expected
     largest = max(max(cells.shape) - 1, 0).bit_length() - 1
-    for step in (2**level for level in range(largest, -1, -1)):
-        blocks = [(np.arange(size) + int(shift * 2**largest)) // step for size in cells.shape]
+    levels = [
+        [(np.arange(size) + int(shift * 2**largest)) // 2**level for size in cells.shape]
+        for level in range(largest, -1, -1)
+    ]
+    return _pulled_in_turn(cells, expected, precision, levels)
+
+
+def _pulled_in_turn(
+    cells: Floats, expected: Floats, precision: Precision, levels: Sequence[Sequence[Ints]]
+) -> Floats:
+    """Pull the blocks of every level, which say for both axes in which block each cell is."""
+    fitted = expected
+    for blocks in levels:
         rows, columns = (np.flatnonzero(np.diff(each, prepend=-1)) for each in blocks)
         seen, prior, count = (
             np.add.reduceat(np.add.reduceat(each, rows, axis=0), columns, axis=1)

@@ -32,8 +32,11 @@ _AMPLITUDES: Final = (0.001, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0)
 _ROUGHNESS: Final = (0.0, 0.4 / 1024, 4.0 / 1024, 40.0 / 1024)
 _MODELS: Final = [(i, a, r) for i in range(len(_LENGTHS)) for a in _AMPLITUDES for r in _ROUGHNESS]
 _DESIGN_MODELS: Final = 12  # the likeliest, when a question is chosen
+_SURPRISING: Final = _MODELS.index((0, 1.0, 0.0))  # waves that are too short for a first round
+_SURPRISE: Final = 0.01  # their weight, whatever was seen
 _DESIGN_RANGES: Final = 17  # whose error is to be small
 _TOTAL_VARIANCE: Final = 1e-10  # shares add up to 1
+_LARGE_CORNER: Final = 1e300  # above the square of any whitened residual
 _LEAST_EVIDENCE: Final = 1e-3  # relative to the best; models below it are left out
 
 
@@ -57,6 +60,9 @@ class DensityFit:
     """A fitted density on a grid of equal steps: the likeliest, with no statement of its error."""
 
     density: Floats  # share of each step; not negative, adds up to 1
+    known: Cells  # all rounds, and that shares add up to 1
+    prior: _Prior
+    evidence: Floats  # the log of each model's
 
     @property
     def cumulative(self) -> Floats:
@@ -77,50 +83,6 @@ def _kernels(nodes: int) -> Floats:
 
 def fit_density(parts: Sequence[Cells], size: int = 1024) -> DensityFit:
     """The density that explains all cells best, on a grid of `size` steps."""
-    return DensityFit(density=_fitted(parts, size)[0])
-
-
-def expected_errors(
-    parts: Sequence[Cells], questions: Sequence[Integers], noise: float, size: int = 1024
-) -> Floats:
-    """What to expect of each question that could follow: the mean squared error of a fit with it.
-
-    A question is the edges of its cells, `noise` the standard error of each of them. The error is
-    that of shares of half the range. It is the posterior variance, averaged over the models by
-    their evidence so far: where rough models are likely, wide cells leave much unknown.
-    """
-    _, base, known = _fitted(parts, size)
-    prior = _Prior(base)
-    low, high, values, variances = known
-    covariances = prior.covariances(low, high)
-    diagonal = np.arange(len(values))
-    covariances[:, diagonal, diagonal] += variances
-    evidence = _evidence(covariances, values - prior.shares(low, high))
-    weight = np.exp(evidence - evidence.max())
-    likely = np.argsort(-weight)[:_DESIGN_MODELS]
-    weight = weight[likely] / weight[likely].sum()
-    starts = np.linspace(0, size - size // 2, _DESIGN_RANGES).astype(np.int64)
-    found = []
-    for edges in questions:
-        first = np.concatenate([low, edges[:-1], starts])
-        last = np.concatenate([high, edges[1:], starts + size // 2])
-        joint = prior.covariances(first, last, likely)
-        asked = len(first) - len(starts)
-        seen = joint[:, :asked, :asked]
-        seen[:, np.arange(asked), np.arange(asked)] += np.concatenate(
-            [variances, np.full(len(edges) - 1, noise**2)]
-        )
-        cross = joint[:, :asked, asked:]
-        explained = np.sum(cross * np.linalg.solve(seen, cross), axis=1)
-        left = np.diagonal(joint[:, asked:, asked:], axis1=1, axis2=2) - explained
-        found.append(float(weight @ np.maximum(left, 0.0).mean(axis=1)))
-    return np.array(found)
-
-
-def _fitted(
-    parts: Sequence[Cells], size: int
-) -> tuple[Floats, Floats, tuple[Integers, Integers, Floats, Floats]]:
-    """The density, what its deviations are from, and all cells."""
     if not parts:
         raise InvalidInput("a density needs at least one round")
     low = np.concatenate([part.low for part in parts] + [np.array([0])])
@@ -129,16 +91,59 @@ def _fitted(
     noise = np.concatenate([part.variances for part in parts] + [np.array([_TOTAL_VARIANCE])])
     if low.min() < 0 or high.max() > size or np.any(high <= low):
         raise InvalidInput(f"cells lie inside a grid of {size} steps and are not empty")
+    known = Cells(low=low, high=high, values=values, variances=noise)
     # The noise of one cell, all rounds together; the less there is, the more the last fit counts.
     least = float(sum(1.0 / np.median(part.variances) for part in parts)) ** -0.5
     floor = min(max(60.0 * least, 0.02), 0.5)
     passes = 3 if floor < 0.1 else 2
     base = np.full(size, 1.0 / size)
     for turn in range(passes):
-        density = norm_sub(_posterior_mean(base, low, high, values, noise), 1.0)
+        prior = _Prior(base)
+        mean, evidence = _posterior_mean(prior, known)
+        density = norm_sub(mean, 1.0)
         if turn < passes - 1:
             base = (1.0 - floor) * density + floor / size
-    return density, base, (low, high, values, noise)
+    return DensityFit(density=density, known=known, prior=prior, evidence=evidence)
+
+
+def smooth_evidence(cells: Cells, size: int) -> float:
+    """The log of the evidence for a smooth density, averaged over the models."""
+    prior = _Prior(np.full(size, 1.0 / size))
+    evidence = _evidence(prior.measured(cells), cells.values - prior.shares(cells))
+    highest = float(evidence.max())
+    return highest + math.log(float(np.exp(evidence - highest).mean()))
+
+
+def expected_errors(fit: DensityFit, questions: Sequence[Integers], noise: float) -> Floats:
+    """What to expect of each question that could follow: the mean squared error of a fit with it.
+
+    A question is the edges of its cells, `noise` the standard error of each of them. The error is
+    that of shares of half the range. It is the posterior variance, averaged over the models by
+    their evidence so far: where rough models are likely, wide cells leave much unknown. One model
+    always has a little weight, because equal cells may see nothing of a wave: where noise is small,
+    more cells than the evidence calls for cost next to nothing.
+    """
+    known, size = fit.known, len(fit.density)
+    weight = np.exp(fit.evidence - fit.evidence.max())
+    likely = np.argsort(-weight)[:_DESIGN_MODELS]
+    weight = np.append(weight[likely] / weight[likely].sum() * (1.0 - _SURPRISE), _SURPRISE)
+    models = np.append(likely, _SURPRISING)
+    starts = np.linspace(0, size - size // 2, _DESIGN_RANGES).astype(np.int64)
+    found = []
+    for edges in questions:
+        first = np.concatenate([known.low, edges[:-1], starts])
+        last = np.concatenate([known.high, edges[1:], starts + size // 2])
+        joint = fit.prior.covariances(first, last, models)
+        asked = len(first) - len(starts)
+        seen = joint[:, :asked, :asked]
+        seen[:, np.arange(asked), np.arange(asked)] += np.concatenate(
+            [known.variances, np.full(len(edges) - 1, noise**2)]
+        )
+        cross = joint[:, :asked, asked:]
+        explained = np.sum(cross * np.linalg.solve(seen, cross), axis=1)
+        left = np.diagonal(joint[:, asked:, asked:], axis1=1, axis2=2) - explained
+        found.append(float(weight @ np.maximum(left, 0.0).mean(axis=1)))
+    return np.array(found)
 
 
 class _Prior:
@@ -154,31 +159,44 @@ class _Prior:
         place = (np.arange(size) + 0.5) / size * nodes
         self.left = np.minimum(place.astype(np.int64), nodes - 1)
         self.part = place - self.left
-        # What each node adds to the share of all steps up to one.
-        self.added = np.zeros((size + 1, nodes + 1))
-        self.added[np.arange(1, size + 1), self.left] = base * (1.0 - self.part)
-        self.added[np.arange(1, size + 1), self.left + 1] = base * self.part
-        np.cumsum(self.added, axis=0, out=self.added)
+        # A step adds to the node before it and to the one after it.
+        self.bounds = np.searchsorted(self.left, np.arange(nodes + 1))
+        self.before = np.concatenate([[0.0], np.cumsum(base * (1.0 - self.part))])
+        self.after = np.concatenate([[0.0], np.cumsum(base * self.part)])
         self.cumulative = np.concatenate([[0.0], np.cumsum(base)])
         self.squares = np.concatenate([[0.0], np.cumsum(base * base)]) * size
 
-    def shares(self, low: Integers, high: Integers) -> Floats:
-        found: Floats = self.cumulative[high] - self.cumulative[low]
+    def shares(self, cells: Cells) -> Floats:
+        found: Floats = self.cumulative[cells.high] - self.cumulative[cells.low]
         return found
 
     def weights(self, low: Integers, high: Integers) -> Floats:
         """What each node adds to each cell."""
-        found: Floats = (self.added[high] - self.added[low]).T
+        first = np.clip(self.bounds[:, None], low, high)
+        found = np.zeros(first.shape)
+        found[:-1] = np.diff(self.before[first], axis=0)
+        found[1:] += np.diff(self.after[first], axis=0)
         return found
 
     def covariances(self, low: Integers, high: Integers, models: Integers | None = None) -> Floats:
         """Of the cells with each other, by model."""
+        chosen = _MODELS if models is None else [_MODELS[model] for model in models]
+        lengths, index = np.unique([length for length, _, _ in chosen], return_inverse=True)
         weights = self.weights(low, high)
-        smooth = weights.T @ (self.kernels @ weights)
+        smooth = weights.T @ (self.kernels[lengths] @ weights)
         first, last = np.maximum.outer(low, low), np.minimum.outer(high, high)
         rough = self.squares[np.maximum(first, last)] - self.squares[first]
-        chosen = _MODELS if models is None else [_MODELS[model] for model in models]
-        return np.stack([a * smooth[i] + r * rough for i, a, r in chosen])
+        found: Floats = smooth[index]
+        found *= np.array([a for _, a, _ in chosen])[:, None, None]
+        found += np.array([r for _, _, r in chosen])[:, None, None] * rough
+        return found
+
+    def measured(self, cells: Cells) -> Floats:
+        """The covariances of the cells with their noise, by model."""
+        found = self.covariances(cells.low, cells.high)
+        diagonal = np.arange(len(cells.values))
+        found[:, diagonal, diagonal] += cells.variances
+        return found
 
     def mean(self, curve: Floats, jumps: Floats) -> Floats:
         """The share of every step, by the process at the nodes and the roughness of the steps."""
@@ -187,39 +205,42 @@ class _Prior:
         return found
 
 
-def _posterior_mean(
-    base: Floats, low: Integers, high: Integers, values: Floats, noise: Floats
-) -> Floats:
-    """Of the share of every step, given the density that deviations are from."""
-    prior = _Prior(base)
-    covariances = prior.covariances(low, high)
-    diagonal = np.arange(len(values))
-    covariances[:, diagonal, diagonal] += noise
-    residual = values - prior.shares(low, high)
+def _posterior_mean(prior: _Prior, cells: Cells) -> tuple[Floats, Floats]:
+    """The mean of the share of every step, and the log of each model's evidence."""
+    covariances = prior.measured(cells)
+    residual = cells.values - prior.shares(cells)
     evidence = _evidence(covariances, residual)
     weight = np.exp(evidence - evidence.max())
     kept = np.flatnonzero(weight >= _LEAST_EVIDENCE)
     weight = weight[kept] / weight[kept].sum()
     answers = np.linalg.solve(covariances[kept], residual[:, None])[..., 0] * weight[:, None]
-    smooth = np.zeros((len(_LENGTHS), len(values)))
-    by_roughness = np.zeros(len(values))
+    smooth = np.zeros((len(_LENGTHS), len(residual)))
+    by_roughness = np.zeros(len(residual))
     for model, answer in zip(kept, answers, strict=True):
         index, amplitude, roughness = _MODELS[model]
         smooth[index] += amplitude * answer
         by_roughness += roughness * answer
-    weights = prior.weights(low, high)
+    weights = prior.weights(cells.low, cells.high)
     curve = np.einsum("lij,lj->i", prior.kernels, smooth @ weights.T)
-    jumps = np.zeros(len(base) + 1)
-    np.add.at(jumps, low, by_roughness)
-    np.add.at(jumps, high, -by_roughness)
-    return prior.mean(curve, np.cumsum(jumps)[:-1])
+    jumps = np.zeros(len(prior.base) + 1)
+    np.add.at(jumps, cells.low, by_roughness)
+    np.add.at(jumps, cells.high, -by_roughness)
+    return prior.mean(curve, np.cumsum(jumps)[:-1]), evidence
 
 
 def _evidence(covariances: Floats, residual: Floats) -> Floats:
-    """The log likelihood of the residual under each covariance."""
-    factors = np.linalg.cholesky(covariances)
-    column = np.broadcast_to(residual[:, None], (len(covariances), len(residual), 1))
-    white = np.linalg.solve(factors, column)[..., 0]
-    logs = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
+    """The log likelihood of the residual under each covariance.
+
+    The residual is one more row of the matrix: that row of the Cholesky factor is the residual,
+    whitened, whatever stands in its corner.
+    """
+    count = len(residual)
+    bordered = np.empty((len(covariances), count + 1, count + 1))
+    bordered[:, :-1, :-1] = covariances
+    bordered[:, -1, :-1] = bordered[:, :-1, -1] = residual
+    bordered[:, -1, -1] = _LARGE_CORNER
+    factors = np.linalg.cholesky(bordered)
+    white = factors[:, -1, :-1]
+    logs = np.log(np.diagonal(factors, axis1=1, axis2=2)[:, :-1]).sum(axis=1)
     found: Floats = -0.5 * np.sum(white * white, axis=1) - logs
     return found

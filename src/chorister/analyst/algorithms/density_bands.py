@@ -34,7 +34,7 @@ of the fleet, with the variance `p (1 - p) (1/n + 1/n_last)` of a share. Where c
 that of all devices that answered; a cohort is a sample of them, drawn by their own coins. (Which
 devices an earlier cohort took may then move the number of edges below x a little, and with it the
 variance; that is the one dependence which is measured, not proven away: benchmarks/
-coverage_quantiles.py, setting k1local.)
+coverage_quantiles.py, settings k1 and k1local.)
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _TIE: Final = 1.0  # devices: all definitions of a quantile lie within one rank 
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Steps:
+class _RoundBounds:
     """One round: bounds of the distribution function at its edges, monotone outwards."""
 
     edges: Floats
@@ -75,7 +75,7 @@ class _Steps:
 class Band:
     """Where the distribution function lies: for each place, or each share, at the confidence."""
 
-    rounds: tuple[_Steps, ...]
+    rounds: tuple[_RoundBounds, ...]
 
     def at(self, places: Floats) -> tuple[Floats, Floats]:
         """Bounds of the share below each place."""
@@ -126,15 +126,15 @@ def distribution_band(
     return Band(rounds=tuple(rounds))
 
 
-def _steps(result: Result, z: float, sampled: float) -> _Steps:
+def _steps(result: Result, z: float, sampled: float) -> _RoundBounds:
     """Bounds at the edges of one round, each at z standard deviations."""
     (feature,) = result.features
     if not isinstance(feature, Intervals):
-        raise InvalidInput("a band is of one feature in intervals")
+        raise InvalidInput("a band needs one feature in intervals")
     ends = np.zeros(2), np.ones(2)
     # What is at most above an edge is at least below it: both at once, the second backwards.
     most = np.column_stack([ends[0], _most_below(result, z, sampled), ends[1]])
-    return _Steps(
+    return _RoundBounds(
         edges=np.array(feature.edges, dtype=np.float64),
         lower=np.minimum.accumulate(1.0 - most[1])[::-1],
         upper=np.maximum.accumulate(most[0]),

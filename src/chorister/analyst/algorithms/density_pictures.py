@@ -17,7 +17,7 @@ _POINTS = 512  # finer than a screen shows
 
 
 def density(found: Distribution, *, shares: Sequence[float], width: int) -> altair.VConcatChart:
-    """The density with quantiles above, the distribution function with its 95 % band below."""
+    """The density with quantiles above, the distribution function with its 95% band below."""
     alt = needed("altair")
     columns = found.columns()
     x_name = found.column
@@ -61,7 +61,7 @@ def density(found: Distribution, *, shares: Sequence[float], width: int) -> alta
     )
     title = alt.TitleParams(
         text=f"{x_name} of {found.devices:,} devices",
-        subtitle=f"after {len(found.results)} rounds; red: quantiles with 95 % intervals",
+        subtitle=f"after {len(found.results)} rounds; red: quantiles with 95% intervals",
         anchor="start",
         offset=20,
     )

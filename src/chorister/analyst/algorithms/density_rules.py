@@ -53,8 +53,8 @@ class DensityRules:
         """Whether rounds pay, for the plan that is shown before the first question."""
         if len(self.shares) > 1:
             return (
-                f"Rounds pay: a first one of {self.cells[0]} equal cells finds where the values "
-                "are, and decides how many cells follow and where."
+                f"Several rounds pay off: a first one of {self.cells[0]} equal cells finds where "
+                "the values are, and decides how many cells follow and where."
             )
         return f"Everyone is asked once, about {self.cells[0]} equal cells:"
 
@@ -69,7 +69,7 @@ class DensityRules:
         if not parts or number == 1:
             return equal_edges(min(fewest, limit), size)
         shift = (number - 2) / (len(self.shares) - 1)
-        density = fit_density(parts, size).density
+        fit = fit_density(parts, size)
         limit = min(limit, max(fewest, _MOST_CELLS), size)
         counts = sorted({min(_odd(fewest * more), limit) for more in _MORE_CELLS})
         # One round that follows has to be right at once, where several correct each other.
@@ -77,12 +77,12 @@ class DensityRules:
         questions = [equal_edges(count, size) for count in counts]
         for count in counts:
             inner = max(1, count - (shift > 0.0))  # shifted cells are one more
-            edges = staggered_edges(density, inner, shift, power=power, everywhere=everywhere)
+            edges = staggered_edges(fit.density, inner, shift, power=power, everywhere=everywhere)
             questions.append(edges)
-        # Rounds that are still to come will measure the same once more.
+        # Later rounds will measure the same again.
         still = sum(self.shares[number - 1 :])
         combined = noise * math.sqrt(self.shares[number - 1] / still)
-        errors = expected_errors(parts, questions, combined, size)
+        errors = expected_errors(fit, questions, combined)
         if len(self.shares) == 2 or noise > _WEAK_SIGNAL:
             return questions[int(np.argmin(errors))]
         # More cells that cost next to nothing make intervals of quantiles narrower.

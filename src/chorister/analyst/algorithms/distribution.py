@@ -17,6 +17,7 @@ from chorister.analyst.algorithms.algorithm_run import (
     AlgorithmResult,
     AlgorithmRun,
     Step,
+    answered_by,
     devices_of,
     resumable,
     scaled,
@@ -66,11 +67,11 @@ class Distribution(AlgorithmResult):
         for result in self.results:
             features = result.features
             if len(features) != 1 or not isinstance(features[0], Intervals):
-                raise InvalidInput("a distribution is of one feature in intervals")
+                raise InvalidInput("a distribution needs one feature in intervals")
             if result.recipe.group_by or len(result.parts) != 1:
-                raise InvalidInput("a distribution is of one cohort, without groups or arms")
+                raise InvalidInput("a distribution needs one cohort, without groups or arms")
             if result.view is not None:
-                raise InvalidInput("a distribution is of results as they came, without steps")
+                raise InvalidInput("a distribution needs results as released, not processed")
 
     @property
     def column(self) -> str:
@@ -95,7 +96,7 @@ class Distribution(AlgorithmResult):
         for result, each in zip(self.results, rows, strict=True):
             feature = result.features[0]
             if not isinstance(feature, Intervals):
-                raise InvalidInput("a distribution is of one feature in intervals")
+                raise InvalidInput("a distribution needs one feature in intervals")
             places = (np.array(feature.edges, dtype=np.float64) - float(self.low)) / span * _STEPS
             parts.append(
                 Cells.between(
@@ -141,7 +142,7 @@ class Distribution(AlgorithmResult):
         """
         wanted = np.asarray(shares, dtype=np.float64)
         if wanted.ndim != 1 or not np.all((wanted > 0.0) & (wanted < 1.0)):
-            raise InvalidInput("quantiles are of shares strictly between 0 and 1")
+            raise InvalidInput("the shares of quantiles must lie strictly between 0 and 1")
         centre = _inverted(self.fit.cumulative, wanted, self.places)
         low, high = self.band(confidence).quantiles(wanted)
         return {
@@ -185,7 +186,6 @@ class Distribution(AlgorithmResult):
             f"{share:.0%} below {value:,.4g} ({low:,.4g} to {high:,.4g})"
             for share, value, low, high in zip(*found.values(), strict=True)
         )
-        asked = "every round" if self.cohorts == "everyone" else "one round each"
         bounded = ""
         if found["ci_low"][0] == float(self.low) or found["ci_high"][-1] == float(self.high):
             bounded = (
@@ -193,10 +193,10 @@ class Distribution(AlgorithmResult):
                 "what was measured."
             )
         return (
-            f"{self.devices:,} devices answered {asked}; {self.inside:.1%} have "
-            f"{self.column} from {self.low} to {self.high}. Of those: {named}. Intervals (95 %, "
-            "each by itself) begin and end at edges that were asked and hold for any "
-            f"distribution; quantiles between the edges are the fit's.{bounded}"
+            f"{answered_by(self.results, self.cohorts)}; {self.inside:.1%} have {self.column} from "
+            f"{self.low} to {self.high}. Of those: {named}. Intervals (95%, each on its own) begin "
+            "and end at edges that were asked and hold for any distribution; quantiles "
+            f"between the edges come from the fit.{bounded}"
         )
 
     def __repr__(self) -> str:
@@ -255,7 +255,7 @@ def distribution(
     there are and where their edges lie from the rounds before; the edges of a field that the policy
     calls an integer are whole numbers, so that no cell holds more of them than its width says.
     """
-    first, last = as_exact(low), as_exact(high)
+    first, last = as_exact(low, "low"), as_exact(high, "high")
     if not first < last:
         raise InvalidInput(f"the range goes from low to high, not from {low} to {high}")
     whole = query is None and _is_integer(study, column)
@@ -343,7 +343,7 @@ def _is_integer(study: Study, column: str) -> bool:
 
 
 def _edges(low: Decimal, high: Decimal, steps: NDArray[np.int64], *, whole: bool) -> list[Decimal]:
-    """The grid's edges, to as many digits as tell steps apart, or in whole numbers."""
+    """The grid's edges, with enough digits to distinguish steps, or in whole numbers."""
     width = (high - low) / _STEPS
     unit = Decimal(1) if whole else Decimal(1).scaleb(width.adjusted() - 2)
     inner = {(low + width * int(step)).quantize(unit) for step in steps}

@@ -17,6 +17,7 @@ from chorister.analyst.algorithms.algorithm_run import (
     AlgorithmResult,
     AlgorithmRun,
     Step,
+    answered_by,
     devices_of,
     resumable,
     scaled,
@@ -35,7 +36,7 @@ from chorister.analyst.algorithms.pyramid import Measured, Pyramid, fit_map
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.estimate import Estimates
 from chorister.analyst.preflight import require_fitting
-from chorister.analyst.request import Real, grid, reads_of, simple_query
+from chorister.analyst.request import Real, as_count, grid, reads_of, simple_query
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.encoding import Grid, Selection
@@ -141,17 +142,17 @@ class HeatMap(AlgorithmResult):
     def explain(self) -> str:
         sizes = [len(name) for name in self._columns["cell"]]
         inside = float(self.fit.at(0)[0, 0])
-        asked = "answered every round" if self.cohorts == "everyone" else "answered one round each"
         rounds = len(self.results)
         last = f"The last of {rounds} rounds" if rounds > 1 else "The only round"
         return (
-            f"{self.devices:,} devices {asked}; about {inside:,.0f} of them are inside the box. "
+            f"{answered_by(self.results, self.cohorts)}; about {inside:,.0f} of them are inside "
+            "the box. "
             f"{last} had {len(sizes):,} cells, from level "
             f"{min(sizes)} to {max(sizes)}; an empty one reads 0 ± "
             f"{float(np.sqrt(self._last[2].base[0])):,.1f} devices. Estimates combine all rounds "
-            "and are smoothed where noise hides the details. Measured values and their 95 % "
-            "intervals come from the last round alone; the intervals cover noise and sampling, for "
-            "each cell by itself. A fitted estimate may lie outside."
+            "and are smoothed where noise hides the details. Measured values and their 95% "
+            "intervals come from the last round alone; the intervals reflect noise and sampling, "
+            "for each cell on its own. A fitted estimate may lie outside."
         )
 
     def __repr__(self) -> str:
@@ -234,7 +235,7 @@ def heatmap(
     round; otherwise the rounds go to disjoint cohorts. Where rounds do not pay, everyone is asked
     once, and the plan says so, unless you choose `cohorts` or `rules`, which decide what is split.
     """
-    if not 1 <= depth <= _MAX_DEPTH:
+    if not 1 <= (as_count(depth, "depth") or 0) <= _MAX_DEPTH:
         raise InvalidInput(f"depth must be a level from 1 to {_MAX_DEPTH}, not {depth}")
     probe = grid(columns, box, level=1)
     if query is None:
@@ -298,7 +299,7 @@ def _best_plan(
     (alone,) = once.rounds
     devices, sigma = alone.expected_reports, alone.std_error
     if in_rounds or rounds_pay(devices, sigma, depth=depth, most_cells=most_cells):
-        note = "Rounds pay: later ones have small cells only where there is something to see."
+        note = "Several rounds pay off: later ones have small cells only where there is something."
         if who == "everyone":
             return EVERYONE_RULES, replace(planned(EVERYONE_RULES.shares, who), note=note)
         for rules in (DISJOINT_RULES, SMALL_FLEET_RULES):

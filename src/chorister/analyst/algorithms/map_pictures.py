@@ -58,12 +58,12 @@ def cells(
 def result_map(result: Result, *, width: int) -> altair.LayerChart | altair.VConcatChart:
     """Draw one round over a grid, like a heat map; several groups on one scale.
 
-    Cells that can't be told from 0, by intervals that hold for all cells at once, are grey.
+    Cells whose simultaneous interval contains 0 are grey.
     """
     alt = needed("altair")
     (feature,) = result.features
     if not isinstance(feature, Grid):
-        raise InvalidInput("a map is of one grid")
+        raise InvalidInput("a map needs one grid")
     sure = result if result.candidates > 1 else result.simultaneous()
     size, inner = feature.size, np.arange(1, feature.size)
     corners = list(np.array([feature.rectangle(int(i)) for i in inner]).T)
@@ -85,7 +85,7 @@ def result_map(result: Result, *, width: int) -> altair.LayerChart | altair.VCon
             text=f"{name}{int(above.sum()):,} of {len(inner):,} cells are above the noise",
             subtitle=[
                 f"{part.reports:,} reports, epsilon {result.epsilon}",
-                f"grey: can't be told from 0 (which reads 0 ± {result.noise_sigma:,.1f})",
+                f"grey: may be 0 (which reads 0 ± {result.noise_sigma:,.1f})",
             ],
             anchor="start",
         )

@@ -62,7 +62,7 @@ def number_of_lists(words: int, most: int, cohorts: Cohorts, devices: int | None
 def lists_by_length(depth: int, lists: int) -> tuple[int, ...]:
     """As how many lists the n-grams of each length are asked: several, but for the first and last.
 
-    The last round must tell n-grams from noise, which takes all of its devices.
+    The last round must distinguish n-grams from noise, which takes all of its devices.
     """
     return tuple(lists if 1 < n < depth else 1 for n in range(1, depth + 1))
 
@@ -195,6 +195,7 @@ _ATOMS: Final = 40  # support points of G
 _NEAR: Final = 400  # cells of the observed values up to 8 sigma, for the likelihood
 _FAR: Final = 80  # and above
 _STEPS: Final = 60  # of EM
+_STRATA: Final = 20
 _FIRST_STRATUM: Final = 200
 _TINY: Final = 1e-300
 
@@ -236,7 +237,7 @@ def _posterior(likelihood: Floats, weights: Floats) -> Floats:
     return normed
 
 
-def stratified_means(values: Floats, sigma: float, expected: Floats, *, strata: int = 20) -> Floats:
+def stratified_means(values: Floats, sigma: float, expected: Floats) -> Floats:
     """The same with a separate distribution G for each stratum of similar expectation.
 
     Strata are geometrically growing ranges of ranks by `expected`, so that the few most promising
@@ -247,7 +248,7 @@ def stratified_means(values: Floats, sigma: float, expected: Floats, *, strata: 
     order = np.argsort(-expected, kind="stable")
     means = np.zeros(len(values))
     begin = 0
-    ends = np.geomspace(min(_FIRST_STRATUM, max(len(order), 1)), max(len(order), 1), strata)
+    ends = np.geomspace(min(_FIRST_STRATUM, max(len(order), 1)), max(len(order), 1), _STRATA)
     for end in np.unique(np.rint(ends).astype(np.int64)).tolist():
         part = order[begin:end]
         means[part] = posterior_means(values[part], sigma)

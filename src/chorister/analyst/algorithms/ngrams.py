@@ -41,7 +41,7 @@ from chorister.analyst.algorithms.ngram_rules import (
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.preflight import require_fitting
 from chorister.analyst.question import Question
-from chorister.analyst.request import Real
+from chorister.analyst.request import Real, as_texts
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.encoding import Categories, DenyList, PrefixTree, canonical_texts
@@ -75,8 +75,8 @@ class Ngrams(AlgorithmResult):
 
     An n-gram is reported if its sum exceeds what chance would give one of all candidates of its
     round, so at most one false discovery per round is expected. Its estimate comes from its own
-    round alone, and its interval holds for all candidates of that round at once (Bonferroni): both
-    stay valid although noise helped to select the reported ones.
+    round alone, and its interval is simultaneous for all candidates of that round (Bonferroni):
+    both stay valid although noise helped to select the reported ones.
     """
 
     FORMAT: ClassVar[str] = "chorister-ngrams-1"
@@ -200,9 +200,9 @@ class Ngrams(AlgorithmResult):
                 "and the numbers say how many devices reported them, not how frequent they are."
             )
         lines.append(
-            "Estimates count the devices that reported an n-gram in its own round; intervals "
-            f"({self.results[-1].confidence:.0%}) cover the noise and hold for all candidates of a "
-            "round at once."
+            "Estimates count the devices that reported an n-gram in its own round. Intervals "
+            f"reflect the noise: with {self.results[-1].confidence:.0%} confidence, all "
+            "of a round contain the truth."
         )
         return "\n".join(lines)
 
@@ -296,7 +296,7 @@ def discover_ngrams(
             f"{len(words.names):,} words plus END, OOV and no text need more than {most + 1:,} "
             "bins: use a smaller vocabulary"
         )
-    denied = _deny_list(deny)
+    denied = deny_list(_COLUMN, as_texts(deny, "deny"))
     require_fitting(
         study, (), ngram_query(stream, name, max_n, distinct=distinct, drawn=drawn), reads
     )
@@ -400,12 +400,12 @@ def _why_rounds(max_n: int, grams: int, most: int) -> str:
         return "Everyone is asked once, about single words."
     if grams > most:
         return (
-            f"Rounds pay: one question has room for {most:,} n-grams, and there are {grams:,} of "
-            f"length {max_n}."
+            f"Several rounds pay off: one question has room for {most:,} n-grams, and there are "
+            f"{grams:,} of length {max_n}."
         )
     return (
-        f"Rounds pay for shorter n-grams: one question could ask everyone about all {grams:,} of "
-        f"length {max_n}, and would say nothing about others."
+        "Several rounds pay off for shorter n-grams: one question could ask everyone about all "
+        f"{grams:,} of length {max_n}, and would say nothing about others."
     )
 
 
@@ -441,7 +441,12 @@ def text_field(study: Study, given: str | None) -> str:
     policy = study.fleet.policy
     if given:
         known = policy.fields.get(given)
-        if known is not None and known.type != "text":
+        if known is None:
+            raise InvalidInput(
+                f"{given!r} is not a field: give one of {', '.join(study.terms.fields)}",
+                field="field",
+            )
+        if known.type != "text":
             raise InvalidInput(f"{given} holds numbers; words are found in a field that holds text")
         return given
     texts = [
@@ -451,13 +456,14 @@ def text_field(study: Study, given: str | None) -> str:
     ]
     if len(texts) != 1:
         listed = ", ".join(texts) or "none"
-        raise InvalidInput(f'say which field holds the text, field="stream.field": {listed}')
+        raise InvalidInput(f'pass the field that holds the text, field="stream.field": {listed}')
     return texts[0]
 
 
-def _deny_list(phrases: Iterable[str]) -> tuple[DenyList, ...]:
-    found = tuple(dict.fromkeys(canonical_texts(list(phrases))))
-    return (DenyList(column=_COLUMN, phrases=found),) if found else ()
+def deny_list(column: str, phrases: Sequence[str]) -> tuple[DenyList, ...]:
+    """Skip rows whose text in `column` contains one of the phrases, of which some may be empty."""
+    found = tuple(dict.fromkeys(text for text in canonical_texts(phrases) if text))
+    return (DenyList(column=column, phrases=found),) if found else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,7 +474,7 @@ class _Words:
 
     @classmethod
     def of(cls, vocabulary: Iterable[str], depth: int) -> _Words:
-        given = list(vocabulary)
+        given = as_texts(vocabulary, "vocabulary")
         names = canonical_texts(given)
         for word, name in zip(given, names, strict=True):
             if not name or " " in name:

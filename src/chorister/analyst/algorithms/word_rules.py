@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import heapq
+import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -73,7 +74,7 @@ def round_shares(rounds: int) -> tuple[float, ...]:
 def first_round_tells(reports: int, sigma: float) -> bool:
     """Return whether common beginnings stand out from the noise of a first round.
 
-    Otherwise it would tell nothing that the model does not say, at the cost of devices or budget.
+    Otherwise it would add nothing to what the model says, at the cost of devices or budget.
     """
     return _TELLING_SIGMAS * sigma <= _TELLING_SHARE * reports
 
@@ -114,6 +115,8 @@ def likely(
             heapq.heapreplace(heap, (-after[0], number, parent, children, place + 1))
         else:
             heapq.heappop(heap)
+        if not unicodedata.is_normalized("NFC", text):
+            continue  # no recipe can ask about it, and devices spell it differently
         if text.endswith(END) or len(text) >= length:
             if text not in skip and text != END:
                 found.append((text, share))

@@ -24,7 +24,7 @@ from chorister.analyst.algorithms.algorithm_run import (
     resumable,
 )
 from chorister.analyst.algorithms.character_model import END, CharacterModel
-from chorister.analyst.algorithms.ngrams import text_field
+from chorister.analyst.algorithms.ngrams import deny_list, text_field
 from chorister.analyst.algorithms.word_rules import (
     MAX_CHARACTERS,
     MAX_ROUNDS,
@@ -38,10 +38,10 @@ from chorister.analyst.algorithms.word_rules import (
 from chorister.analyst.cohorts import Cohorts, RoundsPlan, reports_allowed
 from chorister.analyst.preflight import require_fitting
 from chorister.analyst.question import Question
-from chorister.analyst.request import Real
+from chorister.analyst.request import Real, as_texts
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
-from chorister.encoding import Categories, DenyList, canonical_texts
+from chorister.encoding import Categories, canonical_texts
 from chorister.errors import CohortTooSmall, InvalidInput
 from chorister.policy import Crowd
 from chorister.privacy import Mechanism
@@ -63,7 +63,7 @@ class Words(AlgorithmResult):
 
     A word is reported if its sum exceeds what chance would give the whole words of its round, with
     one false discovery expected in all rounds together. Its estimate comes from that round alone,
-    and its interval holds for all candidates of that round at once (Bonferroni): both stay valid
+    and its interval is simultaneous for all candidates of that round (Bonferroni): both stay valid
     although noise helped to select the reported ones.
     """
 
@@ -142,12 +142,13 @@ class Words(AlgorithmResult):
             f"{total:,} words in all; at most one false one is expected. An estimate counts the "
             "devices that reported a word in its own round, where each device reports one of its "
             "words that were still asked about: it is not the number of devices that hold it. "
-            f"Intervals ({last.confidence:.0%}) hold for all candidates of a round at once."
+            f"With {last.confidence:.0%} confidence, all intervals of a round contain the truth."
         )
         lines.append(
             "Not found: words whose beginnings fell below the noise or were never candidates, "
-            "which is likely for rare words spelled like no word of the character model; and words "
-            f"of more than {MAX_CHARACTERS} characters."
+            "which is likely for rare words spelled like no word of the character model; words "
+            "with characters that it does not know, unless they are in ASCII; and words of more "
+            f"than {MAX_CHARACTERS} characters."
         )
         return "\n".join(lines)
 
@@ -228,8 +229,8 @@ def discover_words(
     most = min(most_candidates or MAX_LENGTH, study.terms.max_bins - 1, MAX_LENGTH - 1)
     if most < 2:
         raise InvalidInput("a round needs at least two candidates")
-    known = tuple(dict.fromkeys(text for text in canonical_texts(list(deny)) if text))
-    denied = (DenyList(column=_WORD, phrases=known),) if known else ()
+    known = as_texts(deny, "deny")
+    denied = deny_list(_WORD, known)
 
     def planned(number: int) -> RoundsPlan:
         who = study.cohorts(number, reads=reads, wanted=cohorts)
@@ -254,9 +255,12 @@ def discover_words(
         )
 
     def steps() -> Generator[Step, None, Words]:
-        ranking = (model or CharacterModel.shipped()).without(known)
-        skip = frozenset(word + END for word in known)
-        learned = Learned(ranking, chosen_rounds, skip)
+        ranking, skip = model or CharacterModel.shipped(), known
+        if not values:  # devices fold words, and report values as they are written
+            ranking, skip = ranking.folded(), canonical_texts(known)
+        learned = Learned(
+            ranking.without(skip), chosen_rounds, frozenset(word + END for word in skip)
+        )
         results: list[Result] = []
         for number, length in enumerate(cuts):
             asked = learned.ask(length, most)
@@ -273,6 +277,11 @@ def discover_words(
             )  # fmt: skip
             so_far = Words(results=tuple(results), cohorts=plan.cohorts, rounds=chosen_rounds)
             yield Step(number=number + 1, question=question, result=result, draw=so_far.plot)
+        if not results:
+            raise InvalidInput(
+                f"the model finds no word likely enough for a list of {most}: ask in more rounds, "
+                "or about more candidates"
+            )
         return so_far
 
     return AlgorithmRun(plan, steps)
@@ -312,7 +321,10 @@ def _best_plan(planned: Callable[[int], RoundsPlan], most: int) -> RoundsPlan:
             plan = planned(number)
             first = plan.rounds[0]
             if first_round_tells(first.expected_reports, first.std_error):
-                note = "Rounds pay: later ones ask only about words whose beginnings are held."
+                note = (
+                    "Several rounds pay off: later ones ask only about words whose beginnings are "
+                    "held."
+                )
                 return replace(plan, note=note)
             why = "the beginnings of words would be lost in the noise of a first round"
     note = f"Everyone is asked once about the words that the model expects most, because {why}."

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from chorister.analyst.rehearsal.columns import Ints
 from chorister.analyst.tables import needed
 from chorister.errors import InvalidInput
+from chorister.fleet.first_policy import field_name
 from chorister.policy import Policy
 
 if TYPE_CHECKING:
     import polars
+
+
+_NOUNS: Final = {"integer": "a whole number", "real": "a number", "text": "text"}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -30,21 +35,81 @@ def polars_type(policy: Policy, ref: str) -> Any:  # noqa: ANN401 (a polars type
     return {"integer": pl.Int64, "real": pl.Float64, "text": pl.String}[policy.fields[ref].type]
 
 
-def as_frame(source: object) -> polars.DataFrame:
-    """Convert a polars, pandas or Arrow table, or a mapping of columns, to a polars frame."""
+def as_frame(source: object, policy: Policy) -> polars.DataFrame:
+    """Convert a table, a mapping of columns or the path of a file to a polars frame."""
     pl = needed("polars")
     frame: polars.DataFrame
     try:
-        if isinstance(source, pl.LazyFrame):
+        if isinstance(source, str | Path):
+            frame = _read_file(Path(source), policy)
+        elif isinstance(source, pl.LazyFrame):
             frame = source.collect()
         elif type(source).__module__.partition(".")[0] == "pandas":
             frame = pl.from_pandas(source)
         else:
             frame = pl.DataFrame(source)
+    except InvalidInput:
+        raise
     except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
         raise InvalidInput(
-            f"a population is a polars, pandas or Arrow table, or columns by name: {error}"
+            "a population is a polars, pandas or Arrow table, columns by name, or the path of a "
+            f".csv or .parquet file: {error}"
         ) from None
+    return frame
+
+
+def _read_file(path: Path, policy: Policy) -> polars.DataFrame:
+    pl = needed("polars")
+    if path.suffix not in (".csv", ".parquet"):
+        raise InvalidInput(f"{path}: a population's file is a .csv or .parquet table")
+    frame: polars.DataFrame
+    try:
+        path.stat()  # what polars says about a missing file names no reason
+        if path.suffix == ".parquet":
+            frame = pl.read_parquet(path)
+        else:  # whose text may look like something else: true, 2026-01-03, 01234
+            names = pl.read_csv(path, n_rows=0).columns
+            texts = {
+                name: pl.String
+                for name in names
+                if any(policy.fields[ref].type == "text" for ref in _refs(name, policy))
+            }
+            frame = pl.read_csv(path, schema_overrides=texts, infer_schema_length=None)
+    except OSError as error:
+        raise InvalidInput(f"can't read {path}: {error.strerror or error}") from None
+    return frame
+
+
+def _refs(column: str, policy: Policy) -> list[str]:
+    """The fields that a column may be: by their names, or by the name that a first policy gave."""
+    found = [ref for ref in policy.fields if column in (ref, ref.partition(".")[2])]
+    if found:
+        return found
+    try:
+        own = field_name(column)
+    except InvalidInput:
+        return []
+    return [ref for ref in policy.fields if ref.partition(".")[2] == own]
+
+
+def _fitting(frame: polars.DataFrame, table: str, policy: Policy) -> polars.DataFrame:
+    """Return the frame with the types that the policy declares: devices store nothing else."""
+    pl = needed("polars")
+    for name, column in zip(frame.columns, frame.get_columns(), strict=True):
+        field = policy.fields.get(f"{table}.{name}")
+        if field is None or column.dtype == pl.Null:
+            continue
+        numeric = column.dtype.is_numeric() or column.dtype == pl.Boolean
+        fits = numeric != (field.type == "text") and not column.dtype.is_nested()
+        if fits and field.type == "integer" and column.dtype.is_float():
+            fits = bool((column.drop_nulls() == column.drop_nulls().round(0)).all())
+        if not fits:
+            example = next((value for value in column.to_list() if value is not None), None)
+            raise InvalidInput(
+                f"{table}.{name} is {_NOUNS[field.type]} in the policy, but the population has "
+                f"{example!r}: a device would refuse it",
+                field=f"{table}.{name}",
+            )
     return frame
 
 
@@ -54,8 +119,10 @@ def split_by_table(
     """Return one frame per stream and profile; one frame is split by the names of its columns."""
     tables = {**policy.streams, **policy.profiles}
     if isinstance(source, Mapping) and source and set(source) <= set(tables):
-        return {name: as_frame(frame) for name, frame in source.items()}
-    frame = as_frame(source)
+        return {
+            name: _fitting(as_frame(frame, policy), name, policy) for name, frame in source.items()
+        }
+    frame = as_frame(source, policy)
     if not len(frame):
         raise InvalidInput("a population has at least one row")
     own = [column for column in frame.columns if column in (device, count)]
@@ -63,7 +130,7 @@ def split_by_table(
     for column in frame.columns:
         if column in own:
             continue
-        refs = [ref for ref in policy.fields if column in (ref, ref.partition(".")[2])]
+        refs = _refs(column, policy)
         if len(refs) != 1:
             why = "several fields have" if refs else "no field has"
             raise InvalidInput(
@@ -71,7 +138,10 @@ def split_by_table(
                 f"({', '.join(policy.fields)}), or drop it"
             )
         table, _, name = refs[0].partition(".")
-        places.setdefault(table, {})[column] = name
+        taken = places.setdefault(table, {})
+        if name in taken.values():
+            raise InvalidInput(f"several columns are the field {refs[0]}: drop all but one")
+        taken[column] = name
     if not places:
         raise InvalidInput(f"no column is a field of the policy: {', '.join(policy.fields)}")
     rows: list[str] = own
@@ -86,7 +156,7 @@ def split_by_table(
         # meant.
         if table in policy.profiles and streams:
             found[table] = found[table].unique(device, keep="first", maintain_order=True)
-    return found
+    return {table: _fitting(each, table, policy) for table, each in found.items()}
 
 
 def number_devices(

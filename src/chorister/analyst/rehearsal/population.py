@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from chorister.analyst.rehearsal.columns import Ints
 from chorister.analyst.rehearsal.device_tables import class_rows, number_devices, split_by_table
 from chorister.analyst.rehearsal.queries import QueryRows, QueryRunner, no_column
+from chorister.analyst.request import as_count
 from chorister.encoding import Encoding, Selection
 from chorister.errors import InvalidInput
 from chorister.policy import OTHER, Policy
@@ -48,6 +49,7 @@ class Population:
         frames = split_by_table(source, policy, device=device, count=count)
         self._tables, weights = number_devices(frames, device=device, count=count)
         total = int(weights.sum())
+        devices = as_count(devices, "devices")
         if devices is not None:
             if devices < total:
                 raise InvalidInput(f"devices={devices:,} is fewer than the {total:,} in the data")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, overload
 
@@ -25,7 +25,9 @@ from chorister.analyst.fleet import Fleet, ReleasedSums
 from chorister.analyst.json_files import require_format, write_atomically
 from chorister.analyst.preflight import device_checks, refusal
 from chorister.analyst.rehearsal.columns import Ints
+from chorister.analyst.rehearsal.drift import DriftingPopulation
 from chorister.analyst.rehearsal.population import GroupCounts, Population
+from chorister.analyst.request import as_exact
 from chorister.analyst.rounds import Archive, Round, RoundState
 from chorister.analyst.spending import LedgerClasses
 from chorister.analyst.study_status import OnProgress, Progress
@@ -49,6 +51,7 @@ def rehearse(
     policy: Policy | str | os.PathLike[str],
     *,
     mode: Literal["law"] = "law",
+    later: Sequence[object] = ...,
     device: str = ...,
     count: str = ...,
     devices: int | None = ...,
@@ -76,6 +79,7 @@ def rehearse(
     population: object,
     policy: Policy | str | os.PathLike[str],
     *,
+    later: Sequence[object] = (),
     device: str = "device",
     count: str = "count",
     devices: int | None = None,
@@ -89,12 +93,14 @@ def rehearse(
     """Simulate a fleet with this population under this policy.
 
     The policy's file may leave out log, aggregators and keys, which a rehearsal does not use.
-    `population` is a table (polars, pandas, Arrow, or columns by name) whose columns are fields of
-    the policy. Either its rows are events and the column `device` says which device each belongs
-    to, or the column `count` says how many devices hold each row. Or pass one such table for every
-    stream and profile. `devices` adds devices without data; `reach` is the share of devices that
-    come online in a window. With a `folder`, studies are kept there and can be resumed; with a
-    `seed`, every run draws the same. `device_policy` is the devices' policy, if it differs.
+    `population` is a table (polars, pandas, Arrow, columns by name, or the path of a .csv or
+    .parquet file) whose columns are fields of the policy. Either its rows are events and the column
+    `device` says which device each belongs to, or the column `count` says how many devices hold
+    each row. Or pass one such table for every stream and profile. `devices` adds devices without
+    data; `reach` is the share of devices that come online in a window. With a `folder`, studies are
+    kept there and can be resumed; with a `seed`, every run draws the same. `device_policy` is the
+    devices' policy, if it differs. `later` has what the same devices hold in the second window of a
+    series, in the third, and so on: a population that drifts. The last of them stays.
 
     With `mode="reports"`, every device is a real one and every report goes through real aggregators
     in this process: for small fleets, and to check that both modes agree. Close it when done.
@@ -104,8 +110,15 @@ def rehearse(
         people = population
     else:
         people = Population(population, rules, device=device, count=count, devices=devices)
+    then = [
+        each
+        if isinstance(each, Population)
+        else Population(each, rules, device=device, count=count, devices=devices)
+        for each in later
+    ]
     if mode == "reports":
-        given = {"seed": seed, "folder": folder, "clock": clock, "device_policy": device_policy}
+        given = {"seed": seed, "folder": folder, "clock": clock, "device_policy": device_policy,
+                 "later": then or None}  # fmt: skip
         unused = [name for name, value in given.items() if value is not None]
         if unused or reach != 1.0:
             raise InvalidInput(
@@ -120,6 +133,7 @@ def rehearse(
     return Rehearsal(
         people,
         rules,
+        later=then,
         device_policy=device_policy or rules,
         reach=reach,
         seed=seed,
@@ -136,43 +150,46 @@ class Rehearsal(Fleet):
         population: Population,
         policy: Policy,
         *,
+        later: Sequence[Population] = (),
         device_policy: Policy,
         reach: float,
         seed: int | None,
         folder: Path | None,
         clock: Clock | None,
     ) -> None:
-        if not 0.0 < reach <= 1.0:
+        if not 0 < as_exact(reach, "reach") <= 1:
             raise InvalidInput(
                 f"reach is the share of devices that come online, above 0 and up to 1, not {reach}"
             )
+        self.people = DriftingPopulation([population, *later])
         self.population = population
         self.policy = policy
         self.device_policy = device_policy
         # A clock that stands still, so that all rounds fall into one budget period.
         self.clock: Clock = clock or SettableClock(SystemClock().now())
         self.archive = Archive(folder)
-        self.devices: int | None = round(population.size * reach)
+        self.devices: int | None = round(self.population.size * reach)
         self.margin = 1.0 if reach == 1.0 else 0.95
         self.reach = reach
         self.seed = _seed(folder, seed)
         self.identity = f"rehearsal {self.seed}"
         self._ledgers: LedgerClasses[Ints] = LedgerClasses(
-            policy=device_policy, fresh=population.weights
+            policy=device_policy, fresh=self.people.weights
         )
         self._answered = 0  # rounds whose answers are in the ledgers
-        self._waiting: dict[int, Ints] = {}  # answers not yet collected, by arm and class
+        self._waiting: dict[int, Ints] = {}  # answers to collect, by (window,) arm and class
+        self._stands_still = clock is None
 
     def __repr__(self) -> str:
         return f"<Rehearsal of {self.population!r} under {self.policy.name}>"
 
-    def truth(self, question: Question) -> NDArray[np.float64]:
+    def truth(self, question: Question, *, window: int = 0) -> NDArray[np.float64]:
         """The true counts if every device answered, which only a rehearsal knows.
 
         One per bin, or one row per group. With `uniform` selection, each device counts once, with
         one of its rows drawn at random.
         """
-        return self.population.truth(question.recipe(number=1, opens=0), self.seed)
+        return self.people.truth(question.recipe(number=1, opens=0), self.seed, window)
 
     def collector(self, analysis: str) -> str:
         """Return the first collector of the analysis: a rehearsal seals nothing."""
@@ -187,8 +204,12 @@ class Rehearsal(Fleet):
     def withdraw(self, round_: Round) -> None:
         """Do nothing: devices answer only when the result is collected."""
 
+    def is_over(self, round_: Round) -> bool:
+        """Whether the window has closed: where time stands still, as soon as you ask."""
+        return self._stands_still or super().is_over(round_)
+
     def progress(self, round_: Round) -> Progress:
-        window = round_.recipe.window
+        window = round_.window
         return Progress(
             waiting_for="a rehearsal continues when you ask for the result",
             closes=window.closes,
@@ -202,19 +223,22 @@ class Rehearsal(Fleet):
         del save  # a rehearsal that is killed draws the same again
         recipe = round_.recipe
         self._answer_up_to(round_)
-        answering = self._waiting.pop(round_.sequence)
-        found = self._group_counts(recipe, answering, self._rng(round_, "rows"))
+        if round_.number_in_series is None:
+            answering = self._waiting.pop(round_.sequence)
+        else:
+            answering = self._waiting[round_.sequence][round_.number_in_series]
+        found = self._group_counts(round_, answering)
         on_progress(Progress(waiting_for="reports are being added up", filled=1.0))
         enough = found.reports >= recipe.privacy.min_cohort
         if not enough.any():
             raise self._too_small(recipe, found)
         return self._release(round_, found, enough)
 
-    def _group_counts(
-        self, recipe: Recipe, answering: Ints, rng: np.random.Generator
-    ) -> GroupCounts:
+    def _group_counts(self, round_: Round, answering: Ints) -> GroupCounts:
         """Count what the devices of every group and arm report."""
-        arms = [self.population.answers(recipe, each, rng) for each in answering]
+        recipe, rng = round_.recipe, self._rng(round_, "rows")
+        number = round_.number_in_series or 0
+        arms = [self.people.answers(recipe, each, rng, number) for each in answering]
         if not recipe.arms:
             return arms[0]
         names = [arm.name for arm in recipe.arms]
@@ -231,9 +255,12 @@ class Rehearsal(Fleet):
         """
         for round_ in self.archive.all_rounds()[self._answered : last.sequence]:
             lost = round_.state is RoundState.FAILED and not round_.published
-            if round_.state is not RoundState.WITHDRAWN and not lost:
+            # Windows of a series that had closed before it was ended can still be collected.
+            ended = round_.state is RoundState.WITHDRAWN
+            closed = ended and round_.recipe.series is not None and super().is_over(round_)
+            if not lost and (closed or not ended):
                 answering = self._answer(round_)
-                if round_.state is RoundState.ASKED:
+                if closed or round_.state is RoundState.ASKED:
                     self._waiting[round_.sequence] = answering
             self._answered = round_.sequence
 
@@ -260,8 +287,12 @@ class Rehearsal(Fleet):
     def _answer(self, round_: Round) -> Ints:
         """Draw which devices answer, by arm and class, and charge their ledgers."""
         recipe, rng = round_.recipe, self._rng(round_, "coins")
-        nobody = np.zeros((max(len(recipe.arms), 1), len(self.population.weights)), dtype=np.int64)
-        if refusal(device_checks(recipe, self.device_policy)) is not None:
+        nobody = np.zeros((max(len(recipe.arms), 1), len(self.people.weights)), dtype=np.int64)
+        refused = refusal(device_checks(recipe, self.device_policy)) is not None
+        if recipe.series is not None:
+            every = np.zeros((recipe.window_count, *nobody.shape), dtype=np.int64)
+            return every if refused else self._answer_series(recipe, every, rng)
+        if refused:
             return nobody
         chance = float(recipe.participation.probability) * self.reach
 
@@ -274,6 +305,24 @@ class Rehearsal(Fleet):
         taken = self._ledgers.answer(recipe, take, np.add)
         return sum((_by_arm(recipe, each, rng) for each in taken), nobody)
 
+    def _answer_series(self, recipe: Recipe, nobody: Ints, rng: np.random.Generator) -> Ints:
+        """Let every device draw its arm and windows, and answer those in which it is online."""
+        found = nobody
+        chance = float(recipe.participation.probability)
+
+        def split(weight: Ints, most: int) -> dict[int, Ints]:
+            taken = weight.copy() if chance == 1.0 else rng.binomial(weight, chance)
+            by_answers = {0: weight - taken}
+            for arm, devices in enumerate(_by_arm(recipe, taken, rng)):
+                answering, often = draw_windows(recipe, devices, most, self.reach, rng)
+                found[:, arm] += answering
+                for times, count in enumerate(often):
+                    by_answers[times] = by_answers.get(times, np.zeros_like(count)) + count
+            return by_answers
+
+        self._ledgers.settle(recipe, split, np.add)
+        return found
+
     def _until_target(
         self,
         round_: Round,
@@ -282,7 +331,7 @@ class Rehearsal(Fleet):
     ) -> Ints:
         """The same for a recipe that ends when the smallest part has `target` reports."""
         recipe, target = round_.recipe, round_.target or 0
-        names, group_of = self.population.groups_of(recipe.group_by)
+        names, group_of = self.people.groups_of(recipe.group_by)
         # A dry run on a copy: who would answer?
         dry = LedgerClasses(policy=self._ledgers.policy, fresh=self._ledgers.fresh)
         dry.classes = dict(self._ledgers.classes)
@@ -327,7 +376,40 @@ class Rehearsal(Fleet):
     def _rng(self, round_: Round, purpose: str) -> np.random.Generator:
         """Draws the same for the same round, however often the process is killed."""
         words = [self.seed, round_.sequence, int(round_.digest[:15], 16), *purpose.encode()]
+        if round_.number_in_series is not None:
+            words.append(round_.number_in_series)
         return np.random.default_rng(words)
+
+
+def draw_windows(
+    recipe: Recipe, devices: Ints, most: int, reach: float, rng: np.random.Generator
+) -> tuple[Ints, Ints]:
+    """Draw how many devices of each class answer each window, and how many answer how often.
+
+    Every device draws a subset of the windows. So of those with j windows left to answer, when
+    there are w windows left, each answers the next one with the chance j / w, independently. It
+    answers if it is online then, and no more than `most` times.
+    """
+    windows, answers = recipe.window_count, recipe.answers
+    state = np.zeros((answers + 1, answers + 1, len(devices)), dtype=np.int64)
+    state[answers, 0] = devices  # by windows still to answer, and answers given
+    found = np.zeros((windows, len(devices)), dtype=np.int64)
+    for number in range(windows):
+        after = np.zeros_like(state)
+        for left in range(answers + 1):
+            if not state[left].any():
+                continue
+            drawn = rng.binomial(state[left], min(1.0, left / (windows - number)))
+            after[left] += state[left] - drawn
+            if not left:
+                continue
+            online = drawn if reach == 1.0 else rng.binomial(drawn, reach)
+            online = np.where(np.arange(answers + 1)[:, None] < most, online, 0)
+            after[left - 1] += drawn - online
+            after[left - 1, 1:] += online[:-1]
+            found[number] += online.sum(axis=0)
+        state = after
+    return found, state[0]
 
 
 def _by_arm(recipe: Recipe, devices: Ints, rng: np.random.Generator) -> Ints:

@@ -20,10 +20,10 @@ from typing import Annotated, Final
 
 from pydantic import Field, model_validator
 
-from chorister.canonical import FieldError, Hex32, Model
+from chorister.canonical import FieldError, Hex32, Int, Model
 from chorister.errors import BudgetExceeded
-from chorister.policy import Composition, FieldBudget, Renyi
-from chorister.policy.model import Budget
+from chorister.policy import Composition, FieldBudget
+from chorister.policy.model import Budget, empty_filter
 from chorister.policy.values import FieldRef, Identifier
 from chorister.privacy import filters
 from chorister.recipe import Privacy, Recipe
@@ -37,7 +37,11 @@ class Charge(Model):
     """What one answer costs, and what it is charged to."""
 
     recipe: Hex32
-    """SHA-256 of the recipe: no recipe is charged twice."""
+    """SHA-256 of the recipe: none is charged twice, and each window of a series at most once."""
+    window: Annotated[Int, Field(ge=0)] | None = None
+    """The number of a series' window."""
+    answers: Annotated[Int, Field(ge=1)] | None = None
+    """How many windows of the series may be charged."""
     study: Identifier
     analysis: Identifier
     fields: Annotated[tuple[FieldRef, ...], Field(min_length=1)]
@@ -45,9 +49,13 @@ class Charge(Model):
     """What the recipe states: mechanism, eps0, epsilon, the full delta, min_cohort, crowd."""
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Charge:
+    def of(cls, recipe: Recipe, number: int = 0) -> Charge:
+        """Return what an answer in one window costs."""
+        series = recipe.series
         return cls(
             recipe=recipe.digest.hex(),
+            window=None if series is None else number,
+            answers=None if series is None else series.answers,
             study=recipe.study,
             analysis=recipe.analysis,
             fields=recipe.fields_read,
@@ -62,14 +70,14 @@ class Charge(Model):
     @cached_property
     def filtered(self) -> filters.StatedCost:
         """This charge in the form that filters use."""
-        privacy = self.privacy
-        release = filters.Release(setting=privacy.claim.setting, cohort=privacy.min_cohort)
-        return filters.StatedCost(release=release, epsilon=privacy.epsilon, delta=privacy.delta)
+        return self.privacy.stated_cost
 
     @model_validator(mode="after")
     def _each_once(self) -> Charge:
         if len(set(self.fields)) != len(self.fields):
             raise FieldError("fields", "a field occurs twice")
+        if (self.window is None) != (self.answers is None):
+            raise FieldError("answers", "belongs to a window of a series, and only to one")
         return self
 
 
@@ -156,8 +164,5 @@ class Limit:
 
     def _after(self, composition: Composition) -> filters.Filter:
         """Return the filter after all charges that count, whether or not they fit today."""
-        epsilon, delta = self.budget.epsilon, self.budget.delta
-        empty: filters.Filter = filters.BasicFilter(epsilon=epsilon, delta=delta)
-        if isinstance(composition, Renyi):
-            empty = filters.RenyiFilter(epsilon=epsilon, delta=delta, orders=composition.renyi)
+        empty = empty_filter(composition, self.budget.epsilon, self.budget.delta)
         return empty.after(charge.filtered for charge in self.charges)

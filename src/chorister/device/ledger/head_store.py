@@ -23,7 +23,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from chorister.canonical import b64url_decode, b64url_encode
-from chorister.device.keys import SecretKey, is_inside, sync_folder
+from chorister.device.files import CREATE, READ, is_inside, sync_folder
+from chorister.device.keys import SecretKey
 from chorister.device.ledger.ledger_entries import MAX_BYTES
 from chorister.errors import DecodeError, HeadUnavailable
 
@@ -46,6 +47,7 @@ class HeadStore(ABC):
 
     def load(self) -> bytes | None:
         """Return the entry last saved; None if there never was one, or if somebody removed it."""
+        self._check_place()
         sealed = self._read()
         if sealed is None:
             return None
@@ -61,6 +63,7 @@ class HeadStore(ABC):
 
     def save(self, entry: bytes) -> None:
         """Replace the entry. When this returns, it is durable and was read back."""
+        self._check_place()
         nonce = secrets.token_bytes(_NONCE)
         sealed = _MAGIC + nonce + self._cipher.encrypt(nonce, entry, _MAGIC)
         self._write(sealed)
@@ -69,6 +72,9 @@ class HeadStore(ABC):
             raise HeadUnavailable(
                 f"{self} does not keep what is written there: keep the ledger's head elsewhere"
             )
+
+    def _check_place(self) -> None:  # noqa: B027 (few places can be wrong)
+        """Raise if a backup of the device would include this place."""
 
     @abstractmethod
     def _read(self) -> bytes | None: ...
@@ -93,12 +99,10 @@ class FileHeadStore(HeadStore):
         self.store = Path(store)
 
     def _read(self) -> bytes | None:
-        self._check_place()
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             if not self.path.parent.is_dir():
                 raise HeadUnavailable(f"{self.path.parent}, where the ledger's head is, is missing")
-            descriptor = os.open(self.path, flags)
+            descriptor = os.open(self.path, READ)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -112,13 +116,11 @@ class FileHeadStore(HeadStore):
             raise self._unavailable(error) from None
 
     def _write(self, sealed: bytes) -> None:
-        self._check_place()
         draft = self.path.with_name(f".{self.path.name}.draft")
         try:
             # There is one writer, under the ledger's lock; a draft left by a crash is replaced.
             draft.unlink(missing_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            with os.fdopen(os.open(draft, flags, 0o600), "wb") as file:
+            with os.fdopen(os.open(draft, CREATE, 0o600), "wb") as file:
                 file.write(sealed)
                 file.flush()
                 os.fsync(file.fileno())

@@ -114,10 +114,12 @@ class Ledger:
 
     # --- before deciding -------------------------------------------------------------------------
 
-    def settle(self, now: int, tell: Callable[[Entry], None] = lambda _: None) -> tuple[Entry, ...]:
+    def settle(
+        self, now: int, on_entry: Callable[[Entry], None] = lambda _: None
+    ) -> tuple[Entry, ...]:
         """Bring ledger, head and policy into step; return the entries that were added.
 
-        Each entry has its own transaction, and `tell` is called inside it. A `Charged` entry among
+        Each entry has its own transaction, in which `on_entry` is called. A `Charged` entry among
         them was recovered after a crash: its recipe must never be answered. Raises `LedgerBehind`,
         `LedgerTampered`, `HeadUnavailable`, or `LedgerStale` if the ledger's age would begin at a
         time that nobody vouches for.
@@ -127,7 +129,7 @@ class Ledger:
             with transaction(self._connection):
                 entry = self._step(now)
                 if entry is not None:
-                    tell(entry)
+                    on_entry(entry)
             if entry is None:
                 return tuple(added)
             added.append(entry)
@@ -167,7 +169,7 @@ class Ledger:
         analyses = self._policy.analyses.values()
         for budget in (self._policy.device, *(analysis.budget for analysis in analyses)):
             until = later(until, None if budget.period is None else head.time + budget.period)
-        longest = max(analysis.window.longest for analysis in analyses)
+        longest = max(analysis.longest_open for analysis in analyses)
         until = later(until, head.time + self._policy.checkpoint_max_age + longest)
         if until is None or now < until:
             missing = f"the ledger's head is entry {head.sequence}, which the ledger does not have"
@@ -187,8 +189,7 @@ class Ledger:
         silent_until = chain.born + self._policy.device.min_ledger_age
         if now < silent_until:
             raise LedgerYoung(until=silent_until)
-        if charge.recipe in chain.recipes:
-            why = "this recipe was charged before: it is answered at most once"
+        if (why := chain.answered(charge)) is not None:
             raise QueryRefused(check="once", why=why, field="id")
         if self._allowed is not None:
             same, then, counts = self._allowed
@@ -239,9 +240,9 @@ class Ledger:
         """Return whether the recipe with this digest was ever charged."""
         return recipe.hex() in self._read().recipes
 
-    def charged_study(self, analysis: str, study: str) -> bool:
-        """Return whether any recipe of this study of an analysis was ever charged."""
-        return (analysis, study) in self._read().studies
+    def charged_study(self, analysis: str, study: str, *, but: bytes = b"") -> bool:
+        """Return whether any recipe of a study, `but` the one given, was ever charged."""
+        return bool(self._read().studies.get((analysis, study), set()) - {but.hex()})
 
     def entries(self) -> tuple[Entry, ...]:
         """Return all entries, oldest first."""

@@ -112,8 +112,10 @@ class Chain:
         self.data = b""  # of the newest entry
         self.counts = Counts(offset=0)  # the device's own comes with the first entry
         self.born = 0  # when the ledger's age began, for the last time
-        self.recipes: set[str] = set()  # digests of all recipes ever charged
-        self.studies: set[tuple[str, str]] = set()  # with the analysis that each belongs to
+        # Digests of all recipes ever charged, with the windows that were: None without a series.
+        self.recipes: dict[str, set[int | None]] = {}
+        # Studies, with the analysis that each belongs to, and their recipes.
+        self.studies: dict[tuple[str, str], set[str]] = {}
 
     @property
     def time(self) -> int:
@@ -154,10 +156,23 @@ class Chain:
         if isinstance(entry, Created | Restarted):
             self.born = entry.time
         if isinstance(entry, Charged):
-            self.recipes.add(entry.charge.recipe)
-            self.studies.add((entry.charge.analysis, entry.charge.study))
+            charge = entry.charge
+            self.recipes.setdefault(charge.recipe, set()).add(charge.window)
+            self.studies.setdefault((charge.analysis, charge.study), set()).add(charge.recipe)
         self.entries.append(entry)
         self.data = data
+
+    def answered(self, charge: Charge) -> str | None:
+        """Say why this may not be charged again, if so: only what is written here counts."""
+        charged = self.recipes.get(charge.recipe, set())
+        if charge.window is None:
+            why = "this recipe was charged before: it is answered at most once"
+            return why if charged else None
+        if charge.window in charged:
+            return f"window {charge.window + 1} of this series was charged before"
+        if charge.answers is None or len(charged) >= charge.answers:
+            return f"{len(charged):,} windows of this series were charged, the maximum"
+        return None
 
     def ends_with(self, head: Entry) -> bool:
         return bool(self.entries) and self.entries[-1] == head
@@ -177,8 +192,8 @@ class Chain:
             raise DecodeError("it is dated earlier than the entry before it")
         if isinstance(entry, Created) == bool(self.entries):
             raise DecodeError("the first entry creates a ledger, and no other")
-        if isinstance(entry, Charged) and entry.charge.recipe in self.recipes:
-            raise DecodeError("its recipe was charged before")
+        if isinstance(entry, Charged) and (why := self.answered(entry.charge)) is not None:
+            raise DecodeError(why)
 
     def _after(self, entry: Entry) -> Counts:
         match entry:

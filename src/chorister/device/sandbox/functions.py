@@ -8,8 +8,7 @@ a policy lists.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import apsw
 
@@ -46,8 +45,7 @@ def _ngrams(text: object, n: object) -> Iterator[tuple[object, ...]]:
             yield " ".join(words[position : position + n]), position
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _TableFunction:
+class _TableFunction(NamedTuple):
     columns: tuple[str, ...]
     arguments: tuple[str, ...]
     rows: Callable[..., Iterator[tuple[object, ...]]]

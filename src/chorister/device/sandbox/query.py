@@ -41,12 +41,15 @@ _LIMITS: Final = {
 }
 
 
-def explain(job: Job, image: bytes | bytearray) -> str | tuple[tuple[str, str | None], ...]:
+def explain(
+    connection: apsw.Connection, job: Job, image: bytes | bytearray
+) -> str | tuple[tuple[str, str | None], ...]:
     """Compile a query on empty tables; return its columns, or what is wrong.
 
-    A column has a name, and the declared type of the field that it selects, if it selects one.
+    A column has a name, and the declared type of the field that it selects, if it selects one. The
+    connection is from `connect`, here and below, and serves this one job.
     """
-    connection, pages = _open(job, image)
+    pages = _open(connection, job, image)
     if "\0" in job.query:
         return "a NUL character, after which SQLite would stop reading"
     try:
@@ -83,9 +86,11 @@ def _compile(
     return columns, first
 
 
-def rows(job: Job, image: bytes | bytearray) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
+def rows(
+    connection: apsw.Connection, job: Job, image: bytes | bytearray
+) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
     """Return the names of the result's columns, and its rows; raise if anything is wrong."""
-    connection, pages = _open(job, image)
+    pages = _open(connection, job, image)
     if "\0" in job.query or _reads_others(connection, job.query, pages):
         raise ValueError("reads more than the declared tables")
     names: list[str] = []
@@ -102,11 +107,13 @@ def rows(job: Job, image: bytes | bytearray) -> tuple[list[str], Iterator[tuple[
     return names, found
 
 
-def choose(job: Job, encoder: Encoder, image: bytes | bytearray) -> int:
+def choose(
+    connection: apsw.Connection, job: Job, encoder: Encoder, image: bytes | bytearray
+) -> int:
     """Return the one bin to report, from all rows of the query; raise if anything is wrong."""
     if job.selection is None:
         raise ValueError("the job has no selection")
-    names, found = rows(job, image)
+    names, found = rows(connection, job, image)
     # If two columns have the same name, the first counts.
     places = {name: itemgetter(names.index(name)) for name in encoder.columns}
     bins, budget = list[int](), WorkLimit()
@@ -136,12 +143,13 @@ def rehearse() -> None:
     """Run a query on nothing while nobody waits, so that shared memory is copied ahead of time."""
     # From here on, SQLite's randomness is not a copy of the zygote's.
     apsw.randomness(0)
-    connection = apsw.Connection(":memory:")
-    connection.execute("CREATE TABLE t (a TEXT, b INTEGER); INSERT INTO t VALUES ('a', random())")
+    table = apsw.Connection(":memory:")
+    table.execute("CREATE TABLE t (a TEXT, b INTEGER); INSERT INTO t VALUES ('a', random())")
     job = Job(
         query="SELECT a, b FROM t", tables=("t",), functions=(), seconds=1.0, selection="uniform"
     )
-    choose(decode_job(encode_job(job)), Encoder.parse(_TRIAL), connection.serialize("main"))
+    encoder, image = Encoder.parse(_TRIAL), table.serialize("main")
+    choose(connect(), decode_job(encode_job(job)), encoder, image)
 
 
 _TRIAL: Final = b"""{"features": [
@@ -150,15 +158,9 @@ _TRIAL: Final = b"""{"features": [
 ], "deny": []}"""
 
 
-def _open(job: Job, image: bytes | bytearray) -> tuple[apsw.Connection, frozenset[int]]:
-    """Open the database with all protections; return the root pages of the declared tables too."""
-    apsw.hard_heap_limit(_HEAP + 2 * len(image))
+def connect() -> apsw.Connection:
+    """Return a connection to an empty database with all protections that need no job."""
     connection = apsw.Connection(":memory:")
-    connection.deserialize("main", image)
-    found = connection.execute("SELECT tbl_name, rootpage FROM sqlite_schema").fetchall()
-    pages = frozenset(
-        page for table, page in found if table in job.tables and isinstance(page, int)
-    )
     connection.pragma("temp_store", 2)
     connection.pragma("cell_size_check", 1)
     connection.pragma("query_only", 1)
@@ -171,13 +173,21 @@ def _open(job: Job, image: bytes | bytearray) -> tuple[apsw.Connection, frozense
     # A misspelled name in double quotes is an error, not a string.
     connection.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)
     block_table_functions(connection)
+    for limit, value in _LIMITS.items():
+        connection.limit(limit, value)
+    return connection
+
+
+def _open(connection: apsw.Connection, job: Job, image: bytes | bytearray) -> frozenset[int]:
+    """Put the data there, and the job's own protections; return the declared tables' root pages."""
+    apsw.hard_heap_limit(_HEAP + 2 * len(image))
+    connection.deserialize("main", image)
+    found = connection.execute("SELECT tbl_name, rootpage FROM sqlite_schema").fetchall()
     for name in job.functions:
         if name in TABLE_FUNCTIONS:
             register(connection, name)
-    for limit, value in _LIMITS.items():
-        connection.limit(limit, value)
     connection.authorizer = _Authorizer(job)
-    return connection, pages
+    return frozenset(page for table, page in found if table in job.tables and isinstance(page, int))
 
 
 class _Authorizer:

@@ -1,29 +1,21 @@
-"""The device's side: starts the zygote, hands queries over, kills what takes too long."""
+"""The device's side: hands queries to sandboxes, and ends what takes too long."""
 
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 import threading
-import weakref
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Final, TypeAlias
 
 from chorister.clock import uptime
 from chorister.closing import Closing
 from chorister.device.sandbox.functions import known_functions
+from chorister.device.sandbox.processes import Processes, start_processes
 from chorister.device.sandbox.wire import (
-    COMMAND,
-    END,
     MAX_BODY_BYTES,
     MAX_ENCODING_BYTES,
-    RUN,
     Job,
     encode_job,
     receive_answer,
@@ -42,7 +34,6 @@ from chorister.errors import (
     SandboxUnavailable,
 )
 
-_BOOT: Final = Path(__file__).with_name("boot.py")
 _START_SECONDS: Final = 60.0
 _COMPILE_SECONDS: Final = 10.0
 _MAX_SECONDS: Final = 3600.0
@@ -59,6 +50,8 @@ _TYPES: Final[Mapping[str, FieldType]] = {"integer": "integer", "real": "real", 
 
 ResultColumns: TypeAlias = tuple[tuple[str, FieldType | None], ...]
 """The columns of a query's result: each a name, and a field's type or None if it is computed."""
+_Compiled: TypeAlias = tuple[str, bytes, tuple[str, ...]]
+"""What a query's columns depend on: the query, the empty tables, and the functions."""
 
 
 class Sandbox(Closing):
@@ -74,8 +67,8 @@ class Sandbox(Closing):
         self._lock = threading.Lock()
         self._untried = True
         # Queries that compile: a recipe is listed for days, and many devices may share a sandbox.
-        self._compiled: dict[tuple[str, bytes, tuple[str, ...]], ResultColumns] = {}
-        self._zygote = _Zygote(until=None)
+        self._compiled: dict[_Compiled, ResultColumns] = {}
+        self._zygote: Processes = start_processes(until=None)
         if wait:
             self._try()
 
@@ -152,22 +145,38 @@ class Sandbox(Closing):
         self, query: str, snapshot: Snapshot, *, functions: Collection[str]
     ) -> ResultColumns:
         """Return the same with the type of each column, where it is that of a declared field."""
+        with self.compiling(query, snapshot, functions=functions) as columns:
+            return columns()
+
+    @contextmanager
+    def compiling(
+        self, query: str, snapshot: Snapshot, *, functions: Collection[str]
+    ) -> Iterator[Callable[[], ResultColumns]]:
+        """Compile a query in its process while this one goes on; call what is provided to wait."""
         if self._untried:
             self._try()
         until = uptime() + _COMPILE_SECONDS
         job = _job(query, snapshot, functions, None, until)
         known = (query, snapshot.image, job.functions)
         with self._lock:
-            if known in self._compiled:
-                return self._compiled[known]
-        outcome: object = None
-        try:
-            with self._process(until) as peer:
+            columns = self._compiled.get(known)
+        if columns is not None:
+            yield lambda: columns
+            return
+        with ExitStack() as stack:
+            peer = None
+            with suppress(OSError, EOFError, DecodeError):
+                peer = stack.enter_context(self._process(until))
                 _send_job(peer, job, b"", snapshot.image, until)
-                head, _ = receive_frame(peer, until=until)
-                outcome = json.loads(head)
-        except (OSError, EOFError, DecodeError, ValueError, RecursionError):
-            outcome = {"refused": "it takes too much time or memory to compile"}
+            yield lambda: self._receive_columns(known, peer, until)
+
+    def _receive_columns(
+        self, known: _Compiled, peer: socket.socket | None, until: float
+    ) -> ResultColumns:
+        outcome: object = {"refused": "it takes too much time or memory to compile"}
+        with suppress(OSError, EOFError, DecodeError, ValueError, RecursionError):
+            if peer is not None:
+                outcome = json.loads(receive_frame(peer, until=until)[0])
         match outcome:
             case {"columns": [*found]}:
                 columns = tuple(_column(each) for each in found)
@@ -192,7 +201,7 @@ class Sandbox(Closing):
             # It was killed for lack of memory, for example; or this is a fork of the host app,
             # which must not use the other process' socket.
             self._zygote.close()
-            self._zygote = _Zygote(until)
+            self._zygote = start_processes(until)
 
     @contextmanager
     def _process(self, until: float) -> Iterator[socket.socket]:
@@ -203,7 +212,7 @@ class Sandbox(Closing):
         try:
             self._restart_if_lost(until)
             zygote = self._zygote
-            process, peer = zygote.fork(until)
+            process, peer = zygote.start(until)
         finally:
             self._lock.release()
         with peer:
@@ -213,104 +222,6 @@ class Sandbox(Closing):
                 # If the zygote is gone, so is the sandbox.
                 with suppress(OSError):
                     zygote.end(process)
-
-
-class _Zygote:
-    """The zygote's process and the socket to it. Waits for its greeting, unless `until` is None."""
-
-    def __init__(self, until: float | None) -> None:
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                path = [str(Path(entry).absolute()) for entry in sys.path]
-                process = subprocess.Popen(  # noqa: S603 (this interpreter, our own script)
-                    [
-                        # Isolated, also from PYTHONHASHSEED: its tables rely on a random one.
-                        *(sys.executable, "-I", "-S", "-X", "utf8", str(_BOOT)),
-                        *(str(theirs.fileno()), *path),
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
-                    # It must not learn where the person is, or what is in the app's environment.
-                    env={"TZ": "UTC0"},
-                    cwd="/",
-                    start_new_session=True,
-                )
-        except OSError as error:
-            ours.close()
-            raise SandboxUnavailable(str(error.strerror)) from None
-        self._owner = os.getpid()
-        self._socket = ours
-        self._sending = threading.Lock()
-        self._greeting = threading.Lock()
-        self._weaknesses: tuple[str, ...] | None = None
-        self._process = process
-        self._finalizer = weakref.finalize(self, _end, ours, process, self._owner)
-        if until is not None:
-            self.greet(until)
-
-    def greet(self, until: float) -> tuple[str, ...]:
-        """Wait until it has started; return which protections its sandboxes lack."""
-        with self._greeting:
-            if self._weaknesses is None:
-                try:
-                    head, _ = receive_frame(self._socket, until=until)
-                    tree: Mapping[str, Any] = json.loads(head)
-                    self._weaknesses = tuple(map(str, tree["weaknesses"]))
-                except (OSError, EOFError, DecodeError, ValueError, KeyError):
-                    self.close()
-                    raise SandboxUnavailable("its process did not start") from None
-            return self._weaknesses
-
-    def is_lost(self) -> bool:
-        """Return whether it ended, or belongs to the process that this one was forked from."""
-        return os.getpid() != self._owner or self._process.poll() is not None
-
-    def fork(self, until: float) -> tuple[int, socket.socket]:
-        """Fork a sandbox; return its process id and the socket to it."""
-        self.greet(until)
-        try:
-            self._tell(RUN, 0)
-            for timeout in waits(until):
-                self._socket.settimeout(timeout)
-                with suppress(TimeoutError):
-                    message, sockets, _, _ = socket.recv_fds(self._socket, COMMAND.size, 1)
-                    break
-        except OSError:
-            # Stopped, stuck or gone. A late answer would be taken for the next one's, so this
-            # zygote ends, and the next query starts another.
-            self.close()
-            raise
-        if len(message) != COMMAND.size or len(sockets) != 1:
-            self.close()
-            raise EOFError("the zygote is gone")
-        os.set_inheritable(sockets[0], False)
-        return COMMAND.unpack(message)[1], socket.socket(fileno=sockets[0])
-
-    def end(self, process: int) -> None:
-        """Kill a sandbox, without waiting: the zygote does it before anything else."""
-        self._tell(END, process)
-
-    def close(self) -> None:
-        with self._sending:
-            self._finalizer()
-
-    def _tell(self, command: bytes, process: int) -> None:
-        # Straight to the descriptor, which does not block, because the socket has a timeout. If
-        # there is no room for five bytes, nobody reads them.
-        with self._sending:
-            os.write(self._socket.fileno(), COMMAND.pack(command, process))
-
-
-def _end(peer: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
-    peer.close()
-    if os.getpid() == owner:
-        process.kill()
-        process.wait()
-    else:
-        process.returncode = 0  # the parent's: there is nothing to warn about when this one exits
 
 
 def _column(found: object) -> tuple[str, FieldType | None]:
@@ -348,6 +259,6 @@ def _send_job(peer: socket.socket, job: Job, encoding: bytes, image: bytes, unti
     if len(encoding) > MAX_ENCODING_BYTES or len(image) > MAX_BODY_BYTES:
         raise DecodeError("more than a sandbox accepts")
     # The time that is left now: getting here may have taken a while.
-    job = replace(job, seconds=until - uptime())
+    job = job._replace(seconds=until - uptime())
     send_frame(peer, encode_job(job), until=until)
     send_frame(peer, encoding, image, until=until)

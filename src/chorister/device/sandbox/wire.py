@@ -12,9 +12,8 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import repeat
-from typing import Final
+from typing import Final, NamedTuple
 
 from chorister.clock import uptime
 from chorister.encoding.encoder import Selection
@@ -24,6 +23,7 @@ COMMAND: Final = struct.Struct("!ci")
 """What the device sends to the zygote: one of these letters, and the id of a process."""
 RUN: Final = b"r"
 END: Final = b"e"
+TRY: Final = b"t"
 MAX_HEAD_BYTES: Final = 1_000_000
 MAX_ENCODING_BYTES: Final = 8_000_000
 """As much as a recipe, which an encoding is part of."""
@@ -117,8 +117,7 @@ def receive_answer(peer: socket.socket, *, bins: int, until: float) -> int:
     return number
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """What a sandbox is asked to do; a frame with the encoding and the database's image follows."""
 
     query: str
@@ -129,7 +128,7 @@ class Job:
 
 
 def encode_job(job: Job) -> bytes:
-    return json.dumps({name: getattr(job, name) for name in Job.__slots__}).encode()
+    return json.dumps(job._asdict()).encode()
 
 
 def decode_job(head: bytes) -> Job:

@@ -2,7 +2,7 @@
 //!
 //! `D_alpha(P||Q) = ln(sum Q (P/Q)^alpha) / (alpha - 1)` adds up over the two coordinates that change and obeys
 //! post-processing, so the blocks of `blocks` bound it too: the maximum over blocks that cover `0..N`. One composition
-//! alone is *not* the worst case for large orders (up to 45 % too low).
+//! alone is *not* the worst case for large orders (up to 45% too low).
 //!
 //! **Tails.** High orders weigh events far beyond any fixed probability mass. The recurrence of `counts` gives Z with full
 //! relative precision wherever it is needed. Let `[first, last]` be the window, `L = ln(top/bottom)` the largest

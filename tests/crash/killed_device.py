@@ -1,7 +1,8 @@
 """A process that runs a device, and is killed where the test says.
 
-`python -m tests.crash.victim` reads one JSON object a line, forks, lets the child run a device on
-the folder that it names, and prints how the child ended. Everything that counts is in files.
+`python -m tests.crash.killed_device` reads one JSON object a line, forks, lets the child run a
+device on the folder that it names, and prints how the child ended. Everything that counts is in
+files.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class DiskNetwork:
         return Answer(status=200, content_type="", body=b"")
 
 
-class CountingSandbox:
+class LoggingSandbox:
     """The real sandbox; every query that it runs leaves a line."""
 
     def __init__(self, folder: Path) -> None:
@@ -103,7 +104,7 @@ def live(task: Mapping[str, Any]) -> None:
         clock,
         Policy.model_validate_json((folder / "policy.json").read_text()),
         transport=DiskNetwork(folder, down=task["down"]),
-        sandbox=CountingSandbox(folder),
+        sandbox=LoggingSandbox(folder),
         hook=hook,
     )
     if task["act"]:

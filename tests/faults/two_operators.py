@@ -23,10 +23,10 @@ from chorister.aggregator.service import Core, open_core
 from chorister.clock import SystemClock
 from chorister.dap.task import Task, task_binding
 from chorister.recipe import SignedRecipe
-from tests.aggregator.operators import Addresses, Operators, free_port
-from tests.faults.databases import MortalPostgres
+from tests.aggregator.operators import OperatorAddresses, Operators, free_port
+from tests.faults.forking_starter import ForkingStarter
+from tests.faults.postgres_servers import MortalPostgres
 from tests.faults.proxy import Proxy
-from tests.faults.zygote import Zygote
 from tests.logworld import body_of
 
 CLOCK = SystemClock()
@@ -40,7 +40,7 @@ class Member:
     name: str
     arguments: list[str]
     log: Path
-    zygote: Zygote
+    zygote: ForkingStarter
     surroundings: dict[str, str]
     skew: int = 0
     process: int | None = None
@@ -90,7 +90,7 @@ class Member:
             time.sleep(0.01)
 
 
-class Deployment:
+class TwoOperators:
     """All of it."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Deployment:
             "leader": {**common, "database": databases[0].url, "helper_seconds": 3},
             "helper": {**common, "database": databases[1].url, "port": helper},
         }
-        addresses = Addresses(
+        addresses = OperatorAddresses(
             leader=f"http://127.0.0.1:{self.ports[0]}/dap/",
             helper=f"http://127.0.0.1:{line}/dap/",
             registry=f"http://127.0.0.1:{free_port()}",
@@ -121,7 +121,7 @@ class Deployment:
         crowd = {"crowds": ["noised", "honest"], "honest_fraction": "1/1"}
         self.operators = Operators(folder, addresses, settings=settings, policy=crowd)
         self.proxy = Proxy(line, helper, seed)
-        self._zygote = Zygote()
+        self._zygote = ForkingStarter()
         self.tasks = self._tasks(recipes, cohort)
         self.members = self._members(workers, helper_skew)
 
@@ -207,8 +207,8 @@ class Deployment:
 @contextlib.contextmanager
 def deployed(
     folder: Path, databases: Sequence[MortalPostgres], **options: Any
-) -> Iterator[Deployment]:
-    deployment = Deployment(folder, databases, **options)
+) -> Iterator[TwoOperators]:
+    deployment = TwoOperators(folder, databases, **options)
     try:
         deployment.start()
         yield deployment

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from chorister.errors import ChoristerError, LogForked
+from chorister.errors import ChoristerError, LogForked, ServiceError
 from chorister.registry.registry import Registry
 from chorister.transparency.witness import Conflict, Witness, WitnessRequest
 
@@ -38,8 +38,10 @@ class Witnessing:
             signed, proof = registry.to_witness(self._size)
             checkpoint = signed.checkpoint
             if self._size > checkpoint.size:
+                # It may have been a mistake: ask again next time, rather than never.
+                size, self._size = self._size, 0
                 raise LogForked(
-                    f"the witness {self.witness.key.name} cosigned a log of {self._size} entries; "
+                    f"the witness {self.witness.key.name} cosigned a log of {size} entries; "
                     f"ours has {checkpoint.size}"
                 )
             found = self.witness.add_checkpoint(WitnessRequest(self._size, proof, signed))
@@ -48,6 +50,10 @@ class Witnessing:
                 registry.add_witness(checkpoint, found, self.witness.key)
                 return
             self._size = found.size
+        raise ServiceError(
+            f"the witness {self.witness.key.name} cosigned yet another size in the meantime: "
+            f"{self._size}"
+        )
 
     def ask_or_report(self, registry: Registry) -> None:
         """The same; failures are logged, and a fork is remembered."""

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 
-class Zygote:
+class ForkingStarter:
     """The tests' side."""
 
     def __init__(self) -> None:
         self._program = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.zygote"],
+            [sys.executable, "-m", "tests.faults.forking_starter"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
