@@ -251,9 +251,12 @@ def test_a_report_that_memory_does_not_suffice_for_is_not_dropped(
     monkeypatch.setattr("chorister.device.agent.make_report", tight)
     with at_work(EMPTY, a_generous_policy(), seed=None, recipes=RECIPES[:1]) as home:
         home.device.run_once()
+        assert not home.device._opened().outbox.all()
         home.clock.advance(home.device.quiet_seconds())
-        home.device.run_once()
-        assert len(home.device._opened().outbox.all()) == 1
+        run = home.device.run_once()
+        assert run.answered == (RECIPES[0].id,)
+        # It leaves in the same run if its time has come already.
+        assert run.uploaded + len(home.device._opened().outbox.all()) == 1
 
 
 def test_an_attempt_that_can_t_be_read_any_more_does_not_stop_the_device(home: Home) -> None:
