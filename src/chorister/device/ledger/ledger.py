@@ -135,12 +135,13 @@ class Ledger:
             added.append(entry)
 
     def _step(self, now: int) -> Entry | None:
-        chain, head = self._read(), self._head()
-        if self._head_store is not None and head is None and chain.entries:
+        chain, saved = self._read(), self._saved_head()
+        if self._head_store is not None and saved is None and chain.entries:
             return self._add(Restarted(**self._beginning(now), why="head-missing"))
-        if head is not None and not chain.ends_with(head):
+        if saved is not None and saved != chain.data:
+            head = self._decoded(saved)
             if chain.continues_with(head):
-                self._insert(head.sequence, head.canonical())
+                self._insert(head, saved)
                 return head
             if chain.has(head):
                 return self._add(Restarted(**self._beginning(now), why="head-behind"))
@@ -208,10 +209,8 @@ class Ledger:
         if self._appended:
             raise InvalidInput("one transaction appends one charge: commit first")
         self.check(charge, now)
-        if self._head_store is not None:
-            head = self._head()
-            if head is None or not self._chain.ends_with(head):
-                raise LedgerError("ledger and head are not in step: call settle() first")
+        if self._head_store is not None and self._saved_head() != self._chain.data:
+            raise LedgerError("ledger and head are not in step: call settle() first")
         date = max(now, self._device_time(now) + MAX_SKEW)
         return self._add(Charged(**self._chain.place(date), charge=charge))
 
@@ -284,12 +283,12 @@ class Ledger:
         ).fetchone()
         return None if row is None else row[0]
 
-    def _head(self) -> Entry | None:
-        data = None if self._head_store is None else self._head_store.load()
-        if data is None:
-            return None
+    def _saved_head(self) -> bytes | None:
+        return None if self._head_store is None else self._head_store.load()
+
+    def _decoded(self, head: bytes) -> Entry:
         try:
-            return decode(data)
+            return decode(head)
         except DecodeError as error:
             raise HeadUnavailable(
                 f"the ledger's head in {self._head_store} is not an entry ({error}): restore it, "
@@ -301,13 +300,13 @@ class Ledger:
         data = entry.canonical()
         if self._head_store is not None:
             self._head_store.save(data)
-        self._insert(entry.sequence, data)
+        self._insert(entry, data)
         return entry
 
-    def _insert(self, sequence: int, data: bytes) -> None:
-        self._connection.execute("INSERT INTO ledger VALUES (?, ?)", (sequence, data))
+    def _insert(self, entry: Entry, data: bytes) -> None:
+        self._connection.execute("INSERT INTO ledger VALUES (?, ?)", (entry.sequence, data))
         self._appended = True
-        self._chain.extend(sequence, data)
+        self._chain.append(entry, data)
 
     def _committing(self) -> bool:
         self._transaction_ended()

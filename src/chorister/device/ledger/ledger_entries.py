@@ -148,6 +148,14 @@ class Chain:
             raise LedgerTampered("the row that should be here is missing", sequence=place)
         try:
             entry = decode(data)
+        except DecodeError as error:
+            raise LedgerTampered(str(error), sequence=place) from None
+        self.append(entry, data)
+
+    def append(self, entry: Entry, data: bytes) -> None:
+        """Add an entry and its encoding, or raise `LedgerTampered` if it does not belong here."""
+        place = len(self.entries)
+        try:
             self._check_place(entry)
             counts = self._after(entry)
         except (DecodeError, InvalidInput) as error:
@@ -173,9 +181,6 @@ class Chain:
         if charge.answers is None or len(charged) >= charge.answers:
             return f"{len(charged):,} windows of this series were charged, the maximum"
         return None
-
-    def ends_with(self, head: Entry) -> bool:
-        return bool(self.entries) and self.entries[-1] == head
 
     def has(self, head: Entry) -> bool:
         return head.sequence < len(self.entries) and self.entries[head.sequence] == head
