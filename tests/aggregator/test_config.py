@@ -62,6 +62,21 @@ def test_the_environment_overrides_the_file(operators: Operators) -> None:
     assert found.upload_credential_digests == ("0" * 64,)
 
 
+def test_a_setting_may_have_its_former_name(operators: Operators) -> None:
+    settings = operators.settings("leader")
+    settings.write_text(f"linger_milliseconds = 30\n{settings.read_text()}")
+    found = load_config(settings, {})
+    assert isinstance(found, LeaderConfig)
+    assert found.batch_delay_milliseconds == 30
+    for name in ("LINGER", "BATCH_DELAY"):
+        found = load_config(settings, {f"CHORISTER_LEADER__{name}_MILLISECONDS": "40"})
+        assert isinstance(found, LeaderConfig)
+        assert found.batch_delay_milliseconds == 40
+    settings.write_text(f"batch_delay_milliseconds = 50\n{settings.read_text()}")
+    with pytest.raises(ServiceError, match="former name of batch_delay_milliseconds"):
+        load_config(settings, {})
+
+
 @pytest.mark.parametrize("name", ["PROT", "ROLE", "COLLECTORS__NAME"])
 def test_an_override_that_is_no_setting_is_refused(operators: Operators, name: str) -> None:
     with pytest.raises(

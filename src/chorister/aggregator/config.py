@@ -245,7 +245,7 @@ class LeaderConfig(AggregatorConfig):
     """Their total size; bodies that are still arriving may take as much again."""
     jobs_in_flight: Annotated[Int, Field(ge=1, le=64)] = 3
     """How many jobs run at once: while the helper verifies one, the leader prepares another."""
-    linger_milliseconds: Annotated[Int, Field(ge=0, le=60_000)] = 200
+    batch_delay_milliseconds: Annotated[Int, Field(ge=0, le=60_000)] = 200
     """How long reports wait for others before a job that is not full starts."""
 
     @model_validator(mode="after")
@@ -307,6 +307,7 @@ _PATHS: Final = (
     "collected_file",
 )
 _SECRETS: Final = ("at_rest_key", "verify_key", "helper_token", "token")
+_FORMER_NAMES: Final = {"linger_milliseconds": "batch_delay_milliseconds"}
 
 
 def load_config(
@@ -315,8 +316,17 @@ def load_config(
     """Read a settings file and apply the environment's overrides; makes paths absolute."""
     with read_settings(path) as values:
         role = _role(values)
-        values |= _overrides(role, os.environ if environ is None else environ)
-        return _KINDS[role].model_validate(_absolute(values, path.resolve().parent))
+        settings = _with_new_names(values)
+        settings |= _overrides(role, os.environ if environ is None else environ)
+        return _KINDS[role].model_validate(_absolute(settings, path.resolve().parent))
+
+
+def _with_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Accept settings by the names that they had in earlier versions."""
+    for former, name in _FORMER_NAMES.items():
+        if former in values and name in values:
+            raise InvalidInput(f"{former} is the former name of {name}: set one of them")
+    return {_FORMER_NAMES.get(name, name): value for name, value in values.items()}
 
 
 def _role(values: Mapping[str, Any]) -> str:
@@ -332,10 +342,11 @@ def _overrides(role: str, environ: Mapping[str, str]) -> dict[str, Any]:
     for name, text in environ.items():
         if name.startswith(prefix):
             field = name.removeprefix(prefix).lower()
-            if field == "role" or field not in _KINDS[role].model_fields:
+            known = _FORMER_NAMES.get(field, field) in _KINDS[role].model_fields
+            if field == "role" or not known:
                 raise InvalidInput(f"the environment variable {name} is not a setting of a {role}")
             found[field] = _value(text)
-    return found
+    return _with_new_names(found)
 
 
 def _value(text: str) -> object:

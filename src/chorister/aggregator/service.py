@@ -99,7 +99,7 @@ def _open_queue(config: AggregatorConfig, database: Database) -> JobQueue:
     from chorister.aggregator.jobs.job_queue import JobQueue, check_schema
 
     check_schema(database)
-    delay = config.linger_milliseconds / 1000 if isinstance(config, LeaderConfig) else 0.0
+    delay = config.batch_delay_milliseconds / 1000 if isinstance(config, LeaderConfig) else 0.0
     return JobQueue(database, batch_delay=delay)
 
 
@@ -254,7 +254,7 @@ class Service:
                 jobs.collection,
                 self.metrics,
                 in_flight=config.jobs_in_flight,
-                batch_delay=config.linger_milliseconds / 1000,
+                batch_delay=config.batch_delay_milliseconds / 1000,
             )
         loop = self.loop
 

@@ -98,7 +98,7 @@ class DeploymentFiles:
         self,
         policy: str,
         *,
-        linger_milliseconds: int = 100,
+        batch_delay_milliseconds: int = 100,
         devices: int | None = None,
         margin: str = "0.8",
     ) -> None:
@@ -119,7 +119,7 @@ class DeploymentFiles:
         self._aggregator(
             "leader",
             self._addresses.leader,
-            f'helper_token = "helper.token"\nlinger_milliseconds = {linger_milliseconds}',
+            f'helper_token = "helper.token"\nbatch_delay_milliseconds = {batch_delay_milliseconds}',
             f'\ntoken_digests = ["{self._digest("analyst/token")}"]',
         )
         self._aggregator(

@@ -40,7 +40,7 @@ from tests.aggregator.postgres import PostgresServer, postgres
 __all__ = ["postgres"]
 
 COHORT = 4
-TROUBLE = {"workers": True, "linger_milliseconds": 10, "sweep_every": "5s"}
+TROUBLE = {"workers": True, "batch_delay_milliseconds": 10, "sweep_every": "5s"}
 
 
 @pytest.fixture

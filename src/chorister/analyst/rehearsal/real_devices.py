@@ -200,7 +200,7 @@ class InProcessServers:
             folder,
             Addresses(registry=_REGISTRY, leader=pair.leader.url, helper=pair.helper.url),
         )
-        files.write_settings(with_keys(policy, files.write_keys()), linger_milliseconds=20)
+        files.write_settings(with_keys(policy, files.write_keys()), batch_delay_milliseconds=20)
         self._policy = Policy.load(folder / "policy.toml")
         with contextlib.ExitStack() as stack:
             self.network = stack.enter_context(InProcessNetwork())
