@@ -429,6 +429,10 @@ def test_item_7_features_fail_in_our_words() -> None:
         lambda: ch.grid(["a", "b"], None, level=2),  # type: ignore[arg-type]
         lambda: ch.rehearse(PEOPLE, of_twelve(), devices="many"),  # type: ignore[call-overload]
         lambda: ch.rehearse(PEOPLE, of_twelve(), reach="all"),  # type: ignore[call-overload]
+        lambda: ch.rehearse(PEOPLE, of_twelve(), seed="x"),  # type: ignore[call-overload]
+        lambda: ch.rehearse(PEOPLE, of_twelve(), seed=-1),
+        lambda: ch.rehearse({"age": [10**400], "count": [5]}, of_twelve()),
+        lambda: ch.rehearse({"age": [5], "count": [10**400]}, of_twelve()),
     ):
         with pytest.raises(InvalidInput) as caught:
             make()
@@ -464,6 +468,7 @@ def test_item_7_other_durations_say_what_to_write(wrong: Any) -> None:
         {"epsilon": float("nan")}, {"epsilon": 0}, {"delta": "few"}, {"group_by": 3}, {"arms": 3},
         {"reads": "user"}, {"reads": 3},
         {"query": ""}, {"query": 5}, {"reads": {"user": ["nothing"]}}, {"arms": {"a": 0, "b": 1}},
+        {"reads": {}}, {"deny": None}, {"deny": 3}, {"query": "SELECT 30 AS age", "reads": {}},
     ],
     ids=str,
 )  # fmt: skip
@@ -486,6 +491,7 @@ def test_item_7_whatever_is_wrong_is_an_error_of_ours(options: dict[str, Any]) -
         ),
         (lambda study: study.histogram(decades()).cost(reports="x"), "reports"),
         (lambda study: study.histogram(decades()).run(target="x"), "target"),
+        (lambda study: study.histogram(decades()).cost(reports=10**400), "reports"),
         (lambda study: study.for_accuracy(decades(), relative_error="x"), "relative_error"),
         (lambda study: study.plan_rounds([0, 1], reads={"user": ["age"]}), "shares"),
         (lambda study: study.plan_rounds([1], reads={"nobody": ["age"]}), "reads"),
@@ -495,6 +501,7 @@ def test_item_7_whatever_is_wrong_is_an_error_of_ours(options: dict[str, Any]) -
         (lambda study: distribution(study, "age", 0, 100, target=10**9), "target"),
         (lambda study: distribution(study, "age", 0, 100, epsilon=0), "epsilon"),
         (lambda study: study.fleet.study(None), "name"),
+        (lambda study: study.fleet.study("x", analysis=[]), None),
         (lambda study: distribution(study, "age", 0, 100, cohorts="some"), "cohorts"),  # type: ignore[arg-type]
         (lambda study: discover_ngrams(study, "good morning"), "vocabulary"),
         (lambda study: discover_ngrams(study, [1, 2]), "vocabulary"),  # type: ignore[list-item]
@@ -502,13 +509,21 @@ def test_item_7_whatever_is_wrong_is_an_error_of_ours(options: dict[str, Any]) -
         (lambda study: discover_ngrams(study, ["good", "day"], field="nowhere"), "field"),
     ],
 )
-def test_item_7_an_error_names_what_was_given(ask: Any, field: str) -> None:
+def test_item_7_an_error_names_what_was_given(ask: Any, field: str | None) -> None:
     study = fleet(of_twelve()).study("wrong", analysis=ANALYSIS)
     with pytest.raises(InvalidInput) as caught:
         ask(study)
     assert caught.value.field == field
     with pytest.raises(InvalidInput, match="plan a question"):
         study.ask("how old?")  # type: ignore[arg-type]
+
+
+def test_item_7_a_wanted_error_may_be_a_text_like_every_number() -> None:
+    study = fleet().study("text", analysis=ANALYSIS)
+    for wanted in ({"std_error": 150, "reports": 50_000}, {"relative_error": 0.01}):
+        texts = {name: str(value) if name != "reports" else value for name, value in wanted.items()}
+        asked = [study.for_accuracy(decades(), **options) for options in (wanted, texts)]
+        assert asked[0].privacy == asked[1].privacy
 
 
 def test_item_7_a_run_that_failed_says_so_with_our_error() -> None:

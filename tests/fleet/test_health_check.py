@@ -238,7 +238,7 @@ def test_a_server_that_trickles_is_not_waited_for(
         health_check = HealthCheck()
         begun = time.monotonic()
         health_check.server(settings)
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 20
     (found,) = [each for each in health_check.findings if each.what == "helper to the registry"]
     assert found.state == "bad"
     assert "takes more than 0.5 s" in found.why

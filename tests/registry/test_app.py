@@ -243,7 +243,7 @@ def test_oversized_bodies_are_refused(port: int) -> None:
 def test_slow_bodies_are_refused(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
         connection.sendall(b"POST /entries HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")
-        for _ in range(20):
+        for _ in range(99):  # never the whole body
             connection.sendall(b"x")
             time.sleep(0.05)
             connection.settimeout(0.001)
@@ -314,10 +314,10 @@ def test_endless_and_trickling_files_are_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=answer, args=(listener,))
         thread.start()
-        with HTTPSource(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=0.4) as source:
+        with HTTPSource(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=2) as source:
             with pytest.raises(LogWithheld, match="longer than the 5000 bytes"):
                 source.read("checkpoint", limit=5000)
-            with pytest.raises(LogWithheld, match=r"takes more than 0\.4 s"):
+            with pytest.raises(LogWithheld, match=r"takes more than 2 s"):
                 source.read("checkpoint", limit=5000)
         thread.join(15)
 

@@ -277,9 +277,10 @@ def for_accuracy(
     for name in ("epsilon", "local_epsilon", "min_cohort"):
         if name in options and not (name == "local_epsilon" and relative_error is not None):
             raise InvalidInput(f"{name} follows from the accuracy: leave it out")
-    for name, wanted in (("std_error", std_error), ("relative_error", relative_error)):
-        if wanted is not None:
-            as_positive(wanted, name)
+    if std_error is not None:
+        std_error = float(as_positive(std_error, "std_error"))
+    if relative_error is not None:
+        relative_error = float(as_positive(relative_error, "relative_error"))
     as_count(reports, "reports")
     terms = study.terms
     fixed = {"local_epsilon": "0.1", "min_cohort": terms.cohort.smallest}  # replaced below

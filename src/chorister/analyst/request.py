@@ -40,6 +40,7 @@ from chorister.recipe import Arm, Participation, Privacy
 Real: TypeAlias = int | float | str | Decimal
 Item = TypeVar("Item")
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MAX_COUNT: Final = 10**18  # of devices; with more, floating-point numbers end
 _STEP: Final = Decimal("0.0001")
 _LEAST_DELTA: Final = 10 * BOUND_DELTA  # with less, bounded reports would take most of it
 _MAX_DELTA: Final = Decimal("0.1")
@@ -132,7 +133,10 @@ def as_count(value: int | None, name: str) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise InvalidInput(f"{name} is a whole number, not {value!r}", field=name)
-    return operator.index(value)
+    number = operator.index(value)
+    if number > _MAX_COUNT:
+        raise InvalidInput(f"{name} must be at most {_MAX_COUNT:,}", field=name)
+    return number
 
 
 def as_names(value: Iterable[str] | str) -> tuple[str, ...]:
@@ -144,7 +148,8 @@ def as_names(value: Iterable[str] | str) -> tuple[str, ...]:
 
 def as_deny_lists(value: DenyList | Sequence[DenyList]) -> tuple[DenyList, ...]:
     """Read deny lists: one, or several."""
-    lists = (value,) if isinstance(value, DenyList) else tuple(value)
+    given: object = (value,) if isinstance(value, DenyList) else value
+    lists = tuple(given) if isinstance(given, Iterable) else (given,)
     if any(not isinstance(each, DenyList) for each in lists):
         raise InvalidInput(
             "deny takes lists such as chorister.encoding.DenyList(column=..., phrases=...)",
@@ -358,6 +363,8 @@ class PrivacyRequest:
         unknown = [ref for ref in refs if ref not in analysis.fields]
         if unknown:
             raise InvalidInput(f"this analysis may not read {unknown[0]}")
+        if not refs:
+            raise InvalidInput("a question reads at least one field", field="reads")
         budgets = budgets_of(policy, analysis, refs)
         reports = Decimal(min(budget.reports for budget in budgets))
         equal_epsilon = DOWN.divide(min(budget.epsilon for budget in budgets), reports)

@@ -67,7 +67,8 @@ class Study:
     """A named sequence of rounds: `histogram` plans a question, `ask` asks it and waits."""
 
     def __init__(self, fleet: Fleet, name: str, analysis: str) -> None:
-        found = fleet.policy.analyses.get(analysis)
+        asked: object = analysis
+        found = fleet.policy.analyses.get(analysis) if isinstance(asked, str) else None
         if found is None:
             known = ", ".join(fleet.policy.analyses)
             raise InvalidInput(f"the policy has no analysis {analysis!r}; it has: {known}")

@@ -7,7 +7,10 @@ Exit codes: 0 done; 1 a check failed (a refused recipe, a policy that contradict
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import json
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +32,9 @@ except ModuleNotFoundError as error:
 
 from chorister import __version__
 from chorister.errors import ChoristerError, InternalError, InvalidInput, ServiceError
+
+if os.environ.get("COLUMNS") == "0":
+    del os.environ["COLUMNS"]  # no terminal told its width: Rich would print nothing at all
 
 
 class PlainConsole(Console):
@@ -57,6 +63,8 @@ ROLES: Final = "Take part: run a device or a server"
 QUESTIONS: Final = "Questions: what may be asked, and what it costs"
 OPERATORS: Final = "For operators and auditors"
 _SECTIONS: Final = (START, QUESTIONS, ROLES, OPERATORS)
+_NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+"""What a disk says, wherever a command writes to it: no bug."""
 
 
 class _Group(TyperGroup):
@@ -68,6 +76,13 @@ class _Group(TyperGroup):
         panels = {name: getattr(self.commands[name], "rich_help_panel", None) for name in names}
         places = {section: place for place, section in enumerate(_SECTIONS)}
         return sorted(names, key=lambda name: places.get(str(panels[name]), len(places)))
+
+    def main(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 (the signature is Click's)
+        """Spell out what the terminal's character set lacks: it may be neither UTF-8 nor ours."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+                stream.reconfigure(errors="backslashreplace")
+        return super().main(*args, **options)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (Click's)
         try:
@@ -91,6 +106,8 @@ def _end(error: Exception) -> NoReturn:
     kind = type(error)
     if isinstance(error, BrokenPipeError):
         raise error  # whoever reads the output has seen enough: Typer ends the command quietly
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        _fail(f"can't write {error.filename or 'the output'}: {error.strerror}", 2)
     if kind.__module__.partition(".")[0] not in {"click", "typer"}:
         traceback.print_exc()
         _fail(f"a bug in Chorister, please report it: {error!r}", 3)

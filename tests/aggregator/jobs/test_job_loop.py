@@ -10,7 +10,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from chorister.aggregator.jobs.aggregation_job_driver import AggregationJobDriver, StepResult
+from chorister.aggregator.jobs.aggregation_job_driver import (
+    FIRST_PAUSE_SECONDS,
+    AggregationJobDriver,
+    StepResult,
+)
 from chorister.aggregator.jobs.collection_job_driver import CollectionJobDriver
 from chorister.aggregator.jobs.job_loop import JobLoop, Periodic
 from chorister.aggregator.operations.metrics import Metrics
@@ -139,7 +143,7 @@ def test_what_an_earlier_process_left_is_finished(told: Told) -> None:
 
 
 def test_a_result_follows_the_last_report(told: Told) -> None:
-    loop = JobLoop(*told.drivers, Metrics(), batch_delay=0.05)
+    loop = JobLoop(*told.drivers, Metrics(), batch_delay=0.5)
     loop.start()
     told.collections.add((b"task", b"c"))
     loop.collection_created()
@@ -149,7 +153,7 @@ def test_a_result_follows_the_last_report(told: Told) -> None:
     begun = time.monotonic()
     wait_until(lambda: told.collected, "the collection", 10)
     # Far below the five seconds of an idle look: what happened woke it.
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 4
     assert told.created <= 2  # they waited for company
     loop.stop()
 
@@ -178,7 +182,8 @@ def test_when_the_helper_is_away_the_loop_waits_and_goes_on_by_itself(told: Told
     loop = JobLoop(*told.drivers, Metrics(), batch_delay=0)
     loop.start()
     wait_until(lambda: len(tries) >= 3, "three tries", 20)
-    assert tries[2] - tries[1] > tries[1] - tries[0] > 0.3
+    assert tries[1] - tries[0] > 0.6 * FIRST_PAUSE_SECONDS
+    assert tries[2] - tries[1] > 1.2 * FIRST_PAUSE_SECONDS  # twice as long
     away.clear()
     wait_until(lambda: told.verified == [1], "the helper's return", 20)
     loop.stop()
@@ -241,9 +246,10 @@ def test_a_job_that_fails_delays_itself_alone(told: Told, error: Exception | Non
         told.upload(number)
         loop.reports_stored()
         wait_until(lambda: len(told.verified) > number, "a good report", 10)  # noqa: B023
-        assert time.monotonic() - begun < 0.5
+        assert time.monotonic() - begun < 3 * FIRST_PAUSE_SECONDS  # it pauses for 4 of them now
     tries = told.tries[bad]
-    assert tries[2] - tries[1] > tries[1] - tries[0] > 0.3
+    assert tries[1] - tries[0] > 0.6 * FIRST_PAUSE_SECONDS
+    assert tries[2] - tries[1] > 1.2 * FIRST_PAUSE_SECONDS  # twice as long
     told.refused.clear()
     wait_until(lambda: -1 in told.verified, "another try of the job", 20)
     loop.stop()

@@ -50,7 +50,7 @@ def as_frame(source: object, policy: Policy) -> polars.DataFrame:
             frame = pl.DataFrame(source)
     except InvalidInput:
         raise
-    except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
+    except (OverflowError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
         raise InvalidInput(
             "a population is a polars, pandas or Arrow table, columns by name, or the path of a "
             f".csv or .parquet file: {error}"

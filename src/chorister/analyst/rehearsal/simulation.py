@@ -15,7 +15,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, overload
+from typing import TYPE_CHECKING, Final, Literal, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -464,8 +464,10 @@ def _subset(weights: Ints, kept: int, rng: np.random.Generator) -> Ints:
 
 def _seed(folder: Path | None, seed: int | None) -> int:
     """The seed as given, as stored in the folder, or drawn."""
-    if seed is not None and (isinstance(seed, bool) or seed < 0):
-        raise InvalidInput(f"a seed is a whole number, 0 or above, not {seed!r}")
+    given: object = seed
+    whole = isinstance(given, SupportsIndex) and not isinstance(given, bool)
+    if seed is not None and (not whole or seed < 0):
+        raise InvalidInput(f"a seed is a whole number, 0 or above, not {seed!r}", field="seed")
     path = None if folder is None else folder / "rehearsal.json"
     if path is not None and path.exists():
         try:
