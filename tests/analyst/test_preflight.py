@@ -13,6 +13,7 @@ from chorister.analyst.algorithms.distribution import distribution
 from chorister.analyst.algorithms.ngrams import discover_ngrams
 from chorister.analyst.fleet import OthersQuestions
 from chorister.analyst.rehearsal import Rehearsal
+from chorister.analyst.series import TrackPlan
 from chorister.analyst.spending import expected_ledgers
 from chorister.encoding import AnyFeature
 from chorister.errors import (
@@ -408,6 +409,10 @@ def test_item_6_a_question_that_was_asked_says_so_and_costs_nothing() -> None:
 # --- 7. Errors in our own words -----------------------------------------------------------------
 
 
+def a_track(study: ch.Study) -> TrackPlan:
+    return study.track(decades(), windows=3)
+
+
 def test_item_7_features_fail_in_our_words() -> None:
     for make in (
         lambda: ch.intervals("age", [1]),
@@ -493,6 +498,10 @@ def test_item_7_whatever_is_wrong_is_an_error_of_ours(options: dict[str, Any]) -
         (lambda study: study.histogram(decades()).run(target="x"), "target"),
         (lambda study: study.histogram(decades()).cost(reports=10**400), "reports"),
         (lambda study: study.for_accuracy(decades(), relative_error="x"), "relative_error"),
+        (lambda study: a_track(study).cost(reports="x"), "reports"),  # type: ignore[arg-type]
+        (lambda study: a_track(study).cost(level="x"), "level"),  # type: ignore[arg-type]
+        (lambda study: a_track(study).cost(chance="x"), "chance"),  # type: ignore[arg-type]
+        (lambda study: a_track(study).cost(false_alarms="x"), "false_alarms"),  # type: ignore[arg-type]
         (lambda study: study.plan_rounds([0, 1], reads={"user": ["age"]}), "shares"),
         (lambda study: study.plan_rounds([1], reads={"nobody": ["age"]}), "reads"),
         (lambda study: study.quantiles("age", 0, 1, "half"), "shares"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chorister.analyst.preflight import preflight
+from chorister.analyst.request import as_count, as_exact
 from chorister.analyst.spending import LedgerModel
 from chorister.analyst.tables import paragraphs
 from chorister.analyst.trend_intervals import Levels, smallest_shift, step_weights, z_of
@@ -123,6 +124,9 @@ def price(
     false_alarms: float,
 ) -> TrackCost:
     """Price a series with the budgets as they are now."""
+    as_count(reports, "reports")
+    level, chance = float(as_exact(level, "level")), float(as_exact(chance, "chance"))
+    false_alarms = float(as_exact(false_alarms, "false_alarms"))
     if not 0.0 <= level < 1.0:
         raise InvalidInput(f"level is a share of the devices from 0 to below 1, not {level}")
     study, fleet = question.study, question.study.fleet
