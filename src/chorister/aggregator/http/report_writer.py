@@ -152,6 +152,7 @@ class ReportWriter:
                 stored += self._store_task(tx, by_task[task_id])
             if stored and self._queue is not None:
                 self._queue.reports_stored(tx)
+        self._database.written(sum(len(upload.reports) for upload in uploads))
         return [part.errors() for part in parts]
 
     def _store_task(self, tx: Transaction, parts: Sequence[_Part]) -> int:

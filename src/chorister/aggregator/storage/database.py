@@ -9,6 +9,9 @@ a transaction that depends on what it read locks the row (see `batches.py`).
 rest (a job created or finished) may be lost with the power, because it is repeated with the same
 outcome; it is never lost out of order.
 
+SQLite copies its log into the file within the commit that makes the log too long, and everybody
+waits. Under a stream of uploads, a thread of its own copies most of it before (`written`).
+
 Secrets at rest are encrypted with AES-256-GCM under a key that is not in the database. The
 associated data names the table and the row, so a value can't be moved elsewhere. Nonces are random:
 one key may encrypt 2^32 values, one for each aggregation job.
@@ -23,6 +26,7 @@ import secrets
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -65,6 +69,10 @@ _PAGE_BYTES: Final = 16_384
 # Size of the write-ahead log before it is copied into the file. Pages that were written several
 # times, as those of the ids, and rows that are soon deleted are then copied once.
 _LOG_BYTES: Final = 64 << 20
+# How much is written before a thread starts to copy the log, and what it leaves to a commit.
+_EARLY_BYTES: Final = 40 << 20
+_REST_BYTES: Final = 8 << 20
+_MAX_PASSES: Final = 4
 _CACHE_KIB: Final = 65_536
 _VACUUM_PAGES: Final = 250
 _KEY_CHECK: Final = b"chorister at-rest key"
@@ -113,6 +121,8 @@ class Database:
         self._writer: contextlib.AbstractContextManager[object] = (
             threading.Lock() if self.is_sqlite else contextlib.nullcontext()
         )
+        self._written = 0  # bytes, about, since the log was last copied
+        self._copying = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     @classmethod
     def open(cls, url: str, *, role: Role, sealer: Sealer, migrate: bool = False) -> Database:
@@ -141,6 +151,7 @@ class Database:
         return self.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
 
     def close(self) -> None:
+        self._copying.shutdown()
         self.engine.dispose()
 
     def ping(self) -> None:
@@ -238,10 +249,7 @@ class Database:
         """Return free pages to the file system, a few at a time; PostgreSQL vacuums itself."""
         if not self.is_sqlite:
             return
-        with _as_service_error(), self.engine.connect() as connection:
-            raw = connection.connection.dbapi_connection
-            if not isinstance(raw, sqlite3.Connection):
-                raise InternalError("a SQLite connection without its driver")
+        with self._sqlite_connection() as raw:
             (free,) = raw.execute("PRAGMA freelist_count").fetchone()
             for _ in range(0, free, _VACUUM_PAGES):
                 with self._writer:
@@ -249,6 +257,36 @@ class Database:
                     raw.executescript(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
             with self._writer:
                 raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def written(self, size: int) -> None:
+        """Tell that a transaction wrote about so many bytes; one thread at a time calls it."""
+        self._written += size
+        if self.is_sqlite and self._written >= _EARLY_BYTES:
+            self._written = 0
+            self._copying.submit(self._copy_log)
+
+    def _copy_log(self) -> None:
+        """Copy SQLite's log into the file while others append to it, until little is left.
+
+        The next commit finds the log too long, copies the rest and starts it again. It would copy
+        everything if this failed.
+        """
+        with contextlib.suppress(ServiceError, sqlite3.Error), self._sqlite_connection() as raw:
+            before = 0
+            for _ in range(_MAX_PASSES):
+                _, pages, _ = raw.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                if (pages - before) * _PAGE_BYTES <= _REST_BYTES:
+                    break
+                before = pages
+
+    @contextlib.contextmanager
+    def _sqlite_connection(self) -> Iterator[sqlite3.Connection]:
+        """Open a connection without a transaction."""
+        with _as_service_error(), self.engine.connect() as connection:
+            raw = connection.connection.dbapi_connection
+            if not isinstance(raw, sqlite3.Connection):
+                raise InternalError("a SQLite connection without its driver")
+            yield raw
 
 
 # --- PostgreSQL only, for the job queue ---------------------------------------------------------
