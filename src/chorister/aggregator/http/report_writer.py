@@ -12,11 +12,13 @@ The queue is bounded in requests and in bytes: when it is full, clients have to 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
+import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from chorister._native import scan_reports
@@ -214,8 +216,19 @@ class QueueFull(ProblemError):
         super().__init__(None, "too many uploads are waiting; try again later", status=503)
 
 
+class _Waiting(NamedTuple, Generic[U, R]):
+    """An upload in the queue. `done` is called with its outcome."""
+
+    upload: U
+    size: int
+    done: Callable[[R | BaseException], None]
+
+
 class UploadQueue(Generic[U, R]):
-    """Passes uploads to `store`, many at a time, one transaction after another."""
+    """Passes uploads to `store`, many at a time, one transaction after another.
+
+    The thread that stores takes the next ones itself: it never waits for a busy event loop.
+    """
 
     def __init__(
         self,
@@ -232,61 +245,95 @@ class UploadQueue(Generic[U, R]):
         self._max_bytes = max_bytes
         self._batch = batch
         self._stored = stored
-        self._waiting: deque[tuple[U, int, asyncio.Future[R]]] = deque()
-        self._bytes = 0
-        self._under_way = 0
+        self._queue: SimpleQueue[_Waiting[U, R] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
         self._closing = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="uploads")
-        self._writer: asyncio.Task[None] | None = None
+        # Requests without a response yet, and their bytes; these belong to the loop.
+        self.waiting = 0
+        self._bytes = 0
 
-    @property
-    def waiting(self) -> int:
-        """Requests without a response yet."""
-        return len(self._waiting) + self._under_way
-
-    def put(self, upload: U, size: int) -> asyncio.Future[R]:
-        """Queue one upload of `size` bytes; the future is done when it is durable."""
+    def add(self, upload: U, size: int, done: Callable[[R | BaseException], None]) -> None:
+        """Queue one upload of `size` bytes. `done` is called when it is durable, or has failed."""
         if (
             self._closing
             or self.waiting >= self._max_waiting
             or self._bytes + size > self._max_bytes
         ):
             raise QueueFull
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[R] = loop.create_future()
-        self._waiting.append((upload, size, future))
+        if self._thread is None:
+            loop = asyncio.get_running_loop()
+            self._thread = threading.Thread(
+                target=self._run, args=(loop,), name="uploads", daemon=True
+            )
+            self._thread.start()
+        self.waiting += 1
         self._bytes += size
-        if self._writer is None or self._writer.done():
-            self._writer = loop.create_task(self._write())
+        self._queue.put(_Waiting(upload, size, done))
+
+    def put(self, upload: U, size: int) -> asyncio.Future[R]:
+        """Queue one upload; the future is done when it is durable."""
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+
+        def done(outcome: R | BaseException) -> None:
+            if future.done():  # its client has disconnected
+                return
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        self.add(upload, size, done)
         return future
 
-    async def _write(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._waiting:
-            taken = [self._waiting.popleft() for _ in range(min(self._batch, len(self._waiting)))]
-            self._under_way = len(taken)
-            uploads = [upload for upload, _, _ in taken]
-            started = time.monotonic()
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Store what waits, until None comes."""
+        more = True
+        while more:
+            taken: list[_Waiting[U, R]] = []
+            with contextlib.suppress(Empty):
+                while len(taken) < self._batch:
+                    each = self._queue.get(block=not taken)
+                    if each is None:
+                        more = False
+                        break
+                    taken.append(each)
+            if taken:
+                self._store_batch(taken, loop)
+
+    def _store_batch(
+        self, taken: Sequence[_Waiting[U, R]], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        started = time.monotonic()
+        outcomes: Sequence[R | BaseException]
+        seconds = None
+        try:
+            outcomes = self._store([each.upload for each in taken])
+            seconds = time.monotonic() - started
+        except BaseException as error:
+            outcomes = [error] * len(taken)
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            loop.call_soon_threadsafe(self._tell, taken, outcomes, seconds)
+
+    def _tell(
+        self,
+        taken: Sequence[_Waiting[U, R]],
+        outcomes: Sequence[R | BaseException],
+        seconds: float | None,  # None if the transaction failed
+    ) -> None:
+        self.waiting -= len(taken)
+        self._bytes -= sum(each.size for each in taken)
+        for each, outcome in zip(taken, outcomes, strict=True):
             try:
-                results = await loop.run_in_executor(self._thread, self._store, uploads)
-            except BaseException as error:
-                for _, _, future in taken:
-                    if not future.done():
-                        future.set_exception(error)
-                if not isinstance(error, Exception):
-                    raise
-            else:
-                for (_, _, future), result in zip(taken, results, strict=True):
-                    if not future.done():  # its client may have disconnected
-                        future.set_result(result)
-                self._stored(len(taken), time.monotonic() - started)
-            finally:
-                self._bytes -= sum(size for _, size, _ in taken)
-                self._under_way = 0
+                each.done(outcome)
+            except Exception as error:  # a client's: the others get their answers
+                context = {"message": "an upload was not answered", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)
+        if seconds is not None:
+            self._stored(len(taken), seconds)
 
     async def close(self) -> None:
         """Accept nothing more, and write what waits."""
         self._closing = True
-        if self._writer is not None:
-            await asyncio.wait([self._writer])
-        self._thread.shutdown()
+        if self._thread is not None:
+            self._queue.put(None)
+            await asyncio.to_thread(self._thread.join)

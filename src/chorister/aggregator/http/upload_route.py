@@ -105,20 +105,18 @@ class UploadRoute:
         """Store a short body; `respond` is called when it is durable."""
         try:
             upload = self.writer.check(task, body)
-            future = self.queue.put(upload, len(body))
+
+            def stored(outcome: UploadErrors | BaseException) -> None:
+                try:
+                    response = self._outcome(upload, outcome)
+                    self._answered.inc()
+                except Exception as error:
+                    response = self.failed(error)
+                respond(response)  # outside: if it fails, the request must not be answered twice
+
+            self.queue.add(upload, len(body), stored)
         except Exception as error:
             respond(self.failed(error))
-            return
-
-        def stored(future: asyncio.Future[UploadErrors]) -> None:
-            try:
-                response = self._outcome(upload, future.result())
-                self._answered.inc()
-            except Exception as error:
-                response = self.failed(error)
-            respond(response)  # outside: if it fails, the request must not be answered twice
-
-        future.add_done_callback(stored)
 
     def failed(self, error: Exception) -> RawResponse:
         """Return the response to an error, and count it."""
@@ -198,7 +196,9 @@ class UploadRoute:
         if not valid:
             raise ProblemError(None, "uploads need a valid credential of the host app", status=403)
 
-    def _outcome(self, upload: CheckedUpload, errors: UploadErrors) -> RawResponse:
+    def _outcome(self, upload: CheckedUpload, errors: UploadErrors | BaseException) -> RawResponse:
+        if isinstance(errors, BaseException):
+            raise errors
         refused = len(errors.statuses)
         self._stored.inc(len(upload.ids) - refused)
         if not refused:
