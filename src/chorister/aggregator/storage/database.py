@@ -413,7 +413,7 @@ def _sqlite(engine: Engine) -> Engine:
             "secure_delete = FAST",
             f"cache_size = -{_CACHE_KIB}",
             f"wal_autocheckpoint = {_LOG_BYTES // _PAGE_BYTES}",
-            f"journal_size_limit = {_LOG_BYTES}",
+            f"journal_size_limit = {2 * _LOG_BYTES}",  # cutting it off and extending it costs time
         ):
             connection.execute(f"PRAGMA {pragma}").fetchall()
 
