@@ -268,6 +268,8 @@ class Service:
             jobs.writer.store,
             max_waiting=config.waiting_uploads,
             max_bytes=config.waiting_bytes,
+            # PostgreSQL works on one transaction while the next one is prepared.
+            threads=1 if self.core.database.is_sqlite else 2,
             stored=stored,
         )
         self.metrics.waiting.set_function(lambda: queue.waiting)

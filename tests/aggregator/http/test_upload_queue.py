@@ -85,6 +85,44 @@ def test_a_failed_transaction_is_told_to_all_of_it_and_to_nobody_else() -> None:
     asyncio.run(main())
 
 
+def test_two_transactions_at_the_same_time_if_there_are_two_threads() -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    def store(numbers: Sequence[int]) -> list[int]:
+        both.wait()
+        return list(numbers)
+
+    async def main() -> None:
+        queue = UploadQueue(store, batch=1, threads=2)
+        assert list(await asyncio.gather(queue.put(1, 1), queue.put(2, 1))) == [1, 2]
+        await queue.close()
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_fails_keeps_no_other_from_its_client() -> None:
+    disk = SlowStorage()
+    outcomes: list[int | BaseException] = []
+    reported: list[object] = []
+
+    def fails(_outcome: object) -> None:
+        raise RuntimeError("the socket is gone")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+        queue = UploadQueue(disk.store)
+        queue.add(1, 1, fails)
+        queue.add(2, 1, outcomes.append)
+        disk.go.set()
+        await queue.close()
+        assert queue.waiting == 0
+
+    asyncio.run(main())
+    assert outcomes == [20]
+    assert [str(error) for error in reported] == ["the socket is gone"]
+
+
 def test_closing_writes_what_waits_and_takes_nothing_more() -> None:
     disk = SlowStorage()
 

@@ -243,6 +243,93 @@ def test_answers_that_nobody_reads_do_not_pile_up(door: UploadServer) -> None:
         assert 0 < unread() < 1_000_000
 
 
+@pytest.fixture
+def parsed(door: UploadServer, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The URLs of direct requests whose heads were parsed."""
+    urls: list[bytes] = []
+    begin = door.route.begin
+
+    def counted(url: bytes, *rest: Any) -> Any:
+        urls.append(url)
+        return begin(url, *rest)
+
+    monkeypatch.setattr(door.route, "begin", counted)
+    return urls
+
+
+def test_a_repeated_head_is_parsed_once(door: UploadServer, parsed: list[bytes]) -> None:
+    with door.connected() as connection:
+        first = door.report()
+        for body in (first, door.report(), bytes(len(first)), first, door.report()):
+            connection.sendall(door.request(body))
+            status, fields, found = answer(connection)
+            assert status == (400 if not any(body) else 200)
+            assert "date" in fields
+            assert len(parsed) == 1
+        assert found == b""
+        connection.sendall(door.request(first))
+        assert answer(connection)[2][:16] == first[:16]  # a replay
+    assert len(door.direct) == 6
+    assert door.stored() == 1 + 3
+
+
+def test_any_other_request_is_parsed(door: UploadServer, parsed: list[bytes]) -> None:
+    usual = door.request(door.report())
+    with door.connected() as connection:
+        connection.sendall(usual)
+        assert answer(connection)[0] == 200
+        other = [
+            door.request(door.report(), "X: y"),  # another head
+            door.request(door.report() + b"x"),  # another length
+            b"\r\n" + door.request(door.report()),  # something before it
+        ]
+        for number, request in enumerate(other, 2):
+            connection.sendall(request)
+            assert answer(connection)[0] in (200, 400)
+            assert len(parsed) == number
+        connection.sendall(2 * door.request(door.report()))  # something after it, which waits
+        assert [answer(connection)[0] for _ in range(2)] == [200, 200]
+        assert len(parsed) == 5
+        connection.sendall(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert answer(connection)[0] == 404
+        connection.sendall(door.request(door.report()))
+        assert answer(connection)[0] == 200
+        assert len(parsed) == 6
+
+
+def test_a_repeated_head_in_two_reads_is_parsed(door: UploadServer, parsed: list[bytes]) -> None:
+    with door.connected() as connection:
+        for _ in range(2):
+            request = door.request(door.report())
+            connection.sendall(request[:-1])
+            wait_until(lambda: door.route.held > 0, "its body")
+            connection.sendall(request[-1:])
+            assert answer(connection)[0] == 200
+    assert len(parsed) == 2
+
+
+def test_a_repeated_head_does_not_outlive_its_task(door: UploadServer) -> None:
+    with door.connected() as connection:
+        connection.sendall(door.request(door.report()))
+        assert answer(connection)[0] == 200
+        report = door.report()
+        door.pair.set_clocks(door.task.ends)
+        connection.sendall(door.request(report))
+        status, _, body = answer(connection)
+        assert status == 400
+        assert b"unrecognizedTask" in body
+    assert len(door.direct) == 1
+
+
+def test_a_body_with_an_empty_line_at_its_start(door: UploadServer) -> None:
+    """The first empty line ends the head, and the second does not."""
+    with door.connected() as connection:
+        for _ in range(3):
+            connection.sendall(door.request(b"\r\n\r\n" + bytes(50)))
+            assert answer(connection)[0] == 400
+    assert door.direct == [54, 54, 54]
+
+
 def test_a_body_in_many_parts(door: UploadServer) -> None:
     request = door.request(door.report())
     with door.connected() as connection:

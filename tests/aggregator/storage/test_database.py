@@ -18,6 +18,7 @@ from chorister.aggregator.storage.schema import metadata, properties, tasks
 from chorister.dap.draft import Role
 from chorister.errors import KeyUnavailable, ServiceError, StorageDamaged
 from tests.aggregator.conftest import MakePair
+from tests.aggregator.inprocess_pair import wait_until
 
 SEALER = Sealer(bytes(range(32)))
 
@@ -143,6 +144,52 @@ def test_durable_writes_reach_the_disk_and_others_may_wait(tmp_path: Path) -> No
         assert connection.exec_driver_sql("PRAGMA auto_vacuum").scalar() == 2
     database.close()
     assert found == [2, 1]  # FULL, NORMAL
+
+
+def _add_properties(database: Database, number: int) -> None:
+    with database.write() as tx:
+        rows = [{"name": f"{number}-{each}", "value": bytes(10_000)} for each in range(100)]
+        database.insert_new(tx, properties, rows)
+
+
+def test_a_stream_of_writes_has_its_log_copied_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "_EARLY_BYTES", 1_500_000)
+    monkeypatch.setattr(database_module, "_REST_BYTES", 0)
+    database = opened(tmp_path)
+    file = tmp_path / "a.db"
+    before = file.stat().st_size
+    _add_properties(database, 1)
+    database.written(1_000_000)
+    _add_properties(database, 2)
+    assert file.stat().st_size == before  # the log is not long yet
+    reader = database.read()
+    with reader as tx:  # somebody who still reads the log keeps nobody from it
+        tx.execute(properties.select()).all()
+        database.written(1_000_000)
+        wait_until(lambda: file.stat().st_size > before + 2_000_000, "the copy")
+        _add_properties(database, 3)
+    with database.read() as tx:
+        assert len(tx.execute(properties.select()).all()) == 2 + 300
+    database.close()
+
+
+def test_a_copy_of_the_log_that_fails_is_left_to_the_next_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "_EARLY_BYTES", 1)
+    database = opened(tmp_path)
+
+    def fails() -> None:
+        raise ServiceError("all database connections are in use; try again")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(database, "_sqlite_connection", fails)
+        database.written(1)
+        _add_properties(database, 1)
+    database.close()
+    assert opened(tmp_path).revision() is not None
 
 
 def test_the_migrations_are_in_the_package() -> None:

@@ -225,9 +225,9 @@ class _Waiting(NamedTuple, Generic[U, R]):
 
 
 class UploadQueue(Generic[U, R]):
-    """Passes uploads to `store`, many at a time, one transaction after another.
+    """Passes uploads to `store`, many at a time, in threads.
 
-    The thread that stores takes the next ones itself: it never waits for a busy event loop.
+    A thread that has stored some takes the next ones itself: it never waits for a busy event loop.
     """
 
     def __init__(
@@ -237,16 +237,21 @@ class UploadQueue(Generic[U, R]):
         max_waiting: int = 4096,
         max_bytes: int = 256 << 20,
         batch: int = 256,
+        threads: int = 1,
         stored: Callable[[int, float], None] = lambda _count, _seconds: None,
     ) -> None:
-        """`store` runs in its own thread; `stored` is called on the loop after each transaction."""
+        """`stored` is called on the loop after each transaction.
+
+        `threads`: how many transactions may be under way at the same time.
+        """
         self._store = store
         self._max_waiting = max_waiting
         self._max_bytes = max_bytes
         self._batch = batch
         self._stored = stored
         self._queue: SimpleQueue[_Waiting[U, R] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._number = threads
+        self._threads: list[threading.Thread] = []  # started with the first upload
         self._closing = False
         # Requests without a response yet, and their bytes; these belong to the loop.
         self.waiting = 0
@@ -260,15 +265,18 @@ class UploadQueue(Generic[U, R]):
             or self._bytes + size > self._max_bytes
         ):
             raise QueueFull
-        if self._thread is None:
-            loop = asyncio.get_running_loop()
-            self._thread = threading.Thread(
-                target=self._run, args=(loop,), name="uploads", daemon=True
-            )
-            self._thread.start()
+        if not self._threads:
+            self._start()
         self.waiting += 1
         self._bytes += size
         self._queue.put(_Waiting(upload, size, done))
+
+    def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(self._number):
+            thread = threading.Thread(target=self._run, args=(loop,), name="uploads", daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def put(self, upload: U, size: int) -> asyncio.Future[R]:
         """Queue one upload; the future is done when it is durable."""
@@ -334,6 +342,7 @@ class UploadQueue(Generic[U, R]):
     async def close(self) -> None:
         """Accept nothing more, and write what waits."""
         self._closing = True
-        if self._thread is not None:
+        for _ in self._threads:
             self._queue.put(None)
-            await asyncio.to_thread(self._thread.join)
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)

@@ -79,7 +79,8 @@ class JobLoop:
         self._poll_at = 0.0
         # Written by other threads, under the lock: since when reports wait unseen.
         self._lock = threading.Lock()
-        self._arrived: float | None = time.monotonic()
+        # What the process before left has waited long enough.
+        self._arrived: float | None = time.monotonic() - batch_delay
         self._collection_created = True
 
     def start(self) -> None:
