@@ -29,10 +29,8 @@ from chorister.analyst.consistency import norm_sub
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
-_FEWEST_SLICES: Final = 4
-_MOST_SLICES: Final = 12
-_MOST_NOISE: Final = 0.25  # of all cells of a margin, added up ...
-_LITTLE_NOISE: Final = 0.12  # ... and where there are more slices than the fewest
+_SLICES: Final = (4, 5)  # different numbers, so that no pattern repeats with both
+_MOST_NOISE: Final = 0.25  # of all cells of a margin with four slices, added up
 _FEWEST_CELLS: Final = 16  # of an axis that is cut into slices
 _WIDE_BUCKETS: Final = (6, 8, 11)  # no pattern repeats with all of them
 _TINY: Final = 1e-9
@@ -60,12 +58,12 @@ class Slices:
         """The share of the table that wide buckets would put in wrong halves.
 
         Each bucket is halved, and the halves of each slice are compared with what the margin says.
-        Of the sum of all absolute differences, what noise explains is taken out. It is the largest
-        for several numbers of buckets, or None if there is only one slice.
+        Of the sum of all absolute differences, what noise explains is taken out. It is the mean over
+        several numbers of buckets, or None if there is only one slice.
         """
         if self.seen.shape[1] == 1:
             return None
-        return max(self._bends(count) for count in _WIDE_BUCKETS)
+        return sum(self._bends(count) for count in _WIDE_BUCKETS) / len(_WIDE_BUCKETS)
 
     def _bends(self, count: int) -> float:
         """The same for buckets of one size."""
@@ -92,11 +90,8 @@ def slice_counts(sizes: tuple[int, int], sigma: float) -> tuple[int, int]:
     `sigma` is the standard error of a cell of these rounds, as a share of the devices. With slices,
     a margin has the noise of all of them: they must be worth it.
     """
-    noise = max(sizes) * sigma  # of a margin, times the root of the number of slices
-    if min(sizes) < _FEWEST_CELLS or noise * math.sqrt(_FEWEST_SLICES) > _MOST_NOISE:
-        return 1, 1
-    count = int(np.clip((_LITTLE_NOISE / noise) ** 2, _FEWEST_SLICES, _MOST_SLICES))
-    return count, count + 1  # different numbers, so that no pattern repeats with both
+    noise = max(sizes) * sigma * math.sqrt(_SLICES[0])
+    return (1, 1) if min(sizes) < _FEWEST_CELLS or noise > _MOST_NOISE else _SLICES
 
 
 def slice_starts(size: int, count: int, *, fixed: int = 0) -> Ints:
