@@ -30,8 +30,9 @@ def fitted(truth: Floats, seed: int, noise: float = NOISE) -> tuple[Cells, Densi
 
 def hill() -> Floats:
     at = np.arange(SIZE)
-    truth: Floats = np.exp(-(((at - 400.0) / 150.0) ** 2))
-    return truth / truth.sum()
+    curve = np.exp(-(((at - 400.0) / 150.0) ** 2))
+    found: Floats = curve / curve.sum()
+    return found
 
 
 def test_the_standard_errors_of_the_distribution_function_hold() -> None:

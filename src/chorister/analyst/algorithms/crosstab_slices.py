@@ -58,7 +58,7 @@ class Slices:
         """The share of the table that wide buckets would put in wrong halves.
 
         Each bucket is halved, and the halves of each slice are compared with what the margin says.
-        Of the sum of all absolute differences, what noise explains is taken out. It is the mean over
+        Of the sum of all absolute differences, what noise explains is taken out. The mean over
         several numbers of buckets, or None if there is only one slice.
         """
         if self.seen.shape[1] == 1:
