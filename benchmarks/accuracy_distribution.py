@@ -20,7 +20,7 @@ half of the seeds. `worst_ratio_to_static_fit_k3` and `_k1` are the largest rati
 `_se`; `missed_k3` and `missed_k1` count the ratios that exceed 1.1 and 1.3 by two standard errors;
 `worst_held_out_k3` and `_k1` are the largest of the families that were held out.
 `worst_ratio_of_static_rule` is the least that one number of cells for all families can do. No
-question has more than 65 bins, so a largest domain of 10,000 changes nothing.
+question has more than 200 bins, so a largest domain of 10,000 changes nothing.
 
     python benchmarks/accuracy_distribution.py [--data FILE] [--column NAME] [--families A,B]
         [--settings honest] [--epsilons .02,.1] [--seeds N] [--quick] [--json] [--pictures DIR]

@@ -36,7 +36,6 @@ from _ratios import Cells95, Coverage, RatioTable
 from _tables import CHOSEN_ON, at_hand, pairs
 from chorister.analyst.algorithms.crosstab_margins import (
     Precision,
-    fit_margin,
     refined_margin,
     spikiness,
 )
@@ -47,6 +46,12 @@ from chorister.analyst.algorithms.crosstab_rules import (
     full_table_pays,
     round_shares,
     steps_of_both,
+)
+from chorister.analyst.algorithms.crosstab_slices import (
+    Slices,
+    fit_slices,
+    slice_counts,
+    slice_starts,
 )
 from chorister.analyst.estimate import Estimates
 
@@ -201,22 +206,26 @@ def interactive(
         a, b, c = np.split(order[: ends[-1]], ends[:-1])
     else:
         a = b = c = np.arange(people.count)
-    row_precision, column_precision, table_precision = (
-        precision(each, people.count) for each in plan
-    )
-    seen_rows = measured(first, people.table(a).sum(axis=1), rng)
-    seen_columns = measured(second, people.table(b).sum(axis=0), rng)
-    margins = [
-        fit_margin(shares, precision_, people.count)
-        for shares, precision_ in (
-            (seen_rows, row_precision), (seen_columns, column_precision),
-        )
-    ]  # fmt: skip
+    size = people.high, people.wide
+    sliced = slice_counts(size, first.sigma / first.reports)
+    if max(size[0] * sliced[0], size[1] * sliced[1]) > LIMIT:
+        sliced = 1, 1
+    slices = []
+    for axis, each, who in ((0, first, a), (1, second, b)):
+        at = [np.arange(size[0]), np.arange(size[1])]
+        at[1 - axis] = slice_starts(size[1 - axis], sliced[axis])
+        seen = measured(each, coarse(people.table(who), at[0], at[1]), rng)
+        seen = seen if axis == 0 else seen.T
+        slices.append(Slices(seen, precision(each, people.count), people.count))
+    table_precision = precision(third, people.count)
+    margins = [fit_slices(each) for each in slices]
+    bends = [each.bends for each in margins if each.bends is not None]
     count = bucket_count(
         math.sqrt(table_precision.base),
         most=LIMIT,
         spikes=min(spikiness(each.shares) for each in margins),
         both_stepped=all(each.steps is not None for each in margins),
+        bends=sum(bends) if len(bends) == 2 else None,
     )
     while True:
         starts = [bucket_starts(each.shares, count, steps=each.steps) for each in margins]
@@ -227,17 +236,15 @@ def interactive(
     seen = measured(third, counts, rng)
     rows, columns = (
         refined_margin(
-            margin, fine, precision_, seen.sum(axis=axis),
+            margin, each.margin, each.margin_precision, seen.sum(axis=axis),
             table_precision.variance(np.add.reduceat(margin.shares, at), seen.shape[axis]), at,
         )
-        for axis, margin, fine, precision_, at in (
-            (1, margins[0], seen_rows, row_precision, starts[0]),
-            (0, margins[1], seen_columns, column_precision, starts[1]),
-        )
+        for axis, margin, each, at in zip((1, 0), margins, slices, starts, strict=True)
     )  # fmt: skip
     fitted = fit_table(
-        seen, table_precision, starts[0], starts[1], rows, columns, row_precision=row_precision,
-        column_precision=column_precision, steps=steps_of_both(margins, starts),
+        seen, table_precision, starts[0], starts[1], rows, columns,
+        row_precision=slices[0].margin_precision, column_precision=slices[1].margin_precision,
+        steps=steps_of_both(margins, starts),
     )  # fmt: skip
     return fitted, intervals_of(third, seen, counts)
 

@@ -21,7 +21,6 @@ from chorister.analyst.algorithms.algorithm_run import (
 from chorister.analyst.algorithms.crosstab_margins import (
     Margin,
     Precision,
-    fit_margin,
     refined_margin,
     smooth,
     spikiness,
@@ -33,6 +32,12 @@ from chorister.analyst.algorithms.crosstab_rules import (
     full_table_pays,
     round_shares,
     steps_of_both,
+)
+from chorister.analyst.algorithms.crosstab_slices import (
+    Slices,
+    fit_slices,
+    slice_counts,
+    slice_starts,
 )
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.estimate import column_names
@@ -67,17 +72,22 @@ class Crosstab(AlgorithmResult):
     FORMAT: ClassVar[str] = "chorister-crosstab-1"
     NOUN: ClassVar[str] = "a saved crosstab"
 
-    results: tuple[Result, ...]  # rows, columns and buckets of both; or both at once
+    # Rows, perhaps in slices of the columns; columns likewise; buckets of both. Or both at once.
+    results: tuple[Result, ...]
     cohorts: Cohorts
 
     def __post_init__(self) -> None:
         sizes = [len(result.features) for result in self.results]
-        if sizes not in ([1, 1, 2], [2]) or any(result.recipe.group_by for result in self.results):
+        if sizes not in ([1, 1, 2], [2, 2, 2], [2]) or any(
+            result.recipe.group_by for result in self.results
+        ):
             raise InvalidInput(
                 "a crosstab needs a round about both features, and before it none or one about each"
             )
-        for fine, coarse in zip(self.axes, self.both.features, strict=True):
-            _starts_in(fine, _axis(coarse))
+        for result in self.results:
+            if len(result.features) == 2:
+                for fine, coarse in zip(self.axes, result.features, strict=True):
+                    _starts_in(fine, _axis(coarse))
 
     @property
     def both(self) -> Result:
@@ -86,11 +96,10 @@ class Crosstab(AlgorithmResult):
 
     @property
     def axes(self) -> tuple[Axis, Axis]:
-        rows, columns = (
-            self.both.features
-            if len(self.results) == 1
-            else (result.features[0] for result in self.results[:2])
-        )
+        if len(self.results) == 1:
+            rows, columns = self.both.features
+        else:
+            rows, columns = self.results[0].features[0], self.results[1].features[-1]
         return _axis(rows), _axis(columns)
 
     @property
@@ -116,17 +125,24 @@ class Crosstab(AlgorithmResult):
             )  # fmt: skip
         rows, columns, _ = self.results
         precision = _precision(both, self.devices)
-        margins = [_margin_fit(result, self.devices) for result in (rows, columns)]
+        slices = [_slices(each, i, self.devices) for i, each in enumerate((rows, columns))]
+        margins = [_margin_fit(each, axis) for each, axis in zip(slices, self.axes, strict=True)]
         row_fit, column_fit = (
-            _refined_fit(result, margin, self.devices, table, axis, precision, at)
-            for result, margin, axis, at in zip(
-                (rows, columns), margins, (1, 0), starts, strict=True
+            margin.shares
+            if isinstance(feature, Categories)
+            else refined_margin(
+                margin, each.margin, each.margin_precision, table.sum(axis=axis),
+                precision.variance(np.add.reduceat(margin.shares, at), table.shape[axis]), at,
+                fixed=1,
             )
-        )
+            for feature, each, margin, axis, at in zip(
+                self.axes, slices, margins, (1, 0), starts, strict=True
+            )
+        )  # fmt: skip
         return fit_table(
             table, precision, starts[0], starts[1], row_fit, column_fit,
-            row_precision=_precision(rows, self.devices),
-            column_precision=_precision(columns, self.devices),
+            row_precision=slices[0].margin_precision,
+            column_precision=slices[1].margin_precision,
             steps=steps_of_both(margins, starts),
         )  # fmt: skip
 
@@ -173,9 +189,11 @@ class Crosstab(AlgorithmResult):
                 f"{title} {self.devices:,} devices answered one question about all {high} x {wide} "
                 f"cells. {noise} are what it measured; fitted shares are smoothed."
             )
+        first = self.results[0].features
+        alone = "alone" if len(first) == 1 else "in a few slices of the other"
         return (
             f"{title} {answered_by(self.results, self.cohorts)}. The first two rounds asked about "
-            f"each alone; the last one crossed {high} buckets with {wide}. {noise} come from the "
+            f"each {alone}; the last one crossed {high} buckets with {wide}. {noise} come from the "
             "last round alone; fitted shares combine all rounds and are smoothed."
         )
 
@@ -203,11 +221,12 @@ def crosstab(
 ) -> AlgorithmRun[Crosstab]:
     """Cross two features, given at full resolution: fine intervals, or categories.
 
-    There are three rounds: rows, columns, and a grid whose buckets fit both. Neighbouring intervals
-    are merged into buckets, categories never are. Where the policy allows a question about all
-    cells and their noise is small, everyone is asked only that, and the plan says so, unless you
-    choose `cohorts`. Nothing is asked until you iterate over the run or take its `result`;
-    `run.plan` states the cost of every round beforehand.
+    There are three rounds: rows, columns, and a grid whose buckets fit both. If noise allows it,
+    the first two ask about a few slices of the other feature too, which shows what lies across the
+    table. Neighbouring intervals are merged into buckets, categories never are. Where the policy
+    allows a question about all cells and their noise is small, everyone is asked only that, and the
+    plan says so, unless you choose `cohorts`. Nothing is asked until you iterate over the run or
+    take its `result`; `run.plan` states the cost of every round beforehand.
     """
     axes = (_axis(rows), _axis(columns))
     if axes[0].column == axes[1].column:
@@ -233,13 +252,15 @@ def crosstab(
     def asked(number: int, found: list[Result]) -> tuple[Axis, ...]:
         if len(plan.rounds) == 1:
             return axes
+        first, last = plan.rounds[0], plan.rounds[-1]
         if number < 3:
-            return axes[number - 1 : number]
-        last = plan.rounds[-1]
+            return _sliced(axes, number, first.std_error / first.expected_reports, most)
         total = sum(result.n_reports for result in found) + last.expected_reports
         known = total if plan.cohorts == "disjoint" else last.expected_reports
         sigma = last.std_error / last.expected_reports
-        return _crossed(axes, [_margin_fit(each, known) for each in found], sigma, most)
+        slices = [_slices(each, i, known) for i, each in enumerate(found)]
+        margins = [_margin_fit(each, axis) for each, axis in zip(slices, axes, strict=True)]
+        return _crossed(axes, margins, sigma, most)
 
     def steps() -> Generator[Step, None, Crosstab]:
         found: list[Result] = []
@@ -296,6 +317,23 @@ def _best_plan(
     return replace(plan, note=note)
 
 
+def _sliced(axes: tuple[Axis, Axis], number: int, sigma: float, most: int) -> tuple[Axis, ...]:
+    """One axis at full resolution, crossed with slices of the other where they are worth it."""
+    alone = axes[number - 1 : number]
+    if any(isinstance(axis, Categories) for axis in axes):
+        return alone
+    rows, columns = axes
+    counts = slice_counts((rows.size - 1, columns.size - 1), sigma)
+    if min(counts) == 1:
+        return alone
+    both = (
+        (rows, _merged(columns, slice_starts(columns.size, counts[0], fixed=1))),
+        (_merged(rows, slice_starts(rows.size, counts[1], fixed=1)), columns),
+    )
+    # Both rounds or none.
+    return both[number - 1] if max(Encoding(each).size for each in both) <= most else alone
+
+
 def _crossed(
     axes: tuple[Axis, Axis], margins: list[Margin], sigma: float, most: int
 ) -> tuple[Axis, ...]:
@@ -304,7 +342,9 @@ def _crossed(
     # Without OOV.
     spikes = min(spikiness(margin.shares[1:]) for margin in margins) if ordered else 0.0
     both_stepped = all(margin.steps is not None for margin in margins)
-    count = bucket_count(sigma, most=most, spikes=spikes, both_stepped=both_stepped)
+    measured = [margin.bends for margin in margins if margin.bends is not None]
+    bends = sum(measured) if len(measured) == len(margins) else None
+    count = bucket_count(sigma, most=most, spikes=spikes, both_stepped=both_stepped, bends=bends)
     while True:
         coarse = tuple(
             _merged(axis, bucket_starts(margin.shares, count, fixed=1, steps=margin.steps))
@@ -357,38 +397,25 @@ def _precision(result: Result, devices: int) -> Precision:
     return Precision(float(rows.base[0]) / n**2, float(rows.slope[0]) / n + chance)
 
 
-def _margin_fit(result: Result, devices: int) -> Margin:
-    """Fit the fine shares of a round; OOV comes first."""
-    (feature,) = result.features
-    shares = result.counts / result.n_reports
+def _slices(result: Result, axis: int, devices: int) -> Slices:
+    """What a round about one axis measured: a row per fine cell, OOV first."""
     devices = max(devices, result.n_reports)
-    precision = _precision(result, devices)
-    if isinstance(feature, Categories):
-        return Margin(smooth(shares, precision, ordered=False))
-    inside = max(1.0 - float(shares[0]), 1e-9)  # OOV has no neighbours
-    within = Precision(precision.base / inside**2, precision.slope)
-    fine = fit_margin(shares[1:] / inside, within, devices)
-    outside = min(max(float(shares[0]), 0.0), 1.0)
+    seen = (result.counts / result.n_reports).reshape([each.size for each in result.features])
+    seen = seen[:, None] if seen.ndim == 1 else seen if axis == 0 else seen.T
+    return Slices(seen, _precision(result, devices), devices)
+
+
+def _margin_fit(slices: Slices, axis: Axis) -> Margin:
+    """Fit the fine shares of a round; OOV comes first."""
+    outside, precision = float(slices.margin[0]), slices.precision
+    if isinstance(axis, Categories):
+        return Margin(smooth(slices.margin, precision, ordered=False))
+    inside = max(1.0 - outside, 1e-9)  # OOV has no neighbours
+    within = Precision(precision.base / inside**2, precision.slope / inside)
+    fine = fit_slices(Slices(slices.seen[1:] / inside, within, slices.devices))
+    outside = min(max(outside, 0.0), 1.0)
     return Margin(
         np.concatenate([[outside], fine.shares * (1.0 - outside)]),
         None if fine.steps is None else np.concatenate([[0], fine.steps + 1]),
+        fine.bends,
     )
-
-
-def _refined_fit(
-    result: Result,
-    margin: Margin,
-    devices: int,
-    table: Floats,
-    axis: int,
-    precision: Precision,
-    starts: Ints,
-) -> Floats:
-    """Fit the fine shares of a round together with their sums in the table."""
-    if isinstance(result.features[0], Categories):
-        return margin.shares
-    own_variance = precision.variance(np.add.reduceat(margin.shares, starts), table.shape[axis])
-    return refined_margin(
-        margin, result.counts / result.n_reports, _precision(result, devices),
-        table.sum(axis=axis), own_variance, starts, fixed=1,
-    )  # fmt: skip

@@ -47,10 +47,14 @@ class Precision:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Margin:
-    """The fitted shares of an axis' fine cells, and with which of them its steps begin, if any."""
+    """The fitted shares of an axis' fine cells, and with which of them its steps begin, if any.
+
+    `bends` says how much of the table wide buckets would blur, if it was measured in slices.
+    """
 
     shares: Floats
     steps: Ints | None = None
+    bends: float | None = None
 
 
 def fit_margin(seen: Floats, precision: Precision, devices: int) -> Margin:

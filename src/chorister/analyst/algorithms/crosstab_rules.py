@@ -8,8 +8,9 @@ combined. `crosstab_margins.py` fits each axis.
   bucket lies in two steps of a staircase.
 - **bucket_count** chooses g as HDG does for 2-D grids (Yang et al. 2020): g = sqrt(4 a / sigma)
   with a = 0.08 (theirs: 0.03). More cells mean less bias within each and more noise overall.
-  There are more where both margins have spikes, and fewer where both are staircases: then there
-  is little inside the steps to see.
+  How uneven the table is inside wide buckets is measured where the first rounds have slices, and
+  g follows from it. There are more where both margins have spikes, and fewer where both are
+  staircases: then there is little inside the steps to see.
 - **full_table_pays** says where one question about all fine cells replaces the rounds.
 - **fit_table** combines cells and both margins by precision, pulls cells towards independence as
   far as noise explains the difference (coarse blocks first: those of the steps, if both margins
@@ -36,6 +37,9 @@ Ints: TypeAlias = NDArray[np.int64]
 
 _NON_UNIFORMITY: Final = 0.08  # alpha_2, for which HDG has 0.03
 _NON_UNIFORMITY_OF_STEPS: Final = 0.04
+_USUAL_BENDS: Final = 0.4  # of a table, where HDG's rule holds as it is
+_BENDS_POWER: Final = 0.6
+_LEAST_AND_MOST: Final = (0.5, 1.6)  # times the usual number of buckets
 _MORE_BUCKETS: Final = 7.0
 _MOST_NOISE: Final = 2.0  # of all buckets together
 _FULL_TABLE_NOISE: Final = 0.1  # of all cells together
@@ -47,21 +51,30 @@ _TINY: Final = 1e-12
 
 
 def bucket_count(
-    sigma: float, *, most: int, spikes: float = 0.0, both_stepped: bool = False
+    sigma: float,
+    *,
+    most: int,
+    spikes: float = 0.0,
+    both_stepped: bool = False,
+    bends: float | None = None,
 ) -> int:
     """How many buckets each axis gets, if a cell has the standard error `sigma`.
 
     `spikes` is the spikiness of the smoother axis. Where both have spikes, what they have in common
     is in single cells, which wide buckets would hide: so there are more, as far as noise allows.
-    Where both are staircases there is less to see inside the steps, so there are fewer.
+    Where both are staircases there is less to see inside the steps, so there are fewer. `bends` is
+    how much of the table wide buckets blur, of both axes together, if it was measured: the more,
+    the more buckets.
     """
     if not sigma > 0.0:
         raise InvalidInput(f"sigma must be above 0, not {sigma}")
+    uneven = 1.0
+    if bends is not None:
+        uneven = float(np.clip((bends / _USUAL_BENDS) ** _BENDS_POWER, *_LEAST_AND_MOST))
+    alpha = _NON_UNIFORMITY_OF_STEPS if both_stepped else _NON_UNIFORMITY
+    usual = uneven * math.sqrt(4.0 * alpha / sigma)
     if both_stepped:
-        return int(
-            np.clip(round(math.sqrt(4.0 * _NON_UNIFORMITY_OF_STEPS / sigma)), 2, max(most, 2))
-        )
-    usual = math.sqrt(4.0 * _NON_UNIFORMITY / sigma)
+        return int(np.clip(round(usual), 2, max(most, 2)))
     more = min(usual * (1.0 + _MORE_BUCKETS * spikes), max(usual, math.sqrt(_MOST_NOISE / sigma)))
     return int(np.clip(round(more), 2, max(most, 2)))
 

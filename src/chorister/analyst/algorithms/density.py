@@ -123,27 +123,48 @@ def expected_errors(fit: DensityFit, questions: Sequence[Integers], noise: float
     always has a little weight, because equal cells may see nothing of a wave: where noise is small,
     more cells than the evidence calls for cost next to nothing.
     """
-    known, size = fit.known, len(fit.density)
+    size = len(fit.density)
+    starts = np.linspace(0, size - size // 2, _DESIGN_RANGES).astype(np.int64)
+    ends = starts + size // 2
+    return np.array(
+        [_left_open(fit, edges, noise, starts, ends, _SURPRISE).mean() for edges in questions]
+    )
+
+
+def cumulative_errors(fit: DensityFit, places: Integers) -> Floats:
+    """The standard error of the distribution function at each place, as far as the models know."""
+    nothing = np.zeros(0, dtype=np.int64)
+    found: Floats = np.sqrt(_left_open(fit, nothing, 1.0, np.zeros_like(places), places, 0.0))
+    return found
+
+
+def _left_open(
+    fit: DensityFit,
+    edges: Integers,
+    noise: float,
+    starts: Integers,
+    ends: Integers,
+    surprise: float,
+) -> Floats:
+    """The posterior variance of some ranges' shares after one more question."""
+    known = fit.known
     weight = np.exp(fit.evidence - fit.evidence.max())
     likely = np.argsort(-weight)[:_DESIGN_MODELS]
-    weight = np.append(weight[likely] / weight[likely].sum() * (1.0 - _SURPRISE), _SURPRISE)
+    weight = np.append(weight[likely] / weight[likely].sum() * (1.0 - surprise), surprise)
     models = np.append(likely, _SURPRISING)
-    starts = np.linspace(0, size - size // 2, _DESIGN_RANGES).astype(np.int64)
-    found = []
-    for edges in questions:
-        first = np.concatenate([known.low, edges[:-1], starts])
-        last = np.concatenate([known.high, edges[1:], starts + size // 2])
-        joint = fit.prior.covariances(first, last, models)
-        asked = len(first) - len(starts)
-        seen = joint[:, :asked, :asked]
-        seen[:, np.arange(asked), np.arange(asked)] += np.concatenate(
-            [known.variances, np.full(len(edges) - 1, noise**2)]
-        )
-        cross = joint[:, :asked, asked:]
-        explained = np.sum(cross * np.linalg.solve(seen, cross), axis=1)
-        left = np.diagonal(joint[:, asked:, asked:], axis1=1, axis2=2) - explained
-        found.append(float(weight @ np.maximum(left, 0.0).mean(axis=1)))
-    return np.array(found)
+    first = np.concatenate([known.low, edges[:-1], starts])
+    last = np.concatenate([known.high, edges[1:], ends])
+    joint = fit.prior.covariances(first, last, models)
+    asked = len(first) - len(starts)
+    seen = joint[:, :asked, :asked]
+    seen[:, np.arange(asked), np.arange(asked)] += np.concatenate(
+        [known.variances, np.full(max(len(edges) - 1, 0), noise**2)]
+    )
+    cross = joint[:, :asked, asked:]
+    explained = np.sum(cross * np.linalg.solve(seen, cross), axis=1)
+    left = np.diagonal(joint[:, asked:, asked:], axis1=1, axis2=2) - explained
+    found: Floats = weight @ np.maximum(left, 0.0)
+    return found
 
 
 class _Prior:

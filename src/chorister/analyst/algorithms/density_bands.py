@@ -58,6 +58,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 _SPARE: Final = 0.1  # of alpha, for what a normal law leaves out
 _PILOT: Final = 0.1  # of alpha: the first of several rounds has few edges
+_LAST: Final = 0.6  # of alpha, if rounds lie between: only the last one has edges near quantiles
 _HALVINGS: Final = 24  # of an interval of shares: to 1e-7, rounded outwards
 _TIE: Final = 1.0  # devices: all definitions of a quantile lie within one rank more or less
 
@@ -113,8 +114,13 @@ def distribution_band(
     if not 0.0 < confidence < 1.0:
         raise InvalidInput(f"confidence must lie strictly between 0 and 1, not {confidence}")
     devices = devices_of(results, cohorts)
-    later, left = len(results) - 1, 1.0 - _SPARE
-    parts = [_PILOT, *[(left - _PILOT) / later] * later] if later else [left]
+    between, left = len(results) - 2, 1.0 - _SPARE
+    if between < 0:
+        parts = [left]
+    elif between == 0:
+        parts = [_PILOT, left - _PILOT]
+    else:
+        parts = [_PILOT, *[(left - _PILOT - _LAST) / between] * between, _LAST]
     rounds = []
     for number, (result, part) in enumerate(zip(results, parts, strict=True)):
         sampled = 1.0 - result.n_reports / devices  # of all devices, by coins

@@ -26,6 +26,7 @@ _CLEARLY: Final = 2.0  # log of the odds against a smooth curve
 _BORDER: Final = 0.5  # chance that a step begins at a cell or at most two cells away ...
 _POSSIBLE: Final = 0.1  # ... and at this one
 _MOST_CELLS: Final = 200  # more would take seconds, and memory
+_LEAST_MEAN: Final = 1e-3  # of a slice, relative to all: an empty one has no levels
 _LEAST_NOISE: Final = 1e-4  # relative to the mean, for the sake of the digits
 _SHORT: Final = 4  # cells; anything shorter is a spike rather than a step
 _FEW: Final = (0.5, 0.2)  # short steps that chance explains, and for each step that is there
@@ -35,20 +36,23 @@ _FEW: Final = (0.5, 0.2)  # short steps that chance explains, and for each step 
 class Staircase:
     """Level steps: the fitted share of every cell, and the cells with which steps begin."""
 
-    shares: Floats
+    shares: Floats  # as measured: one column per slice, if there are several
     starts: Ints  # from 0 on
 
 
 def staircase(shares: Floats, variances: Floats) -> Staircase | None:
-    """The staircase that explains measured shares, or None where a smooth curve does as well."""
-    size, mean = len(shares), float(shares.mean())
-    if not 2 * _SHORT <= size <= _MOST_CELLS or mean <= 0.0:
+    """The staircase that explains measured shares, or None where a smooth curve does as well.
+
+    With two dimensions, every column is a histogram of its own, and all have the same borders.
+    """
+    size, slices = len(shares), shares.reshape(len(shares), -1)
+    means = slices.mean(axis=0)
+    if not 2 * _SHORT <= size <= _MOST_CELLS or not means.sum() > 0.0:
         return None
-    variances = variances + (_LEAST_NOISE * mean) ** 2
-    weight = np.concatenate([[0.0], np.cumsum(1.0 / variances)])
-    moment = np.concatenate([[0.0], np.cumsum((shares - mean) / variances)])
-    weights, moments = weight[None, :] - weight[:, None], moment[None, :] - moment[:, None]
-    found = [_steps(weights, moments, (spread * mean) ** 2, size) for spread in _SPREADS]
+    means = np.maximum(means, _LEAST_MEAN * means.sum())
+    noise = variances.reshape(slices.shape) + (_LEAST_NOISE * means) ** 2
+    weights, moments = _between_edges(1.0 / noise), _between_edges((slices - means) / noise)
+    found = [_steps(weights, moments, (spread * means) ** 2, size) for spread in _SPREADS]
     evidence = np.array([each.evidence for each in found])
     total = float(np.logaddexp.reduce(evidence))
     parts = np.exp(evidence - total)
@@ -56,12 +60,23 @@ def staircase(shares: Floats, variances: Floats) -> Staircase | None:
     short = float(parts @ np.array([each.short for each in found]))
     if short > _FEW[0] + _FEW[1] * float(begins.sum()):
         return None
-    flat = -0.5 * float(np.sum((shares - mean) ** 2 / variances + np.log(variances)))
-    cells = Cells.between(np.arange(size + 1), shares, variances)
-    if total - math.log(len(found)) + flat < smooth_evidence(cells, size) + _CLEARLY:
+    flat = -0.5 * float(np.sum((slices - means) ** 2 / noise + np.log(noise)))
+    smooth = sum(
+        smooth_evidence(Cells.between(np.arange(size + 1), seen / mean, its_noise / mean**2), size)
+        - size * math.log(mean)
+        for seen, its_noise, mean in zip(slices.T, noise.T, size * means, strict=True)
+    )
+    if total - math.log(len(found)) + flat < smooth + _CLEARLY:
         return None
-    levels: Floats = mean + parts @ np.array([each.deviations for each in found])
-    return Staircase(levels, np.concatenate([[0], _borders(begins)]))
+    levels: Floats = means + np.tensordot(parts, [each.deviations for each in found], axes=1)
+    return Staircase(levels.reshape(shares.shape), np.concatenate([[0], _borders(begins)]))
+
+
+def _between_edges(values: Floats) -> Floats:
+    """The sums of every slice's cells from one edge to another."""
+    edges = np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(values, axis=0)]).T
+    found: Floats = edges[:, None, :] - edges[:, :, None]
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,21 +84,22 @@ class _Staircases:
     """All staircases whose levels vary by as much, each as likely as the cells say."""
 
     evidence: float  # log, relative to a flat histogram
-    deviations: Floats  # from the mean: what to expect of each cell
+    deviations: Floats  # from the means: what to expect of each cell, a column per slice
     begins: Floats  # the chance that a step begins with a cell, the first one left out
     short: float  # how many short steps to expect
 
 
-def _steps(weights: Floats, moments: Floats, prior: float, size: int) -> _Staircases:
-    """Sum over all staircases whose levels have the variance `prior`.
+def _steps(weights: Floats, moments: Floats, priors: Floats, size: int) -> _Staircases:
+    """Sum over all staircases whose levels have these variances, one per slice.
 
-    `weights` and `moments` are the precision and the weighted deviation of the cells from one edge
-    to another.
+    `weights` and `moments` are the precision and the weighted deviation of each slice's cells from
+    one edge to another.
     """
+    prior = priors[:, None, None]
     shrunk = 1.0 + prior * np.maximum(weights, 0.0)
     level = prior * moments / shrunk
     length = np.arange(size + 1)[None, :] - np.arange(size + 1)[:, None]
-    step = 0.5 * moments * level - 0.5 * np.log(shrunk)
+    step = (0.5 * moments * level - 0.5 * np.log(shrunk)).sum(axis=0)
     step = step + (length - 1) * math.log1p(-_CHANGE) + math.log(_CHANGE)
     step[:, size] -= math.log(_CHANGE)  # the last one ends anyway
     step[length < 1] = -np.inf
@@ -96,9 +112,10 @@ def _steps(weights: Floats, moments: Floats, prior: float, size: int) -> _Stairc
     total = float(before[size])
     chance = np.exp(before[:, None] + step + after[None, :] - total)
     mass = chance * level
+    changes = mass.sum(axis=2) - mass.sum(axis=1)
     return _Staircases(
         evidence=total,
-        deviations=np.cumsum(mass.sum(axis=1) - mass.sum(axis=0))[:size],
+        deviations=np.cumsum(changes, axis=1)[:, :size].T,
         begins=np.append(0.0, chance.sum(axis=0)[1:size]),
         short=float(chance[length < _SHORT].sum()),
     )
