@@ -189,7 +189,10 @@ def test_a_copy_of_the_log_that_fails_is_left_to_the_next_commit(
         database.written(1)
         _add_properties(database, 1)
     database.close()
-    assert opened(tmp_path).revision() is not None
+    again = opened(tmp_path)
+    with again.read() as tx:
+        assert len(tx.execute(properties.select()).all()) == 2 + 100
+    again.close()
 
 
 def test_the_migrations_are_in_the_package() -> None:
