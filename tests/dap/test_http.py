@@ -131,7 +131,7 @@ def test_a_server_that_trickles_is_left() -> None:
         pytest.raises(Unreachable, match=r"takes more than 0\.5 s"),
     ):
         HTTPClient(timeout=0.5).request("GET", f"http://127.0.0.1:{port}/")
-    assert time.monotonic() - start < 15  # it would go on for ever
+    assert time.monotonic() - start < 15  # it would never end
 
 
 def test_an_authority_of_one_s_own(tmp_path: Path) -> None:
