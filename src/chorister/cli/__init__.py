@@ -34,7 +34,7 @@ from chorister import __version__
 from chorister.errors import ChoristerError, InternalError, InvalidInput, ServiceError
 
 if os.environ.get("COLUMNS") == "0":
-    del os.environ["COLUMNS"]  # no terminal told its width: Rich would print nothing at all
+    del os.environ["COLUMNS"]  # the width is unknown; Rich would print nothing in 0 columns
 
 
 class PlainConsole(Console):
@@ -63,8 +63,8 @@ ROLES: Final = "Take part: run a device or a server"
 QUESTIONS: Final = "Questions: what may be asked, and what it costs"
 OPERATORS: Final = "For operators and auditors"
 _SECTIONS: Final = (START, QUESTIONS, ROLES, OPERATORS)
-_NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
-"""What a disk says, wherever a command writes to it: no bug."""
+_NOT_WRITABLE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+"""Errors of the disk, which any command may meet when it writes: not bugs."""
 
 
 class _Group(TyperGroup):
@@ -106,7 +106,7 @@ def _end(error: Exception) -> NoReturn:
     kind = type(error)
     if isinstance(error, BrokenPipeError):
         raise error  # whoever reads the output has seen enough: Typer ends the command quietly
-    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+    if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
         _fail(f"can't write {error.filename or 'the output'}: {error.strerror}", 2)
     if kind.__module__.partition(".")[0] not in {"click", "typer"}:
         traceback.print_exc()

@@ -259,9 +259,11 @@ class Database:
                 raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def written(self, size: int) -> None:
-        """Tell that a transaction wrote about so many bytes; one thread at a time calls it."""
-        self._written += size
-        if self.is_sqlite and self._written >= _EARLY_BYTES:
+        """Count about so many bytes written, and have SQLite's log copied if it may be long."""
+        if not self.is_sqlite:
+            return
+        self._written += size  # by several threads: a little less may be counted
+        if self._written >= _EARLY_BYTES:
             self._written = 0
             self._copying.submit(self._copy_log)
 

@@ -98,7 +98,7 @@ def decode_canonical(adapter: TypeAdapter[_M], data: object) -> _M:
     return model
 
 
-@lru_cache(maxsize=64)  # the head is the newest entry, and an entry is read as it is written
+@lru_cache(maxsize=64)  # an app may open its device again, which reads the same entries
 def decode(data: bytes) -> Entry:
     """Decode an entry, or raise `DecodeError`."""
     return decode_canonical(_ADAPTER, data)
