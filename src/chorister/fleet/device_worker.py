@@ -1,7 +1,8 @@
 """One process of a simulated fleet, which runs its part of the devices one after the other.
 
 Each device is opened for every task and closed again: thousands of open databases would need more
-files than a process may open, and opening one is cheap.
+files than a process may open. Only those whose reports leave in a few seconds stay open, up to a
+limit.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import gc
 import heapq
 import math
+import resource
 import shutil
 import signal
 import time
@@ -40,6 +42,8 @@ KEY_BYTES: Final = 32
 _PROGRESS_SECONDS: Final = 0.2
 _LOG_TIMEOUT_SECONDS: Final = 120.0
 _SANDBOX_ATTEMPTS: Final = 5
+_MAX_OPEN: Final = 64
+_FILES_PER_DEVICE: Final = 16  # more than an open device has
 MADE: Final = "made"
 """The file in a device's folder that is written last."""
 
@@ -171,6 +175,8 @@ class _DeviceGroup:
         self._reported = 0.0
         self._answered: set[int] = set()
         self._unsettled: set[int] = set()
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._max_open = min(_MAX_OPEN, files // _FILES_PER_DEVICE)
         self._moved = 0.0
 
     def do(self, order: WorkerCommand) -> list[DeviceOutcome]:
@@ -277,10 +283,13 @@ class _DeviceGroup:
             if place in skipped or time.time() > until:
                 through += 1
                 continue
-            with self._devices[place] as device:
+            with ExitStack() as stack:
+                device = stack.enter_context(self._devices[place])
                 time.sleep(device.quiet_seconds())
                 run = device.run_once()
                 upload_at = device.next_upload()
+                if upload_at is not None and len(due) < self._max_open:
+                    stack.pop_all()  # it stays open until then
             # A refusal may be for now alone: a ledger that is too new, a window not yet open.
             unsettled = bool(run.silent or run.waiting or run.problems or run.refused)
             found[number] = DeviceOutcome(
