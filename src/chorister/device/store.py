@@ -11,9 +11,10 @@ import os
 import secrets
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 import apsw
@@ -84,11 +85,16 @@ class Snapshot:
     @classmethod
     def empty(cls, tables: Mapping[str, Mapping[str, FieldType]]) -> Snapshot:
         """Return these tables without rows, to compile a query against."""
-        connection = apsw.Connection(":memory:")
-        _create_tables(connection, "main", tables)
-        image = connection.serialize("main")
-        connection.close()
-        return cls(tables=tables, image=image)
+        shape = tuple((name, tuple(columns.items())) for name, columns in tables.items())
+        return cls(tables=tables, image=_empty_image(shape))
+
+
+# Most recipes read the same few tables. A policy may have many, so only a few images are kept.
+@lru_cache(maxsize=8)
+def _empty_image(shape: tuple[tuple[str, tuple[tuple[str, FieldType], ...]], ...]) -> bytes:
+    with closing(apsw.Connection(":memory:")) as connection:
+        _create_tables(connection, "main", {name: dict(columns) for name, columns in shape})
+        return connection.serialize("main")
 
 
 class EventStore(Closing):
