@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from chorister._native import hpke_seal
@@ -48,6 +49,7 @@ def new_report_id() -> bytes:
     return secrets.token_bytes(REPORT_ID_BYTES)
 
 
+@lru_cache(maxsize=16)  # an aggregator has the same one for all its recipes; errors are not kept
 def check_hpke_config(config: bytes) -> None:
     """Raise `DecodeError` or `HPKEError` unless shares can be sealed to this `HpkeConfig`."""
     hpke_seal(config, b"", b"", b"")
