@@ -175,6 +175,8 @@ class _DeviceGroup:
         self._reported = 0.0
         self._answered: set[int] = set()
         self._unsettled: set[int] = set()
+        # By place: what a device had spent when its last report left.
+        self._totals: dict[int, DeviceOutcome] = {}
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._max_open = min(_MAX_OPEN, files // _FILES_PER_DEVICE)
         self._moved = 0.0
@@ -267,6 +269,8 @@ class _DeviceGroup:
                 with self._devices[place] as device:
                     run = device.upload_due()
                     again = device.next_upload()
+                    if again is None:
+                        self._totals[place] = self._total(place)  # while it is open
                 number = self._numbers[place]
                 found[number] = replace(
                     found[number],
@@ -285,6 +289,7 @@ class _DeviceGroup:
                 continue
             with ExitStack() as stack:
                 device = stack.enter_context(self._devices[place])
+                self._totals.pop(place, None)
                 time.sleep(device.quiet_seconds())
                 run = device.run_once()
                 upload_at = device.next_upload()
@@ -318,16 +323,20 @@ class _DeviceGroup:
 
     def _spent(self) -> list[DeviceOutcome]:
         done = []
-        for place, number in enumerate(self._numbers):
-            with self._devices[place] as device:
-                whole = device.status().budgets[0]
-            done.append(
-                DeviceOutcome(
-                    device=number,
-                    epsilon=decimal_text(whole.spent.epsilon),
-                    delta=decimal_text(whole.spent.delta),
-                    reports=whole.reports,
-                )
-            )
+        for place in range(len(self._numbers)):
+            if place not in self._totals:
+                with self._devices[place]:
+                    self._totals[place] = self._total(place)
+            done.append(self._totals[place])
             self._report(place + 1, last=place + 1 == len(self._numbers))
         return done
+
+    def _total(self, place: int) -> DeviceOutcome:
+        """Read what a device has spent from its ledger."""
+        whole = self._devices[place].status().budgets[0]
+        return DeviceOutcome(
+            device=self._numbers[place],
+            epsilon=decimal_text(whole.spent.epsilon),
+            delta=decimal_text(whole.spent.delta),
+            reports=whole.reports,
+        )
