@@ -20,8 +20,14 @@ from chorister.dap.task import (
     task_binding,
     task_configuration,
 )
-from chorister.dap.upload_client import check_answer, new_report_id, seal_report, upload
-from chorister.errors import UploadFailed
+from chorister.dap.upload_client import (
+    check_answer,
+    check_hpke_config,
+    new_report_id,
+    seal_report,
+    upload,
+)
+from chorister.errors import DecodeError, HPKEError, UploadFailed
 from tests.keyboard import POLICY, RECIPE, recipe_at
 
 LEADER, HELPER = HPKEKeypair.generate(1), HPKEKeypair.generate(2)
@@ -79,6 +85,13 @@ def test_a_report_for_many_does_not_open_under_a_task_for_few() -> None:
         POLICY, recipe_at({"privacy/min_cohort": 10}), {"user.locale": "de_DE"}
     )
     assert aggregate(few, report) == ([], bytes([ReportError.HPKE_DECRYPT_ERROR]))
+
+
+def test_a_config_that_nothing_can_be_sealed_to_is_refused_each_time() -> None:
+    for _ in range(2):
+        check_hpke_config(LEADER.config)
+        with pytest.raises((DecodeError, HPKEError)):
+            check_hpke_config(LEADER.config[:-1])
 
 
 def test_report_ids_are_fresh() -> None:

@@ -15,6 +15,7 @@ import pytest
 from chorister.clock import SettableClock
 from chorister.device.database import transaction
 from chorister.device.keys import SecretKey
+from chorister.device.schema import FieldType
 from chorister.device.store import EventStore, Snapshot
 from chorister.errors import EventRefused, InvalidInput, StoreError
 from tests.device.conftest import KEY, NOW
@@ -409,3 +410,21 @@ def test_a_snapshot_while_another_handle_writes_sees_whole_batches(
             thread.join()
     assert all(count % 10 == 0 for count in counts)
     assert counts == sorted(counts)
+
+
+def test_empty_tables_are_as_the_last_caller_asked_for_them() -> None:
+    wanted: list[dict[str, dict[str, FieldType]]] = [
+        {"t": {"a": "text"}},
+        {"t": {"a": "real"}},
+        {"t": {"a": "text", "b": "integer"}},
+        {"t": {"b": "integer", "a": "text"}},
+        {"u": {"a": "text"}},
+    ]
+    for _ in range(2):
+        for tables in wanted:
+            connection = apsw.Connection(":memory:")
+            connection.deserialize("main", Snapshot.empty(tables).image)
+            ((name, *_),) = connection.execute("SELECT name FROM sqlite_schema").fetchall()
+            columns = connection.execute("SELECT name, type FROM pragma_table_info(?)", (name,))
+            assert {name: {column: kind.lower() for column, kind in columns}} == tables
+            connection.close()
