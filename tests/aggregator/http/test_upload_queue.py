@@ -69,20 +69,28 @@ def test_a_full_queue_says_so_and_recovers(requests: int, room: int) -> None:
 
 
 def test_a_failed_transaction_is_told_to_all_of_it_and_to_nobody_else() -> None:
+    disk = SlowStorage()
+
     def store(numbers: Sequence[int]) -> list[int]:
+        stored = disk.store(numbers)
         if 1 in numbers:
             raise OSError("the disk is full")
-        return list(numbers)
+        return stored
 
     async def main() -> None:
         queue = UploadQueue(store)
-        failed = [queue.put(1, 1), queue.put(2, 1)]
+        before = queue.put(0, 1)
+        await entered(disk)
+        failed = [queue.put(1, 1), queue.put(2, 1)]  # both wait for the next transaction
+        disk.go.set()
+        assert await before == 0
         outcomes = await asyncio.gather(*failed, return_exceptions=True)
         assert all(isinstance(each, OSError) for each in outcomes)
-        assert await queue.put(3, 1) == 3
+        assert await queue.put(3, 1) == 30
         await queue.close()
 
     asyncio.run(main())
+    assert disk.transactions == [[0], [1, 2], [3]]
 
 
 def test_two_transactions_at_the_same_time_if_there_are_two_threads() -> None:
@@ -147,14 +155,17 @@ def test_a_client_that_goes_away_takes_nobody_with_it() -> None:
 
     async def main() -> None:
         queue = UploadQueue(disk.store)
+        before = queue.put(0, 1)
+        await entered(disk)
         gone, stays = queue.put(1, 1), queue.put(2, 1)
         gone.cancel()
         disk.go.set()
+        assert await before == 0
         assert await stays == 20
         await queue.close()
 
     asyncio.run(main())
-    assert disk.transactions == [[1, 2]]  # it was sent, so it is kept
+    assert disk.transactions == [[0], [1, 2]]  # it was sent, so it is kept
 
 
 def test_an_empty_queue_closes_at_once() -> None:
