@@ -195,6 +195,17 @@ def test_a_copy_of_the_log_that_fails_is_left_to_the_next_commit(
     again.close()
 
 
+def test_what_was_committed_while_the_database_closed_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "_EARLY_BYTES", 1)
+    database = opened(tmp_path)
+    with database.write() as tx:
+        database.insert_new(tx, properties, [{"name": "a", "value": b"b"}])
+    database.close()
+    database.written(1)  # its upload is answered as stored
+
+
 def test_the_migrations_are_in_the_package() -> None:
     folder = Path(database_module.__file__).parent / "migrations"
     assert (folder / "env.py").is_file()

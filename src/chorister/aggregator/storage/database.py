@@ -259,13 +259,18 @@ class Database:
                 raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def written(self, size: int) -> None:
-        """Count about so many bytes written, and have SQLite's log copied if it may be long."""
+        """Count about so many bytes written, and have SQLite's log copied if it may be long.
+
+        Never raises: what was committed must not look as if it had failed.
+        """
         if not self.is_sqlite:
             return
         self._written += size  # by several threads: a little less may be counted
         if self._written >= _EARLY_BYTES:
             self._written = 0
-            self._copying.submit(self._copy_log)
+            # Refused once the database is closed, or if there is no thread: a commit copies the log.
+            with contextlib.suppress(RuntimeError):
+                self._copying.submit(self._copy_log)
 
     def _copy_log(self) -> None:
         """Copy SQLite's log into the file while others append to it, until little is left.
