@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -335,6 +336,30 @@ def test_an_upload_that_is_not_stored_is_not_acknowledged(
         connection.sendall(door.request(report))
         assert answer(connection)[0] == 200
     assert len(door.direct) == 2
+
+
+def test_a_failed_transaction_is_explained_as_briefly_to_the_last_upload_as_to_the_first(
+    door: UploadServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = ValueError("a bug")
+    outcomes: list[Callable[[BaseException], None]] = []
+    answers: list[int] = []
+    depths: list[int] = []
+
+    def logged(_event: str, error: BaseException, **_fields: object) -> None:
+        depths.append(len(traceback.extract_tb(error.__traceback__)))
+
+    monkeypatch.setattr("chorister.aggregator.http.app.log_failure", logged)
+    monkeypatch.setattr(door.route.queue, "add", lambda _, __, done: outcomes.append(done))
+    for _ in range(3):
+        door.route.store(door.task, door.report(), lambda answer: answers.append(answer.status))
+    try:
+        raise error
+    except ValueError:
+        for done in outcomes:
+            done(error)
+    assert answers == [500, 500, 500]
+    assert depths == [1, 1, 1]
 
 
 def test_a_queue_that_takes_no_more(door: UploadServer) -> None:

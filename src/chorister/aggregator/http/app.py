@@ -86,7 +86,7 @@ def refusal(error: ProblemError, headers: Mapping[str, str] | None = None) -> Ra
     return success(problem_document(error), status=error.status, media_type=PROBLEM, headers=named)
 
 
-def failure(error: Exception, route: str) -> RawResponse:
+def failure(error: BaseException, route: str) -> RawResponse:
     """Return the response to any error; bugs are logged and not explained."""
     if isinstance(error, ProblemError):
         return refusal(error)

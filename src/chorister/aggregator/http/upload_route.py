@@ -107,18 +107,23 @@ class UploadRoute:
             upload = self.writer.check(task, body)
 
             def stored(outcome: UploadErrors | BaseException) -> None:
-                try:
-                    response = self._outcome(upload, outcome)
-                    self._answered.inc()
-                except Exception as error:
-                    response = self.failed(error)
+                if isinstance(outcome, BaseException):
+                    # Not raised again: all uploads of a transaction have the same error, and its
+                    # traceback, which is logged, would grow with each.
+                    response = self.failed(outcome)
+                else:
+                    try:
+                        response = self._outcome(upload, outcome)
+                        self._answered.inc()
+                    except Exception as error:
+                        response = self.failed(error)
                 respond(response)  # outside: if it fails, the request must not be answered twice
 
             self.queue.add(upload, len(body), stored)
         except Exception as error:
             respond(self.failed(error))
 
-    def failed(self, error: Exception) -> RawResponse:
+    def failed(self, error: BaseException) -> RawResponse:
         """Return the response to an error, and count it."""
         response = failure(error, "reports")
         self.metrics.requests.labels("reports", str(response.status)).inc()
@@ -196,9 +201,7 @@ class UploadRoute:
         if not valid:
             raise ProblemError(None, "uploads need a valid credential of the host app", status=403)
 
-    def _outcome(self, upload: CheckedUpload, errors: UploadErrors | BaseException) -> RawResponse:
-        if isinstance(errors, BaseException):
-            raise errors
+    def _outcome(self, upload: CheckedUpload, errors: UploadErrors) -> RawResponse:
         refused = len(errors.statuses)
         self._stored.inc(len(upload.ids) - refused)
         if not refused:
