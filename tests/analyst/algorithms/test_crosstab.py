@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 import chorister as ch
 from chorister.analyst.algorithms.algorithm_run import AlgorithmRun
-from chorister.analyst.algorithms.crosstab import Crosstab, crosstab
+from chorister.analyst.algorithms.crosstab import Crosstab, _crossed, crosstab
 from chorister.analyst.algorithms.crosstab_margins import (
     Margin,
     Precision,
@@ -339,7 +340,7 @@ def test_a_table_needs_its_buckets() -> None:
 AGES, HOURS = ch.intervals("age", range(20, 61)), ch.intervals("hours", range(1, 61))
 
 
-def rules(reports: int = 3) -> Policy:
+def rules(reports: int = 3, **changes: Any) -> Policy:
     budget = {"local_epsilon": 8, "epsilon": 3, "delta": Decimal("1e-5"), "reports": reports}
     fields = {"user.age": budget, "user.hours": budget}
     analysis = f"analyses/{ANALYSIS}"
@@ -355,6 +356,7 @@ def rules(reports: int = 3) -> Policy:
             "device/epsilon": 3,
             "device/delta": Decimal("1e-5"),
         }
+        | {f"{analysis}/{name}": value for name, value in changes.items()}
     )
 
 
@@ -496,6 +498,26 @@ def test_categories_are_never_merged() -> None:
     found = crosstab(fleet, AGES, kinds, cohorts="everyone").result
     assert found.results[2].features[1] == kinds
     assert found.shares.shape == (AGES.size, 3)
+
+
+def test_categories_that_do_not_fit_are_refused_before_anything_is_asked() -> None:
+    where = ch.rehearse(people(), rules(max_bins=100), seed=3).study("few", analysis=ANALYSIS)
+    kinds = ch.categories("age", list(range(20, 31))), ch.categories("hours", list(range(20)))
+    with pytest.raises(InvalidInput, match="need 252 cells, more than 100"):
+        crosstab(where, *kinds, cohorts="everyone")
+    assert where.rounds == []
+
+
+@pytest.mark.parametrize("stepped", [True, False])
+def test_buckets_fit_into_what_the_policy_allows(*, stepped: bool) -> None:
+    """Twelve steps on each axis, or one heavy cell, and room for fewer cells than they need."""
+    axes = ch.intervals("a", range(61)), ch.intervals("b", range(61))
+    shares = np.repeat([1.0, 2.0] * 6, 5) if stepped else np.append(np.full(59, 0.01), 1.0)
+    shares = np.append(0.0, shares / shares.sum())
+    steps = np.append(0, np.arange(1, 61, 5)) if stepped else None
+    for most in (4, 9, 100):
+        coarse = _crossed(axes, [Margin(shares, steps)] * 2, 1e-4, most)
+        assert 4 <= math.prod(axis.size for axis in coarse) <= most
 
 
 def test_saved_and_loaded(table: Crosstab, tmp_path: Path) -> None:

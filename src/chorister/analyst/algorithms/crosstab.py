@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -239,6 +240,12 @@ def crosstab(
     most = study.terms.max_bins
     if max(axis.size for axis in axes) > most:
         raise InvalidInput(f"one feature alone has more than {most:,} cells: use larger ones")
+    # Before anything is asked: intervals can be merged into one bucket and OOV.
+    least = math.prod(axis.size if isinstance(axis, Categories) else 2 for axis in axes)
+    if least > most:
+        raise InvalidInput(
+            f"these categories need {least:,} cells, more than {most:,}: use fewer of them"
+        )
 
     def planned(shares: Sequence[float], who: Cohorts) -> RoundsPlan:
         return study.plan_rounds(
@@ -345,18 +352,15 @@ def _crossed(
     measured = [margin.bends for margin in margins if margin.bends is not None]
     bends = sum(measured) if len(measured) == len(margins) else None
     count = bucket_count(sigma, most=most, spikes=spikes, both_stepped=both_stepped, bends=bends)
-    while True:
-        coarse = tuple(
-            _merged(axis, bucket_starts(margin.shares, count, fixed=1, steps=margin.steps))
-            for axis, margin in zip(axes, margins, strict=True)
-        )
-        if Encoding(coarse).size <= most:
-            return coarse
-        if count <= 2:
-            raise InvalidInput(
-                f"these categories need {Encoding(coarse).size:,} cells, more than {most:,}"
+    for kept in (margins, [Margin(margin.shares) for margin in margins]):  # without steps at last
+        for buckets in range(count, 0, -1):
+            coarse = tuple(
+                _merged(axis, bucket_starts(margin.shares, buckets, fixed=1, steps=margin.steps))
+                for axis, margin in zip(axes, kept, strict=True)
             )
-        count -= 1
+            if Encoding(coarse).size <= most:
+                return coarse
+    raise InvalidInput(f"a table of these features needs more than {most:,} cells")
 
 
 def _axis(feature: object) -> Axis:
