@@ -268,7 +268,7 @@ class Database:
         self._written += size  # by several threads: a little less may be counted
         if self._written >= _EARLY_BYTES:
             self._written = 0
-            # Refused once the database is closed, or if there is no thread: a commit copies the log.
+            # Refused once the database is closed, or without a thread: a commit copies the log.
             with contextlib.suppress(RuntimeError):
                 self._copying.submit(self._copy_log)
 
