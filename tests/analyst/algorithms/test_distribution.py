@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorister.analyst.algorithms.distribution import Distribution, distribution
+from chorister.analyst.algorithms.distribution import (
+    Distribution,
+    _edges,
+    _on_grid,
+    distribution,
+)
 from chorister.analyst.rehearsal import Rehearsal, rehearse
 from chorister.errors import DecodeError, InvalidInput
 from tests.analyst.algorithms import shapes
@@ -132,3 +138,27 @@ def test_bad_input_is_refused(found: Distribution) -> None:
         found.quantiles([0.0])
     with pytest.raises(InvalidInput, match="confidence"):
         found.quantiles([0.5], confidence=1.0)
+
+
+@given(
+    st.integers(-(10**6), 10**6),
+    st.integers(1, 10**10),
+    st.sets(st.integers(0, 1024), max_size=40),
+    st.booleans(),
+)
+def test_no_cell_of_a_question_is_empty_on_the_grid(
+    low: int, width: int, steps: set[int], whole: bool
+) -> None:
+    """Rounding moved the first edge of a range such as 15.5 to 5000.5, and its cell was lost."""
+    first, last = Decimal(low) / 1000, Decimal(low + width) / 1000
+    places = np.array(sorted(steps | {0, 1024}))
+    edges = _edges(first, last, places, whole=whole)
+    assert (edges[0], edges[-1]) == (first, last)
+    assert np.all(np.diff(_on_grid(edges, first, last)) > 0)
+    if not whole:  # then all have enough digits, but for those that begin beside an end
+        assert len(edges) >= len(places) - 2
+
+
+def test_a_range_may_begin_between_all_edges() -> None:
+    found = distribution(fleet(reports=3).study("fares"), "fare", "0.00006", 40).result
+    assert found.quantiles([0.5])["quantile"][0] == pytest.approx(np.median(FARES), abs=2.0)

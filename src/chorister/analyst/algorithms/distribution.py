@@ -91,16 +91,14 @@ class Distribution(AlgorithmResult):
         weights = np.array([1.0 / each.variance[0] for each in rows])
         outside = float(np.average([each.value[0] for each in rows], weights=weights))
         inside = min(max(self.devices - outside, 1.0), float(self.devices))
-        span = float(self.high) - float(self.low)
         parts = []
         for result, each in zip(self.results, rows, strict=True):
             feature = result.features[0]
             if not isinstance(feature, Intervals):
                 raise InvalidInput("a distribution needs one feature in intervals")
-            places = (np.array(feature.edges, dtype=np.float64) - float(self.low)) / span * _STEPS
             parts.append(
                 Cells.between(
-                    np.round(places).astype(np.int64),
+                    _on_grid(feature.edges, self.low, self.high),
                     each.value[1:] / inside,
                     each.variance[1:] / inside**2,
                 )
@@ -342,9 +340,27 @@ def _is_integer(study: Study, column: str) -> bool:
     return len(found) == 1 and types[found[0]].type == "integer"
 
 
+def _on_grid(edges: Sequence[Decimal], low: Decimal, high: Decimal) -> NDArray[np.int64]:
+    """The nearest step of the grid to each edge."""
+    begin, end = float(low), float(high)
+    places = (np.array(edges, dtype=np.float64) - begin) / (end - begin) * _STEPS
+    return np.round(places).astype(np.int64)
+
+
 def _edges(low: Decimal, high: Decimal, steps: NDArray[np.int64], *, whole: bool) -> list[Decimal]:
-    """The grid's edges, with enough digits to distinguish steps, or in whole numbers."""
+    """The grid's edges, with enough digits to distinguish steps, or in whole numbers.
+
+    Rounding may lead an edge to the same step as another, or as an end: it is left out.
+    """
     width = (high - low) / _STEPS
     unit = Decimal(1) if whole else Decimal(1).scaleb(width.adjusted() - 2)
-    inner = {(low + width * int(step)).quantize(unit) for step in steps}
-    return [low, *sorted(edge for edge in inner if low < edge < high), high]
+    rounded = {(low + width * int(step)).quantize(unit) for step in steps}
+    edges = sorted(edge for edge in rounded if low < edge < high)
+    places = _on_grid(edges, low, high)
+    apart = np.diff(places, prepend=0) > 0
+    return [
+        low,
+        *(edge for edge, place, new in zip(edges, places, apart, strict=True)
+          if new and place < _STEPS),
+        high,
+    ]  # fmt: skip
