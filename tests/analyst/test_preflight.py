@@ -6,6 +6,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import chorister as ch
@@ -413,6 +414,19 @@ def a_track(study: ch.Study) -> TrackPlan:
     return study.track(decades(), windows=3)
 
 
+def twice(study: ch.Study, **options: Any) -> object:
+    query = "SELECT age, age AS again FROM user"
+    axes = ch.intervals("age", [0, 50, 100]), ch.categories("again", [1])
+    return ch.crosstab(study, *axes, query=query, **options)
+
+
+def test_item_7_one_field_may_be_a_text_everywhere() -> None:
+    """Its letters were read as fields."""
+    study = fleet(of_twelve()).study("one", analysis=ANALYSIS)
+    asked = [distribution(study, "age", 0, 100, reads={"user": name}) for name in ("age", ["age"])]
+    assert asked[0].plan == asked[1].plan
+
+
 def test_item_7_features_fail_in_our_words() -> None:
     for make in (
         lambda: ch.intervals("age", [1]),
@@ -438,6 +452,9 @@ def test_item_7_features_fail_in_our_words() -> None:
         lambda: ch.rehearse(PEOPLE, of_twelve(), seed=-1),
         lambda: ch.rehearse({"age": [10**400], "count": [5]}, of_twelve()),
         lambda: ch.rehearse({"age": [5], "count": [10**400]}, of_twelve()),
+        lambda: ch.rehearse({"age": [Decimal("1e999")], "count": [5]}, of_twelve()),
+        lambda: ch.rehearse({"age": [Decimal("NaN")], "count": [5]}, of_twelve()),
+        lambda: ch.intervals("age", np.array(3)),
     ):
         with pytest.raises(InvalidInput) as caught:
             make()
@@ -474,6 +491,10 @@ def test_item_7_other_durations_say_what_to_write(wrong: Any) -> None:
         {"reads": "user"}, {"reads": 3},
         {"query": ""}, {"query": 5}, {"reads": {"user": ["nothing"]}}, {"arms": {"a": 0, "b": 1}},
         {"reads": {}}, {"deny": None}, {"deny": 3}, {"query": "SELECT 30 AS age", "reads": {}},
+        {"deny": np.array(3)}, {"group_by": [["user.locale"]]}, {"group_by": np.array(3)},
+        {"arms": [["a"], ["b"]]}, {"arms": [1, 2]}, {"participation": 1e-13},
+        {"report": ["bounded"]}, {"report": "other"}, {"series": "1w"},
+        {"min_cohort": np.array([1, 2])}, {"min_cohort": -(10**400)},
     ],
     ids=str,
 )  # fmt: skip
@@ -497,7 +518,10 @@ def test_item_7_whatever_is_wrong_is_an_error_of_ours(options: dict[str, Any]) -
         (lambda study: study.histogram(decades()).cost(reports="x"), "reports"),
         (lambda study: study.histogram(decades()).run(target="x"), "target"),
         (lambda study: study.histogram(decades()).cost(reports=10**400), "reports"),
+        (lambda study: study.histogram(decades()).cost(reports=-(10**400)), "reports"),
+        (lambda study: study.histogram(decades()).cost(reports=np.array([1, 2])), "reports"),
         (lambda study: study.for_accuracy(decades(), relative_error="x"), "relative_error"),
+        (lambda study: study.for_accuracy(decades(), relative_error=5e-324), None),
         (lambda study: a_track(study).cost(reports="x"), "reports"),  # type: ignore[arg-type]
         (lambda study: a_track(study).cost(level="x"), "level"),  # type: ignore[arg-type]
         (lambda study: a_track(study).cost(chance="x"), "chance"),  # type: ignore[arg-type]
@@ -509,6 +533,9 @@ def test_item_7_whatever_is_wrong_is_an_error_of_ours(options: dict[str, Any]) -
         (lambda study: distribution(study, "age", 0, 100, target=0), "target"),
         (lambda study: distribution(study, "age", 0, 100, target=10**9), "target"),
         (lambda study: distribution(study, "age", 0, 100, epsilon=0), "epsilon"),
+        (lambda study: distribution(study, "age", 0, 100, reads=0.5), "reads"),  # type: ignore[arg-type]
+        (lambda study: twice(study, reads="user"), "reads"),
+        (lambda study: study.plan_rounds([1], reads={"user": 3}), None),
         (lambda study: study.fleet.study(None), "name"),
         (lambda study: study.fleet.study("x", analysis=[]), None),
         (lambda study: distribution(study, "age", 0, 100, cohorts="some"), "cohorts"),  # type: ignore[arg-type]
@@ -516,6 +543,7 @@ def test_item_7_whatever_is_wrong_is_an_error_of_ours(options: dict[str, Any]) -
         (lambda study: discover_ngrams(study, [1, 2]), "vocabulary"),  # type: ignore[list-item]
         (lambda study: discover_ngrams(study, ["good", "day"], deny="bad"), "deny"),
         (lambda study: discover_ngrams(study, ["good", "day"], field="nowhere"), "field"),
+        (lambda study: discover_ngrams(study, ["good", "day"], field=["x"]), "field"),  # type: ignore[arg-type]
     ],
 )
 def test_item_7_an_error_names_what_was_given(ask: Any, field: str | None) -> None:

@@ -160,7 +160,7 @@ def reports_allowed(study: Study, reads: Mapping[str, Iterable[str]]) -> int:
 
     That is what the policy allows, less what was sent: by the share of the fleet that can pay most.
     """
-    refs = refs_of(reads)
+    refs = refs_of(as_reads(reads))
     own, bound = known_ledgers(study.fleet)
     for ledgers in (bound, own):
         with suppress(BudgetExceeded):

@@ -219,8 +219,7 @@ class QuestionCost:
 def _price(question: Question, reports: int | None, target: int | None) -> QuestionCost:
     """Price a question with the budgets as the study's rounds leave them."""
     study, fleet = question.study, question.study.fleet
-    as_count(target, "target")
-    as_count(reports, "reports")
+    target, reports = as_count(target, "target"), as_count(reports, "reports")
     recipe = question.recipe(number=study.next_number, opens=fleet.clock.now())
     found = preflight(fleet, recipe, target=target, reports=reports)
     refused = any(not outcome.passed for outcome in found.checks)
@@ -281,7 +280,7 @@ def for_accuracy(
         std_error = float(as_positive(std_error, "std_error"))
     if relative_error is not None:
         relative_error = float(as_positive(relative_error, "relative_error"))
-    as_count(reports, "reports")
+    reports = as_count(reports, "reports")
     terms = study.terms
     fixed = {"local_epsilon": "0.1", "min_cohort": terms.cohort.smallest}  # replaced below
     draft = study.histogram(features, **{**options, **fixed})

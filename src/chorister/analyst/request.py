@@ -42,6 +42,7 @@ Item = TypeVar("Item")
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_COUNT: Final = 10**18  # of devices; with more, floating-point numbers end
 _STEP: Final = Decimal("0.0001")
+_LEAST_PROBABILITY: Final = Decimal("1e-12")
 _LEAST_DELTA: Final = 10 * BOUND_DELTA  # with less, bounded reports would take most of it
 _MAX_DELTA: Final = Decimal("0.1")
 _EVERYONE: Final = Participation(probability=Decimal(1), once_per_study=False)
@@ -69,9 +70,18 @@ def as_positive(value: Real, name: str) -> Decimal:
 
 def as_list(value: Iterable[Item], name: str, example: str) -> list[Item]:
     """Read a list. A text is not one: its letters are never meant."""
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+    items = None if isinstance(value, str | bytes) else _items(value)
+    if items is None:
         raise InvalidInput(f"{name} is a list such as {example}, not {value!r}", field=name)
-    return list(value)
+    return list(items)
+
+
+def _items(value: object) -> tuple[Any, ...] | None:
+    """What something holds; None if it is nothing to iterate over, such as an array of a number."""
+    try:
+        return tuple(value) if isinstance(value, Iterable) else None
+    except TypeError:
+        return None
 
 
 def as_features(value: object) -> tuple[AnyFeature, ...]:
@@ -133,24 +143,28 @@ def as_count(value: int | None, name: str) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise InvalidInput(f"{name} is a whole number, not {value!r}", field=name)
-    number = operator.index(value)
-    if number > _MAX_COUNT:
+    try:
+        number = operator.index(value)
+    except TypeError:  # an array of several
+        raise InvalidInput(f"{name} is a whole number, not {value!r}", field=name) from None
+    if abs(number) > _MAX_COUNT:
         raise InvalidInput(f"{name} must be at most {_MAX_COUNT:,}", field=name)
     return number
 
 
 def as_names(value: Iterable[str] | str) -> tuple[str, ...]:
     """Read names: one, or several."""
-    if not isinstance(value, Iterable):
+    names = (value,) if isinstance(value, str) else _items(value)
+    if names is None or any(not isinstance(name, str) for name in names):
         raise InvalidInput(f"names are text, or a list of texts, not {value!r}")
-    return (value,) if isinstance(value, str) else tuple(value)
+    return names
 
 
 def as_deny_lists(value: DenyList | Sequence[DenyList]) -> tuple[DenyList, ...]:
     """Read deny lists: one, or several."""
     given: object = (value,) if isinstance(value, DenyList) else value
-    lists = tuple(given) if isinstance(given, Iterable) else (given,)
-    if any(not isinstance(each, DenyList) for each in lists):
+    lists = _items(given)
+    if lists is None or any(not isinstance(each, DenyList) for each in lists):
         raise InvalidInput(
             "deny takes lists such as chorister.encoding.DenyList(column=..., phrases=...)",
             field="deny",
@@ -306,16 +320,19 @@ def as_participation(value: Participation | Real | str | None) -> Participation:
     share = as_exact(value, "participation")
     if not 0 < share <= 1:
         raise InvalidInput(f'participation is "everyone" or a share in (0, 1], not {value!r}')
-    return Participation(
-        probability=share.quantize(Decimal("1e-12"), context=DOWN).normalize(DOWN),
-        once_per_study=True,
-    )
+    probability = share.quantize(_LEAST_PROBABILITY, context=DOWN).normalize(DOWN)
+    if not probability:
+        raise InvalidInput(
+            f"participation must be at least {_LEAST_PROBABILITY}", field="participation"
+        )
+    return Participation(probability=probability, once_per_study=True)
 
 
 def as_arms(value: Mapping[str, int] | Sequence[str]) -> tuple[Arm, ...]:
     """Read the arms of an experiment: names with weights, or names of equal weight."""
-    weights = value if isinstance(value, Mapping) else dict.fromkeys(as_names(value), 1)
-    if isinstance(value, str) or len(weights) != len(value) or len(weights) == 1:
+    names = tuple(value) if isinstance(value, Mapping) else as_names(value)
+    weights = value if isinstance(value, Mapping) else dict.fromkeys(names, 1)
+    if isinstance(value, str) or len(weights) != len(names) or len(weights) == 1:
         raise InvalidInput("an experiment needs two or more arms with different names")
     with valid_input("arms: "):
         return tuple(Arm(name=name, weight=weight) for name, weight in weights.items())
@@ -378,6 +395,10 @@ class PrivacyRequest:
                 f"mechanism must be one of {', '.join(Mechanism)}", field="mechanism"
             ) from None
         report = self.report or analysis.report_kinds[0]
+        if report not in get_args(ReportKind):
+            raise InvalidInput(
+                f"report must be one of {', '.join(get_args(ReportKind))}", field="report"
+            )
         epsilon = (
             six_digits(equal_epsilon)
             if self.epsilon is None

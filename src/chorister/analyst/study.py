@@ -138,6 +138,9 @@ class Study:
         stream. A `series` asks in many windows: `study.track` plans one.
         """
         chosen = as_features(features)
+        given: object = series
+        if given is not None and not isinstance(given, Series):
+            raise InvalidInput("a series is planned with `study.track`", field="series")
         denied, groups = as_deny_lists(deny), as_names(group_by)
         if query is None:
             query = simple_query(self.fleet.policy, self.terms, chosen, denied)

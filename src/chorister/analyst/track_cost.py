@@ -124,7 +124,7 @@ def price(
     false_alarms: float,
 ) -> TrackCost:
     """Price a series with the budgets as they are now."""
-    as_count(reports, "reports")
+    reports = as_count(reports, "reports")
     level, chance = float(as_exact(level, "level")), float(as_exact(chance, "chance"))
     false_alarms = float(as_exact(false_alarms, "false_alarms"))
     if not 0.0 <= level < 1.0:

@@ -155,8 +155,8 @@ def cost_of_accuracy(
     def share(n: int) -> float:
         return float(randomizer.std_error(n, 0.0, setting.noise_trials(n))) / n
 
-    needed = math.ceil((share(10**6) * 1000.0 / relative_error) ** 2)
-    cohort = max(2, min(needed, MAX_COHORT))
+    root = min(share(10**6) * 1000.0 / relative_error, math.sqrt(MAX_COHORT))
+    cohort = max(2, min(math.ceil(root**2), MAX_COHORT))
     while share(cohort) > relative_error:
         if cohort >= MAX_COHORT:
             raise InvalidInput(

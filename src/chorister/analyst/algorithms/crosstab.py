@@ -43,7 +43,7 @@ from chorister.analyst.algorithms.crosstab_slices import (
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.estimate import column_names
 from chorister.analyst.preflight import require_fitting
-from chorister.analyst.request import Real, reads_of, simple_query
+from chorister.analyst.request import Real, as_reads, reads_of, simple_query
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.encoding import Categories, Encoding, Intervals, Selection
@@ -234,7 +234,7 @@ def crosstab(
         raise InvalidInput("rows and columns must be two different columns")
     if query is None:
         query = simple_query(study.fleet.policy, study.terms, axes, ())
-    fields = reads_of(query, study.terms) if reads is None else {k: tuple(reads[k]) for k in reads}
+    fields = reads_of(query, study.terms) if reads is None else as_reads(reads)
     require_fitting(study, axes, query, fields)
 
     most = study.terms.max_bins

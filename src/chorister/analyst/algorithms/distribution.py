@@ -27,7 +27,7 @@ from chorister.analyst.algorithms.density_bands import Band, distribution_band
 from chorister.analyst.algorithms.density_rules import DensityRules, asked_once, regime
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.preflight import require_fitting
-from chorister.analyst.request import Real, as_exact, intervals, reads_of, simple_query
+from chorister.analyst.request import Real, as_exact, as_reads, intervals, reads_of, simple_query
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.encoding import Intervals, Selection
@@ -260,7 +260,7 @@ def distribution(
     probe = intervals(column, (first, last))
     if query is None:
         query = simple_query(study.fleet.policy, study.terms, (probe,), ())
-    fields = reads_of(query, study.terms) if reads is None else {k: tuple(reads[k]) for k in reads}
+    fields = reads_of(query, study.terms) if reads is None else as_reads(reads)
     require_fitting(study, (probe,), query, fields)
 
     def plan_for(shares: Sequence[float]) -> RoundsPlan:

@@ -36,7 +36,7 @@ from chorister.analyst.algorithms.pyramid import Measured, Pyramid, fit_map
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.estimate import Estimates
 from chorister.analyst.preflight import require_fitting
-from chorister.analyst.request import Real, as_count, grid, reads_of, simple_query
+from chorister.analyst.request import Real, as_count, as_reads, grid, reads_of, simple_query
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.encoding import Grid, Selection
@@ -240,7 +240,7 @@ def heatmap(
     probe = grid(columns, box, level=1)
     if query is None:
         query = simple_query(study.fleet.policy, study.terms, (probe,), ())
-    fields = reads_of(query, study.terms) if reads is None else {k: tuple(reads[k]) for k in reads}
+    fields = reads_of(query, study.terms) if reads is None else as_reads(reads)
     require_fitting(study, (probe,), query, fields)
 
     most_cells = study.terms.max_bins - 1

@@ -440,7 +440,8 @@ def text_field(study: Study, given: str | None) -> str:
     """
     policy = study.fleet.policy
     if given:
-        known = policy.fields.get(given)
+        name: object = given
+        known = policy.fields.get(given) if isinstance(name, str) else None
         if known is None:
             raise InvalidInput(
                 f"{given!r} is not a field: give one of {', '.join(study.terms.fields)}",

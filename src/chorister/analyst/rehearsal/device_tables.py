@@ -50,7 +50,10 @@ def as_frame(source: object, policy: Policy) -> polars.DataFrame:
             frame = pl.DataFrame(source)
     except InvalidInput:
         raise
-    except (OverflowError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
+    except (  # polars panics about some numbers that are none
+        OverflowError, RuntimeError, TypeError, ValueError,
+        pl.exceptions.PolarsError, pl.exceptions.PanicException,
+    ) as error:  # fmt: skip
         raise InvalidInput(
             "a population is a polars, pandas or Arrow table, columns by name, or the path of a "
             f".csv or .parquet file: {error}"
