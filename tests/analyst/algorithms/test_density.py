@@ -190,3 +190,22 @@ def test_bad_input_is_refused() -> None:
         regime(0.0, splitting_costs=False)
     with pytest.raises(InvalidInput, match="two cells"):
         DensityRules(shares=(1.0,), cells=(1,))
+
+
+@pytest.mark.parametrize("noise", [1e-7, 2e-8, 1e-9])
+def test_next_to_no_noise_is_no_reason_to_fail(noise: float) -> None:
+    """As in a rehearsal of 10^16 devices: covariances were singular."""
+    rng = np.random.default_rng(16)
+    spike, ends = np.zeros(SIZE), np.zeros(SIZE)
+    spike[77] = ends[0] = ends[-1] = 1.0
+    for truth in (spike, ends / 2.0, np.full(SIZE, 1.0 / SIZE)):
+        rules = regime(noise, splitting_costs=True)
+        parts: list[Cells] = []
+        for number in range(1, len(rules.shares) + 1):
+            edges = rules.edges(number, parts, SIZE, noise=noise)
+            seen = np.add.reduceat(truth, edges[:-1])
+            seen = seen + rng.normal(0.0, noise, len(seen))
+            parts.append(Cells.between(edges, seen, np.full(len(seen), noise**2)))
+        found = fit_density(parts, SIZE)
+        assert found.density.sum() == pytest.approx(1.0)
+        assert np.abs(np.add.reduceat(found.density, edges[:-1]) - seen).max() < 1e-3

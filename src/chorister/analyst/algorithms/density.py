@@ -36,6 +36,7 @@ _SURPRISING: Final = _MODELS.index((0, 1.0, 0.0))  # waves that are too short fo
 _SURPRISE: Final = 0.01  # their weight, whatever was seen
 _DESIGN_RANGES: Final = 17  # whose error is to be small
 _TOTAL_VARIANCE: Final = 1e-10  # shares add up to 1
+_LEAST_VARIANCE: Final = 1e-13  # of a cell; with less, rounding makes covariances singular
 _LARGE_CORNER: Final = 1e300  # above the square of any whitened residual
 _LEAST_EVIDENCE: Final = 1e-3  # relative to the best; models below it are left out
 
@@ -88,12 +89,13 @@ def fit_density(parts: Sequence[Cells], size: int = 1024) -> DensityFit:
     low = np.concatenate([part.low for part in parts] + [np.array([0])])
     high = np.concatenate([part.high for part in parts] + [np.array([size])])
     values = np.concatenate([part.values for part in parts] + [np.array([1.0])])
-    noise = np.concatenate([part.variances for part in parts] + [np.array([_TOTAL_VARIANCE])])
+    variances = [np.maximum(part.variances, _LEAST_VARIANCE) for part in parts]
+    noise = np.concatenate([*variances, np.array([_TOTAL_VARIANCE])])
     if low.min() < 0 or high.max() > size or np.any(high <= low):
         raise InvalidInput(f"cells lie inside a grid of {size} steps and are not empty")
     known = Cells(low=low, high=high, values=values, variances=noise)
     # The noise of one cell, all rounds together; the less there is, the more the last fit counts.
-    least = float(sum(1.0 / np.median(part.variances) for part in parts)) ** -0.5
+    least = float(sum(1.0 / np.median(each) for each in variances)) ** -0.5
     floor = min(max(60.0 * least, 0.02), 0.5)
     passes = 3 if floor < 0.1 else 2
     base = np.full(size, 1.0 / size)
@@ -158,7 +160,7 @@ def _left_open(
     asked = len(first) - len(starts)
     seen = joint[:, :asked, :asked]
     seen[:, np.arange(asked), np.arange(asked)] += np.concatenate(
-        [known.variances, np.full(max(len(edges) - 1, 0), noise**2)]
+        [known.variances, np.full(max(len(edges) - 1, 0), max(noise**2, _LEAST_VARIANCE))]
     )
     cross = joint[:, :asked, asked:]
     explained = np.sum(cross * np.linalg.solve(seen, cross), axis=1)
