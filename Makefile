@@ -70,9 +70,10 @@ demo: $(VENV)/.native
 	@$(BIN)/chorister demo
 
 # By file: the code blocks of a page build on each other. Skipped tests are listed with their reasons; with CI=true a skipped test has failed.
+# Every core has a worker already, so threads of linear algebra would only wait for each other.
 test: $(VENV)/.native
 	@$(CARGO) test $(CRATE) --quiet --no-default-features
-	@$(BIN)/pytest -n auto --dist loadfile $(PYTEST_ARGS)
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile $(PYTEST_ARGS)
 
 # Kills and cuts everything at random moments; a seed that fails goes into tests/faults/test_storm.py.
 SOAK_SECONDS ?= 600
