@@ -47,7 +47,7 @@ OnCount: TypeAlias = Callable[[int, int], None]
 """Called with the number of devices that are done, and the number of all devices."""
 
 _PLAN: Final = "fleet.json"
-_TIMING: Final = Timing(query=1, slack=1, housekeeping=1, settle=0, spread=1, poll=5)
+_TIMING: Final = Timing(query=2, slack=1, housekeeping=1, settle=0, spread=1, poll=5)
 """Short, because made-up data needs no protection against timing."""
 _RETRY_PAUSES: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds before unsettled devices poll again. A real device would, an hour later."""
