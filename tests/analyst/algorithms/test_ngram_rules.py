@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -101,6 +104,13 @@ def test_at_most_one_false_report_is_expected() -> None:
         assert expected <= 1.0
         if candidates > 1:  # and not one candidate more is given away
             assert candidates * float(binom.sf(least - 2, trials, q)) > 1.0
+
+
+def test_the_algorithms_do_not_load_what_takes_a_second() -> None:
+    names = ("crosstab", "distribution", "heatmap", "ngrams", "words")
+    modules = ", ".join(f"chorister.analyst.algorithms.{name}" for name in names)
+    code = f"import sys, {modules}; sys.exit('scipy.stats' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_false_reports_stay_below_one_in_simulation() -> None:

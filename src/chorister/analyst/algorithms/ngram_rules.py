@@ -29,10 +29,10 @@ from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
 
 from chorister.analyst.cohorts import Cohorts
 from chorister.errors import InvalidInput
+from chorister.privacy.total_weight import upper_tail
 
 Floats: TypeAlias = NDArray[np.float64]
 Codes: TypeAlias = NDArray[np.int64]
@@ -185,9 +185,9 @@ def above_noise(
     """
     if candidates < 1:
         raise InvalidInput("there is no candidate")
-    if candidates == 1:  # a single candidate may be false in one of twenty cases
-        return sums > binom.isf(0.05, trials, q)
-    found: NDArray[np.bool_] = sums > binom.isf(1.0 / candidates, trials, q)
+    # A single candidate may be false in one of twenty cases.
+    chance = 0.05 if candidates == 1 else 1.0 / candidates
+    found: NDArray[np.bool_] = upper_tail(sums.astype(np.float64) - 1.0, trials, q) <= chance
     return found
 
 
