@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -162,10 +162,10 @@ def run_demo(
     begun = time.monotonic()
     deployment = Deployment.create(place / "servers", TERMS, devices=devices, margin=_MARGIN)
     plan = FleetPlan(devices=devices, seed=seed, kind=scenario.people)
-    with (
-        deployment.running(show.step),
-        SimulatedFleet(place / "fleet", deployment, plan) as fleet,
-    ):
+    with ExitStack() as stack:
+        fleet = stack.enter_context(SimulatedFleet(place / "fleet", deployment, plan))
+        fleet.start()  # meanwhile the servers start
+        stack.enter_context(deployment.running(show.step))
         fleet.make(show.step("creating devices, each with its own key, store and ledger", devices))
         connection = _DemoFleet(deployment, fleet, show)
         study = connection.study("demo", analysis=scenario.analysis)

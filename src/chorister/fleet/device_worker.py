@@ -42,6 +42,8 @@ KEY_BYTES: Final = 32
 _PROGRESS_SECONDS: Final = 0.2
 _LOG_TIMEOUT_SECONDS: Final = 120.0
 _SANDBOX_ATTEMPTS: Final = 5
+_LEDGER_AGE_SECONDS: Final = 1.0
+"""With the sample policy, a new ledger answers after a second."""
 _MAX_OPEN: Final = 64
 _FILES_PER_DEVICE: Final = 16  # more than an open device has
 MADE: Final = "made"
@@ -173,6 +175,7 @@ class _DeviceGroup:
         self._policy = policy
         self._sandbox = sandbox
         self._reported = 0.0
+        self._answer_from = 0.0  # a time of `time.monotonic`
         self._answered: set[int] = set()
         self._unsettled: set[int] = set()
         # By place: what a device had spent when its last report left.
@@ -214,8 +217,7 @@ class _DeviceGroup:
                 (device.folder / MADE).touch(mode=0o600)
             done.append(DeviceOutcome(device=number))
             self._report(place + 1, last=place + 1 == len(self._numbers))
-        # With the sample policy, a new ledger answers after a second.
-        time.sleep(1.0)
+        self._answer_from = time.monotonic() + _LEDGER_AGE_SECONDS
         return done
 
     def _create(self, number: int, person: Person) -> Device:
@@ -258,6 +260,7 @@ class _DeviceGroup:
 
     def _answer(self, skipped: set[int], until: float) -> list[DeviceOutcome]:
         """Let the devices poll, and send each report when it is due."""
+        time.sleep(max(0.0, self._answer_from - time.monotonic()))
         found = {number: DeviceOutcome(device=number) for number in self._numbers}
         due: list[tuple[float, int]] = []
         through = 0

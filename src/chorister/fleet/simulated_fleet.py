@@ -88,6 +88,11 @@ class SimulatedFleet(Closing):
         self._count = max(1, min(2 * (os.cpu_count() or 1), self.plan.devices))
         self._workers: list[_Worker] = []
 
+    def start(self) -> None:
+        """Start the worker processes now; otherwise they start when they are first needed."""
+        if not self._workers:
+            self._start_workers()
+
     def close(self) -> None:
         """Stop the worker processes; the devices stay."""
         while self._workers:
@@ -129,8 +134,7 @@ class SimulatedFleet(Closing):
         return self._home.open_device(number, sandbox=sandbox)
 
     def _run(self, what: WorkerCommand, on_count: OnCount) -> list[DeviceOutcome]:
-        if not self._workers:
-            self._start()
+        self.start()
         for worker in self._workers:
             worker.pipe.send(what)
         done: list[DeviceOutcome] = []
@@ -147,7 +151,7 @@ class SimulatedFleet(Closing):
             on_count(sum(progress.values()), self.plan.devices)
         return sorted(done, key=lambda each: each.device)
 
-    def _start(self) -> None:
+    def _start_workers(self) -> None:
         # Not a fork: this process has threads.
         context = get_context("spawn")
         for first in range(self._count):
