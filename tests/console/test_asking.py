@@ -188,7 +188,7 @@ def test_item_13_forms_know_the_policy(ada: TestClient) -> None:
     assert '<option value="age"' not in page
     assert '<option value="perplexity"' not in page
     crafted = {"use:map": "on", "map:x": "longitude", "map:y": "age", "map:box": "0,0,1,1"}
-    assert "two different numbers of one place" in priced(ada, crafted)
+    assert "two different fields" in priced(ada, crafted)
     assert "user.age" not in ada.get(f"{STUDY}/run/heatmap").text
     table = {"rows": "user.locale", "columns": "user.age", "columns_cells": "0, 50, 100"}
     assert "Run it" in planned(ada, "crosstab", table)

@@ -126,7 +126,7 @@ def test_pausing_resuming_and_ending(tmp_path: Path) -> None:
             assert client.post(f"{path}/end", data={**data, "sure": "yes"}).status_code == 303
             assert client.post(f"{path}/end", data={**data, "sure": "yes"}).status_code == 303
             page = client.get(path).text
-            assert "ended before it" in text_of(page)
+            assert "series ended" in text_of(page)
             assert f"{path}/end" not in page
         done = len(track.trend.results)
         time.sleep(3.0)

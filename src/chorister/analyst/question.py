@@ -210,7 +210,7 @@ class QuestionCost:
     def _more_in_words(self) -> str:
         several = f"{self.more:,} such questions, including this one"
         left = several if self.more > 1 else "this question and no more like it"
-        return f"A device that answered everything it could may answer {left}. "
+        return f"A device that has answered every question so far can answer {left}. "
 
     def _repr_html_(self) -> str:
         return paragraphs(self.explain())

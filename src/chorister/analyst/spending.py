@@ -335,8 +335,8 @@ class StudyBudget:
 
     def explain(self) -> str:
         lines = [
-            f"{new_to_study(self.fresh_devices)} A device that answered everything it could has "
-            "spent:"
+            f"{new_to_study(self.fresh_devices)} A device that answered every question "
+            "it could has spent:"
         ]
         lines.extend(
             f"{standing.limit}: epsilon {decimal_text(standing.spent.epsilon)} of "

@@ -80,7 +80,7 @@ def create_secret(file: File, json_: JSON = False) -> None:
 
 @keygen.command("token")
 def create_token(file: File, json_: JSON = False) -> None:
-    """Create a bearer token; whoever accepts it gets only its digest."""
+    """Create a bearer token; the server that accepts it needs only its digest."""
     token = new_secret()
     write_private(file, token.encode() + b"\n")
     _print_public(json_, digest=token_digest(token.encode()).hex())

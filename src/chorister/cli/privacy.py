@@ -43,7 +43,7 @@ app.add_typer(privacy, rich_help_panel=QUESTIONS)
 
 Cohort: TypeAlias = Annotated[int, typer.Option("--cohort", help="The minimum number of reports.")]
 LocalEpsilon: TypeAlias = Annotated[
-    str, typer.Option("--local-epsilon", help="The mechanism's parameter eps0.")
+    str, typer.Option("--local-epsilon", help="The local epsilon of one report (eps0).")
 ]
 Epsilon: TypeAlias = Annotated[str, typer.Option("--epsilon", help="Epsilon of the aggregate.")]
 Delta: TypeAlias = Annotated[str, typer.Option("--delta", help="Delta of the aggregate.")]

@@ -128,7 +128,7 @@ def explain_command(
     """Show the question in words and what it costs, then each check; exit with 1 if one fails.
 
     The query is compiled as on a device: in a sandbox, on empty tables.
-    Whether the recipe is open is checked only with --at, so that you can check next week's today.
+    Whether the recipe is open is checked only with --at, so that you can check next week's recipe.
     If the file is not a recipe, the exit code is 2, and --json prints one failed check, "form".
     """
     data, rules = read_file(file), Policy.load(policy)

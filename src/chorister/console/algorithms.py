@@ -276,8 +276,8 @@ ALGORITHMS: Final[dict[str, AlgorithmForm]] = {
             name="words",
             title="Discover words",
             noun="Words",
-            what="Finds words that many devices hold although they are on no list, by their "
-            "beginnings.",
+            what="Finds words that many devices hold and that are on no list, a few characters "
+            "more in every round.",
             inputs=(
                 Input(
                     name="field", label="text", kind="field", types=("text",), required=True,
@@ -293,7 +293,7 @@ ALGORITHMS: Final[dict[str, AlgorithmForm]] = {
                 ),
                 Input(
                     name="language", label="language", value="en",
-                    hint="of the words that rank what is asked about, such as de or fr",
+                    hint="such as de or fr; it decides which beginnings are asked about",
                 ),
                 Input(
                     name="rounds", label="rounds", kind="number",

@@ -299,7 +299,7 @@ def _cross_table(result: Result, pixels: int) -> dict[str, Any]:
         "subtitle": [
             f"{result.n_reports:,} reports, epsilon {result.epsilon}"
             + (f"; % of each {down}" if within else ""),
-            f"–: may be 0 (which reads 0 ± {result.noise_sigma:,.1f})",
+            f"–: may be 0 (the noise is ± {result.noise_sigma:,.1f})",
         ],
     }
     base = alt.Chart(alt.InlineData(values=rows), title=alt.TitleParams(**title)).encode(

@@ -259,7 +259,7 @@ def _grid(study: Study, form: Form) -> AnyFeature:
     columns = [form.get("map:x"), form.get("map:y")]
     known = {field.name for field in map_fields(study)}
     if not set(columns) <= known or columns[0] == columns[1]:
-        why = "a map needs two different numbers of one place, x and y"
+        why = "a map needs two different fields, one for x and one for y"
         raise InvalidInput(why, field="map:y")
     with at_field("map:box"):
         box = numbers(form.get("map:box"), "the box")

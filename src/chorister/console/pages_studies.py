@@ -130,7 +130,7 @@ def find_study(visit: Visit, *, to_ask: bool = False) -> StudyView:
         visit.analyst, visit.at("connection"), visit.at("owner"), visit.at("study")
     )
     if to_ask and not view.may_ask:
-        raise Forbidden("This study is shared with you to look at, but not to ask in.")
+        raise Forbidden("You may view this study, but not ask questions in it.")
     return view
 
 

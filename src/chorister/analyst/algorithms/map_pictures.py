@@ -85,7 +85,7 @@ def result_map(result: Result, *, width: int) -> altair.LayerChart | altair.VCon
             text=f"{name}{int(above.sum()):,} of {len(inner):,} cells are above the noise",
             subtitle=[
                 f"{part.reports:,} reports, epsilon {result.epsilon}",
-                f"grey: may be 0 (which reads 0 ± {result.noise_sigma:,.1f})",
+                f"grey: may be 0 (the noise is ± {result.noise_sigma:,.1f})",
             ],
             anchor="start",
         )
