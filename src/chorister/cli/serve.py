@@ -14,9 +14,7 @@ from chorister.errors import InvalidInput
 commands = typer.Typer(no_args_is_help=True, help="Run a server until it is stopped.")
 app.add_typer(commands, name="serve", rich_help_panel=ROLES)
 
-Config = Annotated[
-    Path, typer.Option("--config", help="Settings in TOML; see docs/reference/aggregator.md.")
-]
+Config = Annotated[Path, typer.Option("--config", help="The settings file, in TOML.")]
 Host = Annotated[str | None, typer.Option(help="The address to listen on; overrides the settings.")]
 Port = Annotated[
     int | None,
@@ -32,7 +30,7 @@ Adopt = Annotated[
     Path | None,
     typer.Option(
         "--adopt-checkpoint",
-        help="If `head` was lost: continue from this checkpoint, the newest one cosigned here.",
+        help="If the folder `head` was lost: the newest checkpoint that was cosigned here.",
     ),
 ]
 
@@ -69,7 +67,10 @@ def leader_command(
     begin_log: BeginLog = False,
     adopt_checkpoint: Adopt = None,
 ) -> None:
-    """Accept reports, verify them with the helper, and release noisy sums."""
+    """Accept reports, verify them with the helper, and release noisy sums.
+
+    docs/reference/aggregator.md describes the settings.
+    """
     _serve_aggregator("leader", config, host, port, begin_log, adopt_checkpoint)
 
 
@@ -81,7 +82,10 @@ def helper_command(
     begin_log: BeginLog = False,
     adopt_checkpoint: Adopt = None,
 ) -> None:
-    """Verify reports with the leader, and release noisy sums."""
+    """Verify reports with the leader, and release noisy sums.
+
+    docs/reference/aggregator.md describes the settings.
+    """
     _serve_aggregator("helper", config, host, port, begin_log, adopt_checkpoint)
 
 

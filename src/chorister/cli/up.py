@@ -104,7 +104,8 @@ def down(folder: Folder = FOLDER, json_: JSON = False) -> None:
 @app.command(rich_help_panel=START)
 def doctor(
     folder: Annotated[
-        Path | None, typer.Argument(help=f"A folder of `chorister up` (default: {FOLDER}).")
+        Path | None,
+        typer.Argument(help=f"A folder that `chorister up` created (default: {FOLDER})."),
     ] = None,
     config: Annotated[
         list[Path] | None,
@@ -116,9 +117,9 @@ def doctor(
 ) -> None:
     """Check settings, keys, permissions, clocks, reachability and the sandbox.
 
-    Changes nothing; exits with 1 if there are problems. Give it a folder of `chorister up`; or, on
-    an operator's machine, --config once for each server that runs there. Without either, it checks
-    this installation.
+    Changes nothing; exits with 1 if there are problems. Give it a folder that `chorister up`
+    created; or, on an operator's machine, --config once for each server that runs there. Without
+    either, it checks the default folder, if there is one, and this installation.
     """
     with needs_extra("server"):
         from chorister.fleet.deployment import Deployment
