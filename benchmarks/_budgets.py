@@ -1,6 +1,6 @@
 """Equal aggregate epsilon for one question to everybody and for several rounds.
 
-One report a device (k = 1): the rounds go to disjoint cohorts, each at the whole epsilon. Several
+One report per device (k = 1): the rounds go to disjoint cohorts, each at the whole epsilon. Several
 (k >= rounds): everybody answers every round; the rounds' mechanisms are fixed in advance, so their
 privacy losses are convolved (exact accounting), and 1/sigma^2 is split as the shares say.
 """

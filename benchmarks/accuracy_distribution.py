@@ -1,9 +1,9 @@
 """A real-valued feature at equal privacy: static partitions, raw and with the fit; interactive.
 
 Mean squared error of 1,000 range queries of half the domain (d = 1024), at equal aggregate epsilon
-(.02 / .05 / .1, delta 1e-6), honest and noised crowd, with one report a device (`_k1`) or everyone
+(.02 / .05 / .1, delta 1e-6), honest and noised crowd, one report per device (`_k1`) or everyone
 answering every round; for the first two families also at equal local epsilon (.4 / .8 / 1.6) with
-one report a device. Static partitions have all devices and equal cells. Families: the age of UCI
+one report per device. Static partitions have all devices and equal cells. Families: the age of UCI
 Adult and a million draws of a Gaussian, other real columns, and made-up ones (`_shapes.py`); those
 that the rules were chosen on are printed apart from those that were held out. `--data FILE` takes
 any CSV in the place of Adult (`--column`: age if there is one, else the first column of numbers)
@@ -332,7 +332,7 @@ def worst(
 def _key(column: Column, name: str) -> str:
     """As in the names of figures: family, epsilon, who answers, crowd."""
     data, setting, epsilon = column
-    if setting == "local":  # one report a device is all there is
+    if setting == "local":  # one report per device is all there is
         return f"{data}_local{epsilon}"
     return f"{data}_{epsilon}{'_k1' if name == 'k1' else ''}{'_noised' * (setting == 'noised')}"
 

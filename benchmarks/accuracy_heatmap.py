@@ -11,10 +11,10 @@ standard error of a mean. Those are of New York, or of `--data`.
 The same for families of other data, as ratios to static with the fit (see `_ratios.py`): the keys
 `worst_ratio_to_static_fit_k3` and `_k1` are the worst over families of the root mean squared error
 at the finest level, and of one minus the precision of the hundred heaviest cells. Ratios of errors
-at 64 x 64 and of L1 are printed too: fine cells cost accuracy in sums, and with one report a device
-there is no other round to make up for it. `coverage_k3` and `_k1` are the least coverage over
-families of the 95% intervals of the last round's cells, `interval_width_k3` and `_k1` the largest
-median width over the central 95% of the errors of what was measured.
+at 64 x 64 and of L1 are printed too: fine cells cost accuracy in sums, and with k1 there is no
+other round to make up for it. `coverage_k3` and `_k1` are the least coverage over families
+of the 95% intervals of the last round's cells, `interval_width_k3` and `_k1` the largest median
+width over the central 95% of the errors of what was measured.
 With `--data FILE` (any CSV file whose first two columns are x and y) that file is the only family.
 
     python benchmarks/accuracy_heatmap.py [--data FILE] [--seeds N] [--quick] [--families-only]
@@ -215,7 +215,7 @@ def work(task: HeatmapTrial) -> dict[str, Any]:
 
 
 def best(grids: Floats, *, fit: bool, most_bins: int | None = None) -> Floats:
-    """By column, the grid with the best mean over seeds: one row a seed, one column a metric."""
+    """By column, the grid with the best mean over seeds: a row per seed, a column per metric."""
     chosen = [i for i, level in enumerate(LEVELS) if most_bins is None or 4**level + 1 <= most_bins]
     part = grids[:, chosen, int(fit), :]
     means = part.mean(axis=0)
@@ -279,9 +279,9 @@ def compare(sources: list[str], cases: list[tuple[float, bool]], seeds: int) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data", type=Path, help="CSV of x and y, a row a device")
+    parser.add_argument("--data", type=Path, help="CSV of x and y, one row per device")
     parser.add_argument("--seeds", type=int)
-    parser.add_argument("--quick", action="store_true", help="few seeds, one epsilon a family")
+    parser.add_argument("--quick", action="store_true", help="few seeds, one epsilon per family")
     parser.add_argument("--families-only", action="store_true", help="without the city's tables")
     parser.add_argument("--families", nargs="*", help="only these")
     parser.add_argument("--pictures", type=Path, help="folder for PNG files")

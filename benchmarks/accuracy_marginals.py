@@ -5,7 +5,7 @@ one device a row. Metrics: L1 distance of the fitted shares at the true resoluti
 mean squared error of 1,000 rectangles of a quarter of the box (`range`). Static: every device
 answers one product grid of equal cells; the best of all grids per column, with hindsight, raw
 (cells cut at zero and scaled) and with the same fit as ours. Equal epsilon at delta 1e-6 by exact
-accounting; `k1` one report a device (disjoint cohorts), `k3` three.
+accounting; `k1` one report per device (disjoint cohorts), `k3` three.
 
 The same for families of other data, as ratios to static with the fit (see `_ratios.py`): the keys
 `worst_ratio_to_static_fit_k3` and `_k1` are the worst over families of the root mean squares of L1
@@ -465,7 +465,7 @@ def main() -> None:
     if options.pictures:
         picture(people, options.pictures)
     if options.json:
-        # Three reports a device are the headline: `interactive_METRIC_EPS`.
+        # Three reports per device are the headline: `interactive_METRIC_EPS`.
         headline = {
             key.replace("_k3", ""): value
             for key, value in found.items()

@@ -8,7 +8,7 @@ Static: every device reports one of its 3-grams over all words^3 cells, which no
 the best of smaller vocabularies, chosen with hindsight (`static`), and the same read with the fit
 (`static_fit`). Interactive: words, pairs, 3-grams; see
 `chorister.analyst.algorithms.ngram_rules`. Both cost any one device the same epsilon at delta 1e-6,
-by exact accounting: `k1` one report a device (disjoint cohorts), `k3` three. `limit` is a domain
+by exact accounting: `k1` one report per device (disjoint cohorts), `k3` three. `limit` is a domain
 of 10,000 bins; `lists` deals the pairs as four lists under it, each to other devices.
 In the last round a device either reports any one of the candidates that it holds
 (`uniform`) or draws some of its n-grams and reports the least expected of them (`selection first`
@@ -469,7 +469,7 @@ def main() -> None:
     if options.pictures:
         picture(found, options.pictures)
     if options.json:
-        # Three reports a device are the headline: `interactive_METRIC_EPS`.
+        # Three reports per device are the headline: `interactive_METRIC_EPS`.
         headline = {key.replace("_k3", ""): value for key, value in found.items() if "_k3" in key}
         print(json.dumps(found | headline))
 

@@ -5,7 +5,7 @@ the shipped character model was trained on other texts. Metrics: which part of t
 1,000 words that most devices hold is reported (`found_top_100`, `recall_top_1000`), with at most
 one false word expected in a run (`false`).
 
-`k1`: one report a device, the rounds go to disjoint cohorts; `k3`: everybody answers three rounds.
+`k1`: one report per device, rounds go to disjoint cohorts; `k3`: everybody answers three rounds.
 Both cost any one device the same epsilon at delta 1e-6, by exact accounting. `static`: one question
 to everybody about the words that the model finds most likely. `flat`: the same rounds with a model
 that knows nothing but the alphabet. The keys without a suffix are those of k1 at the first epsilon.

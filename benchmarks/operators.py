@@ -198,7 +198,7 @@ def vacuum(urls: Mapping[str, str]) -> None:
 
 
 def where_time_goes(reports: int) -> dict[str, float]:
-    """CPU seconds a report of the leader's steps in this process: HTTP, database, native, rest."""
+    """CPU seconds per report of the leader's steps here: HTTP, database, native, rest."""
     with a_pair() as pair, pair.serving("helper"):
         pair.load(pair.seal(reports))
         leader_config = pair.operators.leader().model_copy(update={"threads": 1})
