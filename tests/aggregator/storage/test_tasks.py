@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import select
 
 from chorister.aggregator.http.leader_routes import recipe_progress
 from chorister.aggregator.known_tasks import KnownTask, served_tasks
+from chorister.aggregator.storage import database as database_module
 from chorister.aggregator.storage.counters import VERIFIED, TaskStatus
-from chorister.aggregator.storage.schema import BatchState
+from chorister.aggregator.storage.schema import BatchState, hpke_keys
 from chorister.canonical import WIRE
 from chorister.dap import task as task_module
 from chorister.dap.draft import Problem, ReportError, Role
@@ -183,6 +186,31 @@ def test_keys_survive_a_start_and_ids_go_round(pair: Pair) -> None:
     assert {each.config for each in pair.leader.keys.keypairs()} == alive
     assert len(pair.leader.keys.own_configs()) == 301
     assert b"private" not in repr(pair.leader.keys.keypairs()).encode()
+
+
+def test_a_destroyed_key_is_in_no_file_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "_BUSY_TIMEOUT_SECONDS", 0)
+    pair = Pair.in_folder(tmp_path)
+    keys, collector = pair.leader.keys, pair.leader.garbage_collector
+    with pair.databases[0].read() as tx:
+        sealed = bytes(tx.scalars(select(hpke_keys.c.private_key)).one())
+    collector.run()
+
+    def files_with_the_key() -> list[str]:
+        return [each.name for each in tmp_path.glob("leader.db*") if sealed in each.read_bytes()]
+
+    assert files_with_the_key()
+    keys.publish(keys.generate())
+    pair.clock.advance(4000)
+    with pair.databases[0].read() as tx:  # somebody still reads SQLite's log
+        tx.execute(select(hpke_keys)).all()
+        collector.run()
+        assert len(keys.keypairs()) == 1
+    collector.run()
+    assert files_with_the_key() == []
+    pair.stop()
 
 
 # --- progress -----------------------------------------------------------------------------------

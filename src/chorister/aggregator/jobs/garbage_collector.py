@@ -42,6 +42,8 @@ class GarbageCollector:
         self._tasks = tasks
         self._keys = keys
         self._clock = clock
+        # Whether the database's log may hold what is deleted; at first, from the process before.
+        self._log_to_empty = True
 
     def run(self) -> Deleted:
         """Delete in short transactions, so that others are not held up."""
@@ -58,11 +60,13 @@ class GarbageCollector:
             tasks.forget_deleted_tasks(
                 tx, ended_before=now - KEEP_IDS_SECONDS, after_runs=_KEEP_IDS_RUNS
             )
-        if ended or expired:
-            self._database.free_disk_space()
         if expired:
             self._tasks.clear_cache()
-        self._keys.destroy_due()
+        destroyed = self._keys.destroy_due()
+        if ended or expired or destroyed:
+            self._log_to_empty = True
+        if self._log_to_empty:
+            self._log_to_empty = not self._database.free_disk_space()
         return Deleted(emptied=len(ended), removed=len(expired))
 
     def _empty(self, task_id: bytes) -> None:

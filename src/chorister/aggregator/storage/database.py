@@ -123,6 +123,7 @@ class Database:
         )
         self._written = 0  # bytes, about, since the log was last copied
         self._copying = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._copies = threading.Lock()  # held by whoever copies the log
 
     @classmethod
     def open(cls, url: str, *, role: Role, sealer: Sealer, migrate: bool = False) -> Database:
@@ -245,18 +246,24 @@ class Database:
 
     # --- space ----------------------------------------------------------------------------------
 
-    def free_disk_space(self) -> None:
-        """Return free pages to the file system, a few at a time; PostgreSQL vacuums itself."""
+    def free_disk_space(self) -> bool:
+        """Return free pages to the file system, a few at a time; PostgreSQL vacuums itself.
+
+        Also empties SQLite's log, where what was deleted could still be read. Returns False if
+        somebody still reads the log, so that it has to be tried again.
+        """
         if not self.is_sqlite:
-            return
+            return True
         with self._sqlite_connection() as raw:
             (free,) = raw.execute("PRAGMA freelist_count").fetchone()
             for _ in range(0, free, _VACUUM_PAGES):
                 with self._writer:
                     # As a script: the driver executes one step only of a statement without columns.
                     raw.executescript(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
-            with self._writer:
-                raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            # While our other thread copies the log, SQLite would refuse at once.
+            with self._copies, self._writer:
+                busy, _, _ = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return not busy
 
     def written(self, size: int) -> None:
         """Count about so many bytes written, and have SQLite's log copied if it may be long.
@@ -278,7 +285,11 @@ class Database:
         The next commit finds the log too long, copies the rest and starts it again. It would copy
         everything if this failed.
         """
-        with contextlib.suppress(ServiceError, sqlite3.Error), self._sqlite_connection() as raw:
+        with (
+            contextlib.suppress(ServiceError, sqlite3.Error),
+            self._copies,
+            self._sqlite_connection() as raw,
+        ):
             before = 0
             for _ in range(_MAX_PASSES):
                 _, pages, _ = raw.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
