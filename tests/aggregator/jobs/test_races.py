@@ -12,6 +12,7 @@ import numpy as np
 from sqlalchemy import select
 
 from chorister.aggregator.known_tasks import KnownTask
+from chorister.aggregator.storage.batches import lock_batch
 from chorister.aggregator.storage.reports import JobRef
 from chorister.aggregator.storage.schema import report_ids
 from chorister.dap.draft import ReportError
@@ -144,6 +145,38 @@ def test_collecting_while_reports_arrive_and_jobs_run(make_pair: MakePair) -> No
     truth = np.bincount([places[each] for each in accepted], minlength=4)
     possible = [(a + b).tolist() for a in pair.noise[0].draws for b in pair.noise[1].draws]
     assert (summed - truth.astype(np.uint64)).tolist() in possible
+
+
+def test_a_stream_of_uploads_lets_a_collector_through(make_pair: MakePair) -> None:
+    pair = make_pair()
+    database = pair.databases[0]
+    if database.is_sqlite:
+        return  # one upload at a time
+    (task,) = pair.accept(small_recipe())
+    over, frozen = threading.Event(), threading.Event()
+
+    def uploads(start: float) -> None:
+        # Transactions of a few servers: there is always one that has not ended.
+        over.wait(start)
+        while not over.is_set():
+            with database.write() as tx:
+                lock_batch(tx, task.task_id, exclusive=False)
+                over.wait(0.3)
+
+    def collector() -> None:
+        over.wait(0.5)
+        with database.write() as tx:
+            lock_batch(tx, task.task_id, exclusive=True)
+            if not over.is_set():
+                frozen.set()
+
+    def watch() -> None:
+        frozen.wait(8)
+        over.set()
+
+    streams = [lambda start=each: uploads(start) for each in (0.0, 0.05, 0.1, 0.15, 0.2, 0.25)]
+    at_once([*streams, collector, watch])
+    assert frozen.is_set()
 
 
 def test_a_leader_that_sends_one_report_in_two_jobs_at_once_counts_it_once(

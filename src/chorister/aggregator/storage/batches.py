@@ -4,6 +4,9 @@ The row in `batches` is where everything meets. A transaction that adds to a bat
 job) holds it shared; one that changes its state holds it exclusively; both until they commit. So no
 report slips into a batch that is being frozen or collected, and once the state has changed,
 everything added before is visible. SQLite has one writer at a time, and needs no row locks.
+PostgreSQL grants a shared row lock even while somebody waits for the exclusive one. Under a stream
+of uploads to a few servers there is always a holder, and nobody could ever freeze the batch. So
+everybody queues at an advisory lock first, which is granted in the order of asking.
 
 Locks are always taken in the same order (batch, ids ascending, sum, counters), so transactions
 never deadlock.
@@ -38,6 +41,12 @@ from chorister.errors import ProblemError
 _STATE: Final = select(batches.c.state).where(batches.c.task_id == bindparam("task"))
 _LOCK_EXCLUSIVE: Final = _STATE.with_for_update()
 _LOCK_SHARED: Final = _STATE.with_for_update(read=True)
+# PostgreSQL only, by `exclusive`. Ids are digests: eight bytes of one are unique enough, and two
+# batches with the same lock would merely wait for each other.
+_QUEUE: Final = {
+    True: select(func.pg_advisory_xact_lock(bindparam("number"))),
+    False: select(func.pg_advisory_xact_lock_shared(bindparam("number"))),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +63,8 @@ class Total:
 
 def lock_batch(tx: Transaction, task_id: bytes, *, exclusive: bool) -> BatchState | None:
     """Return the batch's state and keep it until the transaction ends; None once it is deleted."""
+    if tx.dialect.name == "postgresql":
+        tx.execute(_QUEUE[exclusive], {"number": int.from_bytes(task_id[:8], "big", signed=True)})
     state = tx.scalar(_LOCK_EXCLUSIVE if exclusive else _LOCK_SHARED, {"task": task_id})
     return None if state is None else BatchState(state)
 
