@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,20 @@ def test_what_was_committed_while_the_database_closed_has_not_failed(
         database.insert_new(tx, properties, [{"name": "a", "value": b"b"}])
     database.close()
     database.written(1)  # its upload is answered as stored
+
+
+def test_a_disk_that_is_full_while_space_is_freed_is_no_bug(tmp_path: Path) -> None:
+    database = opened(tmp_path)
+    _add_properties(database, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(ServiceError, match="the database failed: "):
+            database.free_disk_space()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert database.free_disk_space()
+    database.close()
 
 
 def test_the_migrations_are_in_the_package() -> None:

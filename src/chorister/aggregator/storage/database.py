@@ -286,7 +286,7 @@ class Database:
         everything if this failed.
         """
         with (
-            contextlib.suppress(ServiceError, sqlite3.Error),
+            contextlib.suppress(ServiceError),
             self._copies,
             self._sqlite_connection() as raw,
         ):
@@ -342,9 +342,10 @@ def _as_service_error() -> Iterator[None]:
         yield
     except PoolTimeout as error:
         raise ServiceError("all database connections are in use; try again") from error
-    except DBAPIError as error:
-        reason = str(error.orig).splitlines()[0] if error.orig else type(error).__name__
-        if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
+    except (DBAPIError, sqlite3.Error) as error:  # or what the driver raised when called directly
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        reason = str(cause).splitlines()[0] if cause else type(error).__name__
+        if getattr(cause, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
             raise ServiceError(
                 f"the database is damaged ({reason}): stop the server and restore it from a backup"
             ) from error
