@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -10,10 +12,20 @@ from hypothesis import strategies as st
 from joserfc import jws
 from joserfc.jwk import OctKey, OKPKey
 
-from chorister.canonical import b64url_decode, b64url_encode, key_id
+from chorister.canonical import WIRE, b64url_decode, b64url_encode, key_id
 from chorister.errors import RecipeError, SignatureInvalid
-from chorister.recipe import SignedRecipe, sign, verify
-from tests.keyboard import ANALYSIS, AUTHOR, EXAMPLE, POLICY, RECIPE, STRANGER, recipe_with
+from chorister.recipe import Recipe, SignedRecipe, sign, verify
+from tests.keyboard import (
+    ANALYSIS,
+    AUTHOR,
+    EXAMPLE,
+    POLICY,
+    RECIPE,
+    STRANGER,
+    changed,
+    recipe_tree,
+    recipe_with,
+)
 
 JWS = sign(RECIPE, AUTHOR)
 KEYS = POLICY.analyses[ANALYSIS].author_keys
@@ -33,6 +45,17 @@ def test_round_trip() -> None:
     assert signed.digest == RECIPE.digest
     assert signed.key_id == key_id(AUTHOR.public_key().public_bytes_raw())
     assert sign(signed.recipe, AUTHOR) == JWS
+
+
+def test_a_long_recipe_is_not_kept_in_memory() -> None:
+    """A few of them would fill it, and an author can publish one after the other."""
+    words = tuple(sorted(f"word{number}" for number in range(8000)))
+    tree = changed(recipe_tree(), {"features/1/vocabulary": words})
+    long = sign(Recipe.model_validate(tree, context=WIRE), AUTHOR)
+    before = sys.getrefcount(long)
+    verify(SignedRecipe.open(long, KEYS), KEYS)
+    gc.collect()
+    assert sys.getrefcount(long) == before
 
 
 def test_the_example_is_signed() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
 
 from chorister.clock import Clock
 from chorister.device.device_clock import DeviceClock
@@ -19,13 +18,12 @@ from chorister.device.records import Settings
 from chorister.errors import ChoristerError, DecodeError, LedgerError, LogError
 from chorister.policy import AggregatorPair, Policy
 from chorister.recipe import SignedRecipe
+from chorister.recipe.signature import KEPT_JWS_BYTES
 from chorister.transparency.client import body_path
 from chorister.transparency.entries import RecipeBody, open_recipe
 from chorister.transparency.reader import Current, LastAccepted, read_log
 from chorister.transparency.tiles import Source
 from chorister.transparency.trust import Trust
-
-_KEPT_JWS_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +167,7 @@ def _accepted(currents: list[Current]) -> LastAccepted | None:
 
 
 def _open(entry: RecipeBody) -> SignedRecipe:
-    return (_open_short if len(entry.jws) <= _KEPT_JWS_BYTES else open_recipe)(entry)
+    return (_open_short if len(entry.jws) <= KEPT_JWS_BYTES else open_recipe)(entry)
 
 
 def _entries(currents: list[tuple[AggregatorPair, Current]]) -> Iterator[RecipeBody]:

@@ -25,6 +25,8 @@ ALGORITHM: Final = "Ed25519"
 TYPE: Final = "chorister-recipe+jws"
 # The order of Ed25519's group. A signature with a larger S is another spelling of one below it.
 _ORDER: Final = 2**252 + 27742317777372353535851937790883648493
+KEPT_JWS_BYTES: Final = 1 << 16
+"""Nothing longer is kept in a cache: with a few recipes, an author could fill an app's memory."""
 _MAX_JWS_BYTES: Final = MAX_RECIPE_BYTES * 4 // 3 + 1024
 
 
@@ -96,13 +98,12 @@ def _verify(data: bytes, author: str, public_keys: Iterable[str]) -> None:
     for public_key in public_keys:
         if key_id(b64url_decode(public_key)) != author:
             continue
-        _verify_under(data, public_key)
+        (_verify_short if len(data) <= KEPT_JWS_BYTES else _verify_under)(data, public_key)
         return
     why = f"made by key {author}, which is not an accepted author key"
     raise SignatureInvalid(why, field="signature")
 
 
-@lru_cache(maxsize=16)  # remembers what verified; failures raise each time
 def _verify_under(data: bytes, public_key: str) -> None:
     signed, _, signature = data.rpartition(b".")
     try:
@@ -110,6 +111,10 @@ def _verify_under(data: bytes, public_key: str) -> None:
         key.verify(b64url_decode(signature.decode("ascii")), signed)
     except (InvalidSignature, ValueError):
         raise SignatureInvalid("does not match the recipe", field="signature") from None
+
+
+# Remembers what verified; failures raise each time. It keeps the recipes themselves in memory.
+_verify_short = lru_cache(maxsize=16)(_verify_under)
 
 
 def _header(author: str) -> dict[str, str]:
