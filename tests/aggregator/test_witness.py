@@ -116,6 +116,18 @@ def test_its_refusals(pair: InProcessPair) -> None:
     assert ask(pair, WitnessRequest(checkpoint.size, (), signed))[0] == 200
 
 
+def test_the_longest_request_of_a_registry_fits_and_strangers_fill_no_memory(
+    pair: InProcessPair,
+) -> None:
+    signed = candidate(pair, "one")
+    origin = "registry.example/" + "o" * 200
+    other = Checkpoint(origin=origin, size=2**62, root=bytes(32)).sign(key("log"))
+    longest = WitnessRequest(2**61, (bytes(32),) * 63, other).encode()
+    assert ask(pair, longest)[0] == 404  # it was read: this is another log
+    assert ask(pair, longest + bytes(16_384))[0] == 413
+    assert ask(pair, request(pair, signed))[0] == 200
+
+
 def test_its_operator_sets_how_much_is_fetched_at_once(tmp_path: Path) -> None:
     limits = {"cosign_every": "3000d", "new_log_entries": 4}
     slow = {"cosign_every": "3000d"}

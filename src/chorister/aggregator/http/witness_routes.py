@@ -11,6 +11,7 @@ also means that the log's rules do not allow an entry, or that the last one is n
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Final
 
 import anyio
 from starlette.requests import Request
@@ -30,7 +31,7 @@ from chorister.errors import (
     StorageDamaged,
 )
 from chorister.http_server import RawResponse
-from chorister.transparency.checkpoint import MAX_PROOF, Checkpoint
+from chorister.transparency.checkpoint import Checkpoint
 from chorister.transparency.witness import (
     SIZE_TYPE,
     WitnessRequest,
@@ -40,6 +41,8 @@ from chorister.transparency.witness import (
 )
 
 _TEXT = "text/plain; charset=utf-8"
+_MAX_REQUEST_BYTES: Final = 16_384
+"""Three times the longest request of a registry. Anybody may send one on every connection."""
 
 
 class WitnessRoutes:
@@ -69,7 +72,7 @@ class WitnessRoutes:
 
     async def _add(self, request: Request) -> RawResponse:
         length = read_headers(request.scope["headers"]).length
-        data = await read_body(request, MAX_PROOF, length)
+        data = await read_body(request, _MAX_REQUEST_BYTES, length)
         return await anyio.to_thread.run_sync(self._answer, data, limiter=self._turn)
 
     async def _newest(self, _: Request) -> RawResponse:
