@@ -145,6 +145,39 @@ def test_a_cosigner_checks_entries_without_its_lock(world: World) -> None:
     assert cosigner.last.size == 8
 
 
+def test_asking_for_the_old_tree_every_second_holds_up_no_new_one(world: World) -> None:
+    """Anybody may ask: the log's signature under the tree that was signed last is public."""
+    published = world.leader.head.last
+    world.submit(recipe_entry("third"))
+    world.clock.advance(1)
+    world.registry.issue()
+    checks = 0
+
+    def accept(recipes: Sequence[SignedRecipe]) -> None:
+        nonlocal checks
+        if recipes and checks < 10:  # the stranger's own requests bring none
+            checks += 1
+            world.clock.advance(1)
+            cosigner.cosign(world.source, published)
+
+    cosigner = Cosigner(
+        identity=identity("leader"),
+        head=world.leader.head,
+        clock=world.clock,
+        own_configs=lambda: {b"config"},
+        accept=accept,
+    )
+    line = cosigner.cosign(world.source)
+    assert checks == 1
+    assert cosigner.last.size == published.checkpoint.size + 2
+    assert (
+        Note(text=cosigner.last.text, signatures=(line,))
+        .check_cosignature(identity("leader").name, [public("leader")])
+        .time
+        == world.clock.now()
+    )
+
+
 def test_an_operator_adopts_the_newest_checkpoint_known(world: World, tmp_path: Path) -> None:
     published = world.checkpoint()
     head = adopt_head(

@@ -39,7 +39,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -111,6 +111,14 @@ class CosignerIdentity:
         return SignedCheckpoint(checkpoint=checkpoint, note=note)
 
 
+class _Extension(NamedTuple):
+    """What a checked candidate adds to a tree, and the state with it."""
+
+    tree: Checkpoint
+    state: LogState
+    entries: list[Submission]
+
+
 @dataclass(kw_only=True, eq=False, slots=True)
 class Cosigner:
     """Checks candidates and cosigns them; its memory outlives the process."""
@@ -144,22 +152,27 @@ class Cosigner:
         """Check a checkpoint and cosign it; raises a `LogError` that says what is wrong.
 
         Without `candidate` it is the one that the log shows. Entries are fetched and checked
-        without the lock, which a hostile log could otherwise hold for a long time; if another
-        checkpoint was signed meanwhile, the checks are repeated.
+        without the lock, which a hostile log could otherwise hold for a long time; if a larger
+        checkpoint was signed meanwhile, they are checked again. If it was the same tree with a new
+        time, only our time is: anybody may ask for that every second, forever.
         """
         if candidate is None:
             candidate = SignedCheckpoint.parse(source.read(CANDIDATE, limit=MAX_NOTE))
         candidate.check_log(self.identity.origin, self.identity.log_keys)
+        checked: _Extension | None = None
         while True:
             with self._lock:
                 last, old = self.head.last, self.head.state
-            state, entries, time = self._check(candidate, source, last, old)
+            if checked is None or checked.tree != last.checkpoint:
+                checked, time = self._check(candidate, source, last, old)
+            else:
+                time = self._current(checked.state, last)
             with self._lock:
                 if self.head.last is last:
                     signed = self.identity.head(candidate, time)
                     # Anybody may ask for the same one again and again: once per second is enough.
                     if signed != last:
-                        self.head.commit(signed, entries, state)
+                        self.head.commit(signed, checked.entries, checked.state)
                     return signed.note.signatures[-1]
 
     def _now(self, last: SignedCheckpoint) -> int:
@@ -177,10 +190,16 @@ class Cosigner:
         self._jumps.check(now)
         return now
 
+    def _current(self, state: LogState, last: SignedCheckpoint) -> int:
+        """Require that the list is current; return the time at which it is."""
+        now = self._now(last)
+        state.check_current(now)
+        return now
+
     def _check(
         self, candidate: SignedCheckpoint, source: Source, last: SignedCheckpoint, old: LogState
-    ) -> tuple[LogState, list[Submission], int]:
-        """Check a candidate; return the new state, the entries that it adds, and when it held."""
+    ) -> tuple[_Extension, int]:
+        """Check a candidate; return what it adds, and when it held."""
         checkpoint = candidate.checkpoint
         if checkpoint.size < last.checkpoint.size:
             raise LogRewound(
@@ -189,10 +208,9 @@ class Cosigner:
         state, entries, logged, recipes = self._extend(candidate, source, last, old)
         self._check_own_configs(logged, old)
         # What is signed is that the list was current at this time, however long the rest takes.
-        now = self._now(last)
-        state.check_current(now)
+        now = self._current(state, last)
         self.accept(recipes)
-        return state, entries, now
+        return _Extension(last.checkpoint, state, entries), now
 
     def _extend(
         self, candidate: SignedCheckpoint, source: Source, last: SignedCheckpoint, old: LogState
