@@ -61,6 +61,11 @@ def test_no_column_has_a_formula(formula: str) -> None:
     assert {found[2][0], found[1][1]} <= {formula, f"'{formula}"}
 
 
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_no_heading_is_a_formula(formula: str) -> None:
+    assert not runs(rows(to_csv({formula: ["good"], "estimate": [1.0]}, None))[0][0])
+
+
 def test_what_is_no_formula_is_left_alone() -> None:
     assert [row[0] for row in rows(to_csv({"word": HARMLESS}, None))[1:]] == HARMLESS
 
