@@ -210,14 +210,19 @@ def test_what_was_committed_while_the_database_closed_has_not_failed(
 def test_a_disk_that_is_full_while_space_is_freed_is_no_bug(tmp_path: Path) -> None:
     database = opened(tmp_path)
     _add_properties(database, 1)
+    database.free_disk_space()
+    assert not database.log_holds_deleted
+    _add_properties(database, 2)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
         with pytest.raises(ServiceError, match="the database failed: "):
             database.free_disk_space()
+        assert database.log_holds_deleted
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert database.free_disk_space()
+    database.free_disk_space()
+    assert not database.log_holds_deleted
     database.close()
 
 

@@ -206,6 +206,7 @@ def test_a_destroyed_key_is_in_no_file_any_more(
     pair.clock.advance(4000)
     with pair.databases[0].read() as tx:  # somebody still reads SQLite's log
         tx.execute(select(hpke_keys)).all()
+        assert keys.destroy_due() == 1  # as cosigning does
         collector.run()
         assert len(keys.keypairs()) == 1
     collector.run()

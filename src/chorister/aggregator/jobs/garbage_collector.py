@@ -42,8 +42,6 @@ class GarbageCollector:
         self._tasks = tasks
         self._keys = keys
         self._clock = clock
-        # Whether the database's log may hold what is deleted; at first, from the process before.
-        self._log_to_empty = True
 
     def run(self) -> Deleted:
         """Delete in short transactions, so that others are not held up."""
@@ -62,11 +60,9 @@ class GarbageCollector:
             )
         if expired:
             self._tasks.clear_cache()
-        destroyed = self._keys.destroy_due()
-        if ended or expired or destroyed:
-            self._log_to_empty = True
-        if self._log_to_empty:
-            self._log_to_empty = not self._database.free_disk_space()
+        self._keys.destroy_due()
+        if ended or expired or self._database.log_holds_deleted:
+            self._database.free_disk_space()
         return Deleted(emptied=len(ended), removed=len(expired))
 
     def _empty(self, task_id: bytes) -> None:

@@ -124,6 +124,8 @@ class Database:
         self._written = 0  # bytes, about, since the log was last copied
         self._copying = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._copies = threading.Lock()  # held by whoever copies the log
+        # Whether SQLite's log may hold what must not be read again; at first, by the last process.
+        self.log_holds_deleted = self.is_sqlite
 
     @classmethod
     def open(cls, url: str, *, role: Role, sealer: Sealer, migrate: bool = False) -> Database:
@@ -246,14 +248,15 @@ class Database:
 
     # --- space ----------------------------------------------------------------------------------
 
-    def free_disk_space(self) -> bool:
+    def free_disk_space(self) -> None:
         """Return free pages to the file system, a few at a time; PostgreSQL vacuums itself.
 
-        Also empties SQLite's log, where what was deleted could still be read. Returns False if
-        somebody still reads the log, so that it has to be tried again.
+        Also empties SQLite's log, where what was deleted could still be read. If somebody reads the
+        log meanwhile, `log_holds_deleted` stays, so that it is tried again.
         """
         if not self.is_sqlite:
-            return True
+            return
+        self.log_holds_deleted = True  # until it is empty, also if this fails
         with self._sqlite_connection() as raw:
             (free,) = raw.execute("PRAGMA freelist_count").fetchone()
             for _ in range(0, free, _VACUUM_PAGES):
@@ -263,7 +266,7 @@ class Database:
             # While our other thread copies the log, SQLite would refuse at once.
             with self._copies, self._writer:
                 busy, _, _ = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        return not busy
+                self.log_holds_deleted = bool(busy)
 
     def written(self, size: int) -> None:
         """Count about so many bytes written, and have SQLite's log copied if it may be long.

@@ -223,6 +223,8 @@ class KeyRing:
                 .where(~needed)
                 .values(private_key=None)
             ).rowcount
+            if destroyed and self._database.is_sqlite:
+                self._database.log_holds_deleted = True  # the garbage collector empties it
         if destroyed:
             with self._lock:
                 self._keypairs.clear()  # what is deleted on disk must not stay in memory
