@@ -20,6 +20,7 @@ from chorister.dap.draft import Role
 from chorister.errors import KeyUnavailable, ServiceError, StorageDamaged
 from tests.aggregator.conftest import MakePair
 from tests.aggregator.inprocess_pair import wait_until
+from tests.aggregator.postgres import PostgresServer
 
 SEALER = Sealer(bytes(range(32)))
 
@@ -145,6 +146,23 @@ def test_durable_writes_reach_the_disk_and_others_may_wait(tmp_path: Path) -> No
         assert connection.exec_driver_sql("PRAGMA auto_vacuum").scalar() == 2
     database.close()
     assert found == [2, 1]  # FULL, NORMAL
+
+
+def test_postgresql_writes_what_is_acknowledged_to_disk_whatever_its_default(
+    postgres: PostgresServer,
+) -> None:
+    found = []
+    with postgres.databases(1) as (url,):
+        for _ in range(2):
+            database = Database.open(url, role=Role.LEADER, sealer=SEALER)
+            for durable in (True, False, True):
+                with database.write(durable=durable) as tx:
+                    found.append(tx.exec_driver_sql("SHOW synchronous_commit").scalar())
+                    name = tx.exec_driver_sql("SELECT current_database()").scalar()
+            with database.write() as tx:
+                tx.exec_driver_sql(f"ALTER DATABASE {name} SET synchronous_commit = off")
+            database.close()
+    assert found == ["on", "off", "on"] * 2
 
 
 def _add_properties(database: Database, number: int) -> None:

@@ -336,6 +336,11 @@ def in_queries(ids: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
         yield ids[start : start + _IDS_PER_QUERY]
 
 
+_SYNCHRONOUS: Final = """
+SELECT set_config('synchronous_commit', 'on', false)
+WHERE current_setting('synchronous_commit') = 'off'
+"""
+
 # --- details ------------------------------------------------------------------------------------
 
 
@@ -453,6 +458,12 @@ def _sqlite(engine: Engine) -> Engine:
 
 
 def _postgresql(engine: Engine) -> Engine:
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _record: object) -> None:  # noqa: ANN401 - the driver's own
+        # What is acknowledged must be on disk, however the database is tuned for other clients.
+        connection.execute(_SYNCHRONOUS)
+        connection.commit()
+
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         options = connection.get_execution_options()
