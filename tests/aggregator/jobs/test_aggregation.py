@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.aggregator.conftest import MakePair
-from tests.aggregator.world import one_bit, small_recipe
+from tests.aggregator.world import HELPER_URL, one_bit, small_recipe
 
 
 @pytest.mark.parametrize("crowd", ["noised", "honest"])
@@ -47,6 +47,20 @@ def test_tasks_take_turns(make_pair: MakePair) -> None:
     assert len(pair.leader.aggregation.create_jobs(10)) == 4
     assert pair.work() == []
     assert all(status.verified == 4 for status in pair.leader.status(tasks))
+
+
+def test_no_job_is_made_for_a_helper_that_is_away(make_pair: MakePair) -> None:
+    pair = make_pair()
+    tasks = pair.accept(*(small_recipe(id=f"recipe-{each}") for each in range(3)))
+    for task in tasks:
+        pair.upload(task, *pair.reports(task, one_bit(4, [0])))
+    driver = pair.leader.aggregation
+    assert driver.helper_of(tasks[0].task_id) == HELPER_URL
+    assert driver.helper_of(bytes(32)) == ""
+    assert driver.create_jobs(10, away={HELPER_URL}) == []
+    elsewhere = {"https://elsewhere.example/"}
+    seen = [driver.create_jobs(1, away=elsewhere)[0].task_id for _ in tasks]
+    assert set(seen) == {task.task_id for task in tasks}
 
 
 def test_jobs_are_no_larger_than_their_capacity(make_pair: MakePair) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import pytest
@@ -42,6 +42,7 @@ class Told:
     refused: set[Ref] = field(default_factory=set)
     refusal: Exception | None = None
     tries: dict[Ref, list[float]] = field(default_factory=dict)
+    helper: str = "well"  # of all tasks but the one called "away"
     creation_failures: list[Exception] = field(default_factory=list)
     created: int = 0
 
@@ -67,6 +68,8 @@ class Told:
             self.most = max(self.most, self.stepping)
         try:
             time.sleep(0.005)
+            if ref[0] == b"away":
+                return StepResult(done=False, reason="away", helper_away=True)
             self.tries.setdefault(ref, []).append(time.monotonic())
             if ref in self.refused:
                 if self.refusal is not None:
@@ -107,8 +110,13 @@ class ToldAggregation(AggregationJobDriver):
     def __init__(self, told: Told) -> None:
         self.told = told
 
-    def create_jobs(self, limit: int) -> list[JobRef]:
+    def create_jobs(self, limit: int, *, away: Collection[str] = ()) -> list[JobRef]:
+        if self.told.helper in away:
+            return []
         return [JobRef(*ref) for ref in self.told.create_aggregation_jobs(limit)]
+
+    def helper_of(self, task_id: bytes) -> str:
+        return "away" if task_id == b"away" else self.told.helper
 
     def unfinished(self, limit: int = 1000) -> list[JobRef]:
         return [JobRef(*ref) for ref in self.told.unfinished_jobs()][:limit]
@@ -186,6 +194,16 @@ def test_when_the_helper_is_away_the_loop_waits_and_goes_on_by_itself(told: Told
     assert tries[2] - tries[1] > 1.2 * FIRST_PAUSE_SECONDS  # twice as long
     away.clear()
     wait_until(lambda: told.verified == [1], "the helper's return", 20)
+    loop.stop()
+
+
+def test_a_helper_that_is_away_delays_no_task_with_another_helper(told: Told) -> None:
+    for number in range(60):
+        told.jobs[b"away", bytes([number])] = [0]
+    told.upload(*range(50))
+    loop = JobLoop(*told.drivers, Metrics(), batch_delay=0)
+    loop.start()
+    wait_until(lambda: len(told.verified) == 50, "the others", 10)
     loop.stop()
 
 

@@ -29,6 +29,7 @@ from chorister.aggregator.jobs.job_queue import JobQueue, check_schema, requeue_
 from chorister.aggregator.jobs.worker import Backoff, RetryLater, Worker, cron
 from chorister.aggregator.server import make_worker
 from chorister.aggregator.service import Service, open_core
+from chorister.aggregator.storage.reports import JobRef
 from chorister.canonical import sha256
 from chorister.cli import app
 from chorister.dap.collector import Collected
@@ -467,3 +468,19 @@ def test_a_helper_that_is_gone_for_minutes_is_left_alone_and_asked_again(
     assert max(after - before for before, after in pairwise(asked)) < 45
     assert len(asked) - len(away) == 10
     assert now < gone_until + 45
+
+
+def test_a_worker_asks_other_helpers_while_one_is_away(
+    pair: InProcessPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(_driver: AggregationJobDriver, job: JobRef) -> StepResult:
+        away = job.task_id == b"\0"
+        return StepResult(done=not away, reason="the helper: away", helper_away=away)
+
+    monkeypatch.setattr(AggregationJobDriver, "step", step)
+    monkeypatch.setattr(AggregationJobDriver, "helper_of", lambda _, task_id: task_id.hex())
+    worker = make_worker(pair.leader)
+    for _ in range(2):
+        with pytest.raises(RetryLater):
+            worker.aggregate("00", "00")
+        worker.aggregate("01", "00")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hmac
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 FIRST_PAUSE_SECONDS: Final = 0.5
 MAX_PAUSE_SECONDS: Final = 30.0
 MAX_REASON_CHARACTERS: Final = 300
+_SEARCHED_TASKS: Final = 1000
 _MAX_JOB_REPORTS: Final = 500
 _MAX_JOB_BYTES: Final = 16 << 20
 """Limits the output shares, which stay in memory until the helper has responded."""
@@ -64,9 +65,10 @@ def run_step(metrics: Metrics, kind: str, step: Callable[[], StepResult]) -> Ste
 
 
 class HelperPause:
-    """Pauses all of a process's requests to the helper after a failure, longer each time."""
+    """Pauses all of a process's requests to one helper after a failure, longer each time."""
 
     def __init__(self) -> None:
+        self.failing = False  # since the last success
         self._lock = threading.Lock()
         self._until = 0.0
         self._seconds = FIRST_PAUSE_SECONDS
@@ -77,6 +79,7 @@ class HelperPause:
     def failed(self) -> float:
         """Start a pause unless one is under way. Returns the seconds left."""
         with self._lock:
+            self.failing = True
             if not self.seconds_left():
                 self._until = time.monotonic() + self._seconds
                 self._seconds = min(2 * self._seconds, MAX_PAUSE_SECONDS)
@@ -85,6 +88,7 @@ class HelperPause:
     def succeeded(self) -> None:
         """Make the next pause a short one again."""
         with self._lock:
+            self.failing = False
             self._seconds = FIRST_PAUSE_SECONDS
 
 
@@ -123,11 +127,18 @@ class AggregationJobDriver:
         self._threads = threads
         self._last_task = b""
 
-    def create_jobs(self, limit: int) -> list[JobRef]:
-        """Create up to `limit` jobs, from each task in turn; fewer mean that no report waits."""
+    def create_jobs(self, limit: int, *, away: Collection[str] = ()) -> list[JobRef]:
+        """Create up to `limit` jobs, from each task in turn; fewer mean that no report waits.
+
+        None for the helpers that are `away`: their reports go on waiting for others.
+        """
         with self._database.read() as tx:
-            found, self._last_task = reports.tasks_with_waiting_reports(tx, self._last_task, limit)
-        waiting = [task for task in map(self._tasks.find, found) if task is not None]
+            found, last = reports.tasks_with_waiting_reports(
+                tx, self._last_task, _SEARCHED_TASKS if away else limit
+            )
+        known = (task for task in map(self._tasks.find, found) if task is not None)
+        waiting = [task for task in known if task.helper_url not in away][:limit]
+        self._last_task = waiting[-1].task_id if away and waiting else last
         created: list[JobRef] = []
         if not waiting:
             return created
@@ -143,6 +154,11 @@ class AggregationJobDriver:
             if self._queue is not None:
                 self._queue.jobs_created(tx, created)
         return created
+
+    def helper_of(self, task_id: bytes) -> str:
+        """Return the URL of a task's helper; nothing if the task is gone."""
+        task = self._tasks.find(task_id)
+        return "" if task is None else task.helper_url
 
     def unfinished(self, limit: int = 1000) -> list[JobRef]:
         """List the jobs to step; after a start, those of the process before.

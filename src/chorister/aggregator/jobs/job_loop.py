@@ -3,9 +3,9 @@
 One thread decides, a few others work. Reports wait for others for a fraction of a second, so that
 single uploads do not become single jobs. Then jobs are created and stepped, a few at a time: while
 the helper verifies one, the leader prepares the next. A collection is stepped when one of its
-task's jobs has ended. When the helper can't be reached, everything that needs it pauses, longer
-each time, and resumes by itself. A job that fails for reasons of its own, or that the helper
-refuses, pauses alone: no task delays the others.
+task's jobs has ended. When a helper can't be reached, everything that needs it pauses, longer each
+time, and then one job at a time tries it again: tasks with another helper go on. A job that fails
+for reasons of its own, or that the helper refuses, pauses alone: no task delays the others.
 
 Every job may run twice, here or in another process, without harm: the loop keeps no state that
 matters, and what it finds unfinished at the start is simply stepped.
@@ -38,6 +38,8 @@ _COLLECT_SECONDS: Final = 0.05
 """The shortest time between two passes over the pending collections."""
 _MAX_JOB_PAUSE_SECONDS: Final = 300.0
 """For one job that fails while others do not."""
+
+_REMEMBERED_TASKS: Final = 10_000
 
 Ref: TypeAlias = tuple[bytes, bytes]
 """A task's id and a job's."""
@@ -74,7 +76,8 @@ class JobLoop:
         self._paused: dict[Ref, float] = {}  # jobs that pause, and until when
         self._paused_collections: dict[Ref, float] = {}
         self._pauses: dict[Ref, float] = {}  # how long each failing job paused last
-        self._helper = HelperPause()
+        self._helpers: dict[str, HelperPause] = {}  # by URL
+        self._helper_of: dict[bytes, str] = {}  # by task
         self._collect_at = 0.0
         self._poll_at = 0.0
         # Written by other threads, under the lock: since when reports wait unseen.
@@ -126,9 +129,6 @@ class JobLoop:
         """Handle what has ended, start what can start. Returns the seconds until the next turn."""
         now = time.monotonic()
         self._reap(now)
-        pause = self._helper.seconds_left()
-        if pause:
-            return pause
         poll = now >= self._poll_at
         if poll:
             self._poll_at = now + POLL_SECONDS
@@ -144,12 +144,36 @@ class JobLoop:
         wait = self._collect(now, poll=poll)
         wait = min(wait, self._gather(now))  # last: if it fails, the rest is done
         self._start_ready()
-        return max(0.0, min(wait, self._poll_at - now, self._next_retry() - now))
+        wait = min(wait, self._poll_at - now, self._next_retry() - now, self._next_resumption())
+        return max(0.0, wait)
 
     def _start_ready(self) -> None:
-        while self._ready and len(self._running) < self._in_flight:
-            ref = self._ready.pop(0)
-            self._running[ref] = self._start_step("aggregate", self._aggregation.step, ref)
+        ready, self._ready = self._ready, []  # if this fails, the next poll finds the rest
+        for ref in ready:
+            if len(self._running) >= self._in_flight or self._is_held(ref):
+                self._ready.append(ref)
+            else:
+                self._running[ref] = self._start_step("aggregate", self._aggregation.step, ref)
+
+    def _is_held(self, ref: Ref) -> bool:
+        """Whether a job has to wait for its helper: one that fails gets one request at a time."""
+        helper = self._pause_of(ref)
+        return bool(helper.seconds_left()) or (
+            helper.failing and any(self._pause_of(each) is helper for each in self._running)
+        )
+
+    def _pause_of(self, ref: Ref) -> HelperPause:
+        url = self._helper_of.get(ref[0])
+        if url is None:
+            if len(self._helper_of) >= _REMEMBERED_TASKS:
+                self._helper_of.clear()
+            url = self._helper_of[ref[0]] = self._aggregation.helper_of(ref[0])
+        return self._helpers.setdefault(url, HelperPause())
+
+    def _next_resumption(self) -> float:
+        """Return the seconds until a helper's pause is over for which a job is ready."""
+        left = (self._pause_of(ref).seconds_left() for ref in self._ready)
+        return min((each for each in left if each), default=math.inf)
 
     def _next_retry(self) -> float:
         return min(self._paused.values(), default=math.inf)
@@ -157,7 +181,9 @@ class JobLoop:
     def _gather(self, now: float) -> float:
         """Create jobs from waiting reports, once they have waited and there is room."""
         arrived = self._arrived
-        if arrived is None or len(self._ready) >= self._in_flight:
+        if arrived is None:
+            return POLL_SECONDS
+        if sum(not self._is_held(ref) for ref in self._ready) >= self._in_flight:
             return POLL_SECONDS
         if now < arrived + self._batch_delay:
             return arrived + self._batch_delay - now
@@ -165,7 +191,8 @@ class JobLoop:
             self._arrived = None  # before: later reports may be too late for this pass
         room = 2 * self._in_flight
         try:
-            created = self._aggregation.create_jobs(room)
+            away = {url for url, each in self._helpers.items() if each.seconds_left()}
+            created = self._aggregation.create_jobs(room, away=away)
         except BaseException:
             with self._lock:
                 self._arrived = arrived
@@ -189,10 +216,10 @@ class JobLoop:
         for ref in self._collection.pending():
             rested = self._paused_collections.get(ref, now) <= now
             due = ref[0] in tasks or ((created or poll) and rested)
-            if due and ref not in self._collecting:
+            if due and ref not in self._collecting and not self._pause_of(ref).seconds_left():
                 self._collecting[ref] = self._start_step("collect", self._collection.step, ref)
-            elif due:
-                self._finished_tasks.add(ref[0])  # the running step may have started too early
+            elif due:  # once the helper's pause is over; a running step may have started too early
+                self._finished_tasks.add(ref[0])
         return POLL_SECONDS
 
     def _start_step(
@@ -244,12 +271,12 @@ class JobLoop:
         if outcome.done:
             self._pauses.pop(ref, None)
             if kind == "aggregate":
-                self._helper.succeeded()
+                self._pause_of(ref).succeeded()
             return None
         if not outcome.helper_away and kind == "collect":
             return now
         if outcome.helper_away and kind == "aggregate":
-            until = self._poll_at = now + self._helper.failed()
+            until = now + self._pause_of(ref).failed()
         else:  # the helper may refuse one collection and still serve everything else
             until = self._pause_alone(ref, now)
         self._log.warning(

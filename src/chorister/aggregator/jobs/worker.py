@@ -3,8 +3,8 @@
 The functions are the same as in the server's own loop; only the caller differs. Procrastinate
 fetches what `job_queue` enqueued, retries what failed, later each time, and runs periodic tasks
 once, however many workers there are. A dead worker is noticed after a few seconds, and its jobs
-are enqueued again. When the database goes away, the worker waits for it; when the helper goes away,
-the worker pauses before it asks again.
+are enqueued again. When the database goes away, the worker waits for it; when a helper goes away,
+the worker pauses before it asks that one again.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Worker:
         self._garbage_collector = garbage_collector
         self._leader = leader
         self._metrics = metrics
-        self._pause = HelperPause()
+        self._helpers: dict[str, HelperPause] = {}  # by URL
         self._log = get_logger()
         self.app = procrastinate.App(
             connector=procrastinate.PsycopgConnector(conninfo=conninfo, min_size=1, max_size=4)
@@ -150,13 +150,15 @@ class Worker:
         self._step("collect", task, lambda: collection.step(ref))
 
     def _step(self, kind: str, task: str, step: Callable[[], StepResult]) -> None:
-        left = self._pause.seconds_left()
+        aggregation, _ = self._drivers()
+        helper = self._helpers.setdefault(aggregation.helper_of(bytes.fromhex(task)), HelperPause())
+        left = helper.seconds_left()
         if left:
             raise RetryLater("the helper can't be reached", left)
         with self._counted(kind, task):
             outcome = run_step(self._metrics, kind, step)
         if outcome.helper_away:
-            pause = self._pause.failed()
+            pause = helper.failed()
             self._log.warning(
                 "a job waits for the helper",
                 kind=kind,
@@ -166,7 +168,7 @@ class Worker:
             )
             raise RetryLater(outcome.reason or "the helper can't be reached", pause)
         if outcome.done:
-            self._pause.succeeded()
+            helper.succeeded()
         elif kind == "aggregate":
             raise RetryLater(outcome.reason or "the job waits")
 
