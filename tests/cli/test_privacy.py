@@ -127,7 +127,7 @@ def test_delta_local_and_compose_have_stable_keys() -> None:
         ["epsilon", "--cohort", "100", "--local-epsilon", "-1", "--delta", "1e-6"],
         ["epsilon", "--cohort", "100", "--local-epsilon", "3", "--delta", "1.5"],
         ["curve", "--to", "figure.pdf"],
-        ["curve", "--to", "/nonexistent/figure.svg"],
+        ["curve", "--to", "no-such-folder/figure.svg"],
         ["curve", "--to", "/proc/figure.svg"],
         ["cohort", "--epsilon", "0.5", "--local-epsilon", "3", "--delta", "2"],
     ],
