@@ -265,6 +265,10 @@ def test_statistics_in_notebooks_and_tables() -> None:
         (lambda study: study.quantiles("age", 0, 100, [1.5]), "strictly between"),
         (lambda study: study.rate("user.age > 3; --"), "one SQL expression"),
         (lambda study: study.rate("1 = 1"), "names a field of this analysis"),
+        (lambda study: study.mean("n", 0, 1, query=5, reads={"user": ["age"]}), "a query is text"),
+        (lambda study: study.mean("age", 0, 100, selection="first"), "drawn at random"),
+        (lambda study: study.total("age", 0, 100, selection="first"), "drawn at random"),
+        (lambda study: study.quantiles("age", 0, 100, selection="first"), "drawn at random"),
     ],
 )
 def test_mistakes_are_explained(plan: object, words: str) -> None:

@@ -282,9 +282,18 @@ def _rounding(low: Decimal, high: Decimal, *, whole: bool) -> StatisticRange:
 
 def _source(study: Study, column: str, query: str | None, options: dict[str, Any]) -> _Source:
     _free_query(study)
+    if options.get("selection", "uniform") != "uniform":
+        # The smallest of the rows that round a value at random always rounds it down.
+        raise InvalidInput(
+            "a mean, a total and quantiles need rows that are drawn at random: leave out "
+            "`selection`, and let the `query` choose the rows that count",
+            field="selection",
+        )
     with valid_input():
         probe = intervals(column, (0, 1))
     if query is not None:
+        if not isinstance(query, str):
+            raise InvalidInput(f"a query is text, not {query!r}", field="query")
         given = query.strip().rstrip(";")
         return _Source(
             sql=f'SELECT "{column}" AS v FROM ({given})',  # noqa: S608 (as above)
