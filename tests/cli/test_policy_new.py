@@ -93,6 +93,8 @@ def test_item_13_the_table_itself_can_be_rehearsed(tmp_path: Path) -> None:
 
 def test_item_13_it_refuses_what_makes_no_policy(tmp_path: Path, weather: Path) -> None:
     folder = tmp_path / "new"
+    capital = tmp_path / "capital.csv"  # else the field device would be everybody's number
+    capital.write_text("Device,age\n1,5\n")
     for wrong in (
         ["--epsilon", "0"],
         ["--epsilon", "much"],
@@ -101,6 +103,7 @@ def test_item_13_it_refuses_what_makes_no_policy(tmp_path: Path, weather: Path) 
         ["--field", "age"],
         ["--field", "age:number"],
         ["--from", str(tmp_path / "none.csv")],
+        ["--from", str(capital)],
         ["--from", str(tmp_path / "table.xlsx")],
     ):
         given = wrong if wrong[0] in ("--from", "--field") else [*wrong, "--from", str(weather)]

@@ -40,7 +40,7 @@ from chorister.recipe import Arm, Participation, Privacy
 Real: TypeAlias = int | float | str | Decimal
 Item = TypeVar("Item")
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MAX_COUNT: Final = 10**18  # of devices; with more, floating-point numbers end
+MAX_COUNT: Final = 10**18  # of devices; with more, floating-point numbers end
 _STEP: Final = Decimal("0.0001")
 _LEAST_PROBABILITY: Final = Decimal("1e-12")
 _LEAST_DELTA: Final = 10 * BOUND_DELTA  # with less, bounded reports would take most of it
@@ -147,8 +147,8 @@ def as_count(value: int | None, name: str) -> int | None:
         number = operator.index(value)
     except TypeError:  # an array of several
         raise InvalidInput(f"{name} is a whole number, not {value!r}", field=name) from None
-    if abs(number) > _MAX_COUNT:
-        raise InvalidInput(f"{name} must be at most {_MAX_COUNT:,}", field=name)
+    if abs(number) > MAX_COUNT:
+        raise InvalidInput(f"{name} must be at most {MAX_COUNT:,}", field=name)
     return number
 
 

@@ -86,11 +86,6 @@ def declared_fields(texts: Iterable[str] | None) -> FirstTable:
                 f"{text[:80]!r} is not a field: write its name, a colon, and one of "
                 f"{', '.join(_TYPES)}, such as age:integer"
             )
-        if name in (_DEVICE, _COUNT):
-            raise InvalidInput(
-                f"{name!r} can't be a field: a column {_DEVICE} says which device a row belongs "
-                f"to, and a column {_COUNT} how many devices hold it"
-            )
         columns.append((name, kind))
     return _table("person", stream=False, columns=columns)
 
@@ -136,6 +131,12 @@ def _table(table: str, *, stream: bool, columns: Iterable[tuple[str, str]]) -> F
     sources: dict[str, str] = {}
     for name, kind in columns:
         own = field_name(name)
+        if own in (_DEVICE, _COUNT):
+            raise InvalidInput(
+                f"{name!r} can't be a field: a column {_DEVICE} says which device a row belongs "
+                f"to, and a column {_COUNT} how many devices hold it: write it like that if you "
+                "mean one of them, or else give it another name"
+            )
         if own in found:
             raise InvalidInput(
                 f"{sources[own]!r} and {name!r} would both be the field {own}: rename one of them"

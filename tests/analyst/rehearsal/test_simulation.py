@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from chorister.encoding import DenyList, Encoding
 from chorister.errors import InvalidInput, QueryRefused
 from chorister.recipe import Recipe
 from tests.analyst.fleets import AGES, DEVICES, decades, fleet, generous
+from tests.conftest import REPOSITORY
 from tests.keyboard import ANALYSIS
 
 ALARM = 1e-6
@@ -308,6 +311,7 @@ def test_populations_that_make_no_sense() -> None:
         ({"device": [1]}, "no column is a field"),
         ({"age": [1], "count": [-1]}, "0 or more"),
         ({"age": [1], "count": [1.5]}, "whole numbers"),
+        ({"age": [1, 2], "count": [2**62, 2**62]}, "add up to at most"),
         ({"age": []}, "at least one row"),
         ({"user": {"age": [1]}}, "no column 'device'"),
         (7, "polars, pandas or Arrow"),
@@ -349,3 +353,59 @@ def test_values_that_a_device_would_refuse_are_refused(values: list[object]) -> 
     with pytest.raises(InvalidInput, match="is text"):
         ch.rehearse({"ngram": [1, 2]}, generous())
     assert ch.rehearse({"age": [1.0, None], "count": [1, 1]}, generous()).devices == 2
+
+
+def counted(column: str, values: Any, feature: Any, query: str | None = None) -> list[float]:
+    """What the devices of a population with one column hold."""
+    people = ch.rehearse(pl.DataFrame({column: values}), generous(), devices=100_000)
+    counts = people.truth(people.study("types").histogram(feature, query=query))
+    return [float(count) for count in counts[1:]]
+
+
+@pytest.mark.parametrize("query", [None, "SELECT u.age AS age FROM user AS u"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        pl.Series([1.0, None, 2.0, float("nan")]),  # as pandas keeps integers with gaps
+        pl.Series([1, None, 2, None], dtype=pl.Decimal(10, 2)),
+        pl.Series([1, None, 2, None], dtype=pl.UInt64),
+        pl.Series([True, None, 2, None], dtype=pl.Int128, strict=False),
+    ],
+    ids=["float", "decimal", "unsigned", "wide"],
+)
+def test_whole_numbers_of_any_type_are_the_integers_that_devices_store(
+    values: pl.Series, query: str | None
+) -> None:
+    assert counted("age", values, ch.categories("age", [1, 2]), query) == [1, 1]
+
+
+def test_numbers_and_texts_of_any_type_are_what_devices_store() -> None:
+    flags = pl.Series([True, False, None])
+    assert counted("age", flags, ch.categories("age", [0, 1])) == [1, 1]
+    # Of a real field a device stores 1.0, which is never the integer 1.
+    assert counted("perplexity", [1, 2], ch.categories("perplexity", [1, 2])) == [0, 0]
+    fractions = pl.Series([1.5, 2.5]).cast(pl.Decimal(10, 2))
+    assert counted("perplexity", fractions, ch.intervals("perplexity", [0, 2, 3])) == [1, 1]
+    for kind in (pl.Categorical, pl.Enum(["a", "b"])):
+        texts = pl.Series(["a", "b", None], dtype=kind)
+        assert counted("ngram", texts, ch.categories("ngram", ["a", "b"])) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("ngram", date(2026, 1, 3)), ("ngram", b"text"), ("age", 2**63), ("age", Decimal("1.5")),
+        ("age", float("inf")),
+    ],
+)  # fmt: skip
+def test_what_no_device_stores_is_refused(column: str, value: object) -> None:
+    with pytest.raises(InvalidInput, match=r"a device would refuse it; convert the column"):
+        ch.rehearse(pl.DataFrame({column: [value]}), generous())
+
+
+def test_a_field_may_have_the_name_of_the_column_of_devices() -> None:
+    text = (REPOSITORY / "examples/algorithms/policy.toml").read_text().replace("fare", "device")
+    policy = ch.Policy.load(text.encode())
+    with pytest.raises(InvalidInput, match="pass device= with another name"):
+        ch.rehearse({"Device": [1.0, 2.0]}, policy)
+    assert ch.rehearse({"Device": [1.0, 2.0]}, policy, device="id").devices == 2

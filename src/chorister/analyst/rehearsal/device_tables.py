@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from chorister.analyst.rehearsal.columns import Ints
+from chorister.analyst.request import MAX_COUNT
 from chorister.analyst.tables import needed
 from chorister.errors import InvalidInput
 from chorister.fleet.first_policy import field_name
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _NOUNS: Final = {"integer": "a whole number", "real": "a number", "text": "text"}
+_ROLES: Final = ("device", "count")  # options that name the columns which are not fields
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -31,8 +33,12 @@ class DeviceTable:
 
 
 def polars_type(policy: Policy, ref: str) -> Any:  # noqa: ANN401 (a polars type)
+    return _polars_type(policy.fields[ref].type)
+
+
+def _polars_type(kind: str) -> Any:  # noqa: ANN401 (a polars type)
     pl = needed("polars")
-    return {"integer": pl.Int64, "real": pl.Float64, "text": pl.String}[policy.fields[ref].type]
+    return {"integer": pl.Int64, "real": pl.Float64, "text": pl.String}[kind]
 
 
 def as_frame(source: object, policy: Policy) -> polars.DataFrame:
@@ -97,23 +103,42 @@ def _refs(column: str, policy: Policy) -> list[str]:
 
 def _fitting(frame: polars.DataFrame, table: str, policy: Policy) -> polars.DataFrame:
     """Return the frame with the types that the policy declares: devices store nothing else."""
+    fields = {
+        name: field
+        for name in frame.columns
+        if (field := policy.fields.get(f"{table}.{name}")) is not None
+    }
+    return frame.with_columns(
+        [_stored(frame[name], f"{table}.{name}", field.type) for name, field in fields.items()]
+    )
+
+
+def _stored(column: polars.Series, ref: str, kind: str) -> polars.Series:
+    """The values of a field as a device stores them; what is not a number is NULL."""
     pl = needed("polars")
-    for name, column in zip(frame.columns, frame.get_columns(), strict=True):
-        field = policy.fields.get(f"{table}.{name}")
-        if field is None or column.dtype == pl.Null:
-            continue
-        numeric = column.dtype.is_numeric() or column.dtype == pl.Boolean
-        fits = numeric != (field.type == "text") and not column.dtype.is_nested()
-        if fits and field.type == "integer" and column.dtype.is_float():
-            fits = bool((column.drop_nulls() == column.drop_nulls().round(0)).all())
-        if not fits:
-            example = next((value for value in column.to_list() if value is not None), None)
-            raise InvalidInput(
-                f"{table}.{name} is {_NOUNS[field.type]} in the policy, but the population has "
-                f"{example!r}: a device would refuse it",
-                field=f"{table}.{name}",
-            )
-    return frame
+    given: Any = column.dtype
+    found: polars.Series
+    if given == pl.Null:
+        return column.cast(_polars_type(kind))
+    if kind == "text":
+        fits = given in (pl.String, pl.Categorical, pl.Enum)
+    else:
+        fits = given.is_numeric() or given == pl.Boolean
+    if fits:
+        known = column.fill_nan(None) if given.is_float() else column
+        found = known.cast(_polars_type(kind), strict=False)
+        lost = known.is_not_null() & found.is_null()
+        if kind == "integer" and (given.is_float() or given.is_decimal()):
+            lost |= known.is_not_null() & (found.cast(given, strict=False) != known)
+        if not lost.any():
+            return found
+        column = known.filter(lost)
+    example = next((value for value in column.to_list() if value is not None), None)
+    raise InvalidInput(
+        f"{ref} is {_NOUNS[kind]} in the policy, but the population has {example!r}: a device "
+        "would refuse it; convert the column",
+        field=ref,
+    )
 
 
 def split_by_table(
@@ -142,6 +167,12 @@ def split_by_table(
             )
         table, _, name = refs[0].partition(".")
         taken = places.setdefault(table, {})
+        if name in (device, count):
+            raise InvalidInput(
+                f"the column {column!r} is the field {refs[0]}, but a column {name!r} says which "
+                f"device a row belongs to, or how many: pass {_ROLES[name == count]}= with another "
+                "name for that column"
+            )
         if name in taken.values():
             raise InvalidInput(f"several columns are the field {refs[0]}: drop all but one")
         taken[column] = name
@@ -218,6 +249,8 @@ def number_devices(
 def _counts(values: polars.Series) -> Ints:
     if not values.dtype.is_integer() or values.null_count() or (values < 0).any():
         raise InvalidInput("counts are whole numbers of devices, 0 or more")
+    if values.cast(needed("polars").Float64).sum() > MAX_COUNT:
+        raise InvalidInput(f"counts add up to at most {MAX_COUNT:,} devices")
     found: Ints = values.cast(needed("polars").Int64).to_numpy()
     return found
 
