@@ -370,6 +370,10 @@ def first_error(error: ValidationError) -> tuple[str | None, str]:
     return all_errors(error)[0]
 
 
+_UNION_MEMBER: Final = re.compile(r"constrained-[a-z]+|function-.*", re.DOTALL)
+"""How pydantic names the types that a value may have; nobody wrote that into a document."""
+
+
 def all_errors(error: ValidationError) -> list[tuple[str | None, str]]:
     """Return the dotted path and the message of every error, in the order of the fields."""
     found: list[tuple[str | None, str]] = []
@@ -377,7 +381,7 @@ def all_errors(error: ValidationError) -> list[tuple[str | None, str]]:
     for each in errors:
         if each["type"] == "too_short" and any(_is_inside(other, each) for other in errors):
             continue  # it is too short only without the entries that are wrong themselves
-        path = [str(part) for part in each["loc"]]
+        path = [str(part) for part in each["loc"] if not _UNION_MEMBER.fullmatch(str(part))]
         cause = each.get("ctx", {}).get("error")
         if isinstance(cause, FieldErrors):
             found.extend((".".join([*path, field]) or None, why) for field, why in cause.found)

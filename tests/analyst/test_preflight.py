@@ -455,6 +455,9 @@ def test_item_7_features_fail_in_our_words() -> None:
         lambda: ch.rehearse({"age": [Decimal("1e999")], "count": [5]}, of_twelve()),
         lambda: ch.rehearse({"age": [Decimal("NaN")], "count": [5]}, of_twelve()),
         lambda: ch.intervals("age", np.array(3)),
+        lambda: ch.categories("city", ["Lima" * 100]),
+        lambda: ch.rehearse(PEOPLE, of_twelve(), later=PEOPLE),  # type: ignore[call-overload]
+        lambda: ch.rehearse(PEOPLE, 5),  # type: ignore[call-overload]
     ):
         with pytest.raises(InvalidInput) as caught:
             make()
@@ -464,6 +467,24 @@ def test_item_7_features_fail_in_our_words() -> None:
         ch.intervals("user.age", [0, 1])
     with pytest.raises(InvalidInput, match="edges: at least 2 entries are needed"):
         ch.intervals("age", [1])
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """The edges that people have are often an array; a float means what it prints."""
+    tenths = tuple(map(Decimal, ("0", "0.1", "0.2")))
+    one: Any = np.int64(1)
+    for kind in (np.float16, np.float32, np.float64):
+        assert ch.intervals("age", np.array([0, 0.1, 0.2], kind)).edges == tenths
+    assert ch.intervals("age", np.arange(3)).edges == tuple(map(Decimal, range(3)))
+    found = ch.categories("age", np.array([3, 5], np.int16))
+    assert found.values == (3, 5)
+    assert {type(value) for value in found.values} == {int}
+    question = fleet().study("numpy", analysis=ANALYSIS).histogram(decades(), epsilon=one)
+    assert question.privacy.epsilon == 1
+    wrongs: list[Any] = [np.bool_(True), np.float32("nan")]
+    for wrong in wrongs:
+        with pytest.raises(InvalidInput, match="is not a number"):
+            ch.intervals("age", [wrong, 5])
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("1d", 86_400), ("12h", 43_200), (7200, 7200)])

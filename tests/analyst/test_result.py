@@ -147,6 +147,16 @@ def test_loading_rubbish(data: bytes) -> None:
         ch.Result.from_json(data)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("group", []), ("group", ["de_DE"] * 2), ("reports", 2**70), ("reports", 0)]
+)
+def test_loading_a_part_that_no_question_has(table: ch.Result, name: str, value: object) -> None:
+    tree = json.loads(table.to_json())
+    tree["parts"][0][name] = value
+    with pytest.raises(DecodeError, match="a part has 1 groups"):
+        ch.Result.from_json(json.dumps(tree))
+
+
 @given(data=st.data())
 def test_loading_something_like_a_result(result: ch.Result, data: st.DataObject) -> None:
     tree = json.loads(result.to_json())
@@ -204,6 +214,20 @@ def test_filter_and_top(result: ch.Result) -> None:
         result.filter(age="[10, 21)")
     with pytest.raises(InvalidInput, match="no column"):
         result.filter(sex="f")
+    two_rows: Any = np.int64(2)
+    assert len(result.top(two_rows)) == 2
+    labels: list[Any] = [5, [5], [["OOV"]], None]
+    for wrong in labels:
+        with pytest.raises(InvalidInput, match="age"):
+            result.filter(age=wrong)
+    counts: list[Any] = [-1, 1.5, "all", None]
+    for wrong in counts:
+        with pytest.raises(InvalidInput, match="count"):
+            result.top(wrong)
+    confidences: list[Any] = ["95%", None, 0, 1]
+    for wrong in confidences:
+        with pytest.raises(InvalidInput, match="strictly between 0 and 1"):
+            result.with_confidence(wrong)
 
 
 def test_simultaneous_intervals_are_over_all_candidates_even_if_few_are_shown(
@@ -272,6 +296,10 @@ def test_comparing_two_results(result: ch.Result) -> None:
     assert "noise alone" in noise.explain()
     with pytest.raises(InvalidInput, match="labels"):
         result.compare(other.top(2))
+    with pytest.raises(InvalidInput, match="another result"):
+        result.compare(5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="another result"):
+        result.consistent(5, [0])  # type: ignore[arg-type]
 
 
 def test_what_chance_alone_would_do_follows_the_intervals(result: ch.Result) -> None:

@@ -150,8 +150,16 @@ def test_statistics_hold_the_truth_in_every_window() -> None:
     assert (columns["estimate"] <= columns["ci_high"]).all()
     assert found.plot().to_dict()["title"]["text"] == "age over time"
     assert "<table" in found._repr_html_()
+    short = trend(people(1.0))
     with pytest.raises(InvalidInput, match="strictly between"):
-        trend(people(1.0)).statistics((0.0,))
+        short.statistics((0.0,))
+    for wrong in (0.5, ["half"]):
+        with pytest.raises(InvalidInput, match="shares"):
+            short.statistics(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="false alarms"):
+        short.changes(false_alarms="few")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="up_to"):
+        tracked.ask().collect(up_to="all")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("answers", [1, 3, 8])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,8 +31,8 @@ IntervalMethod: TypeAlias = Literal["score", "normal"]
 
 def quantile(confidence: float, candidates: int = 1) -> float:
     """The normal quantile of a two-sided interval, simultaneous for `candidates` (Bonferroni)."""
-    if not 0.0 < confidence < 1.0:
-        raise InvalidInput(f"confidence must lie strictly between 0 and 1, not {confidence}")
+    if not isinstance(confidence, Real) or not 0.0 < confidence < 1.0:
+        raise InvalidInput(f"confidence must lie strictly between 0 and 1, not {confidence!r}")
     if candidates < 1:
         raise InvalidInput(f"candidates must be at least 1, not {candidates}")
     return -float(ndtri((1.0 - confidence) / (2.0 * candidates)))

@@ -24,6 +24,7 @@ from chorister.analyst.estimate import (
     part_columns,
     quantile,
 )
+from chorister.analyst.request import as_count, as_texts
 from chorister.analyst.tables import Tabular, html_table, paragraphs
 from chorister.errors import InvalidInput
 
@@ -120,9 +121,9 @@ def filtered(result: Result, **wanted: str | Sequence[str]) -> Result:
             raise InvalidInput(
                 f"there is no column {column!r}; the columns are {', '.join(result.labels)}"
             )
-        values = {value} if isinstance(value, str) else set(value)
-        unknown = values.difference(result.labels[column])
-        if unknown:
+        known = set(result.labels[column])
+        values = {value} if isinstance(value, str) else set(as_texts(value, column))
+        if unknown := values - known:
             raise InvalidInput(f"{column} has no label {min(unknown)!r}")
         keep &= np.fromiter((label in values for label in result.labels[column]), np.bool_)
     return _rows(result, np.flatnonzero(keep), f"filtered by {', '.join(wanted)}")
@@ -134,7 +135,10 @@ def top(result: Result, count: int = 10) -> Result:
     On average their estimates are too high, because their noise helped to select them. Use
     `simultaneous()` intervals, or ask a fresh cohort about them.
     """
-    order = np.argsort(-result.estimate, kind="stable")[:count]
+    most = as_count(count, "count")
+    if most is None or most < 0:
+        raise InvalidInput(f"count is a number of rows, 0 or more, not {count!r}", field="count")
+    order = np.argsort(-result.estimate, kind="stable")[:most]
     return _rows(result, order, f"the {len(order):,} largest of {len(result):,} rows")
 
 
@@ -210,6 +214,8 @@ def consistent(
     variance `s (1 - s) (1/n + 1/n')` if no device answered both, and less if some did. A result
     does not know who answered, so this variance is added.
     """
+    if not isinstance(coarser, type(result)):
+        raise InvalidInput(f"a result is combined with another result, not {coarser!r}")
     for each in (result, coarser):
         _unprocessed(each, "consistent")
         if len(each.parts) != 1:
@@ -336,6 +342,8 @@ def compare(first: Result, other: Result, *, population: bool = False) -> Compar
     The intervals cover the noise alone. With `population=True` they also cover the chance that
     other devices had answered, which matters if the two results come from different cohorts.
     """
+    if not isinstance(other, type(first)):
+        raise InvalidInput(f"a result is compared with another result, not {other!r}")
     for each in (first, other):
         _unprocessed(each, "compare")
     if {name: list(c) for name, c in first.labels.items()} != {

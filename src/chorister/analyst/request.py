@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from functools import lru_cache
+from numbers import Integral
 from typing import Any, Final, SupportsIndex, TypeAlias, TypeVar, get_args
 
 from pydantic import ValidationError
@@ -194,16 +195,21 @@ def intervals(column: str, edges: Iterable[Real]) -> Intervals:
 
 def categories(column: str, values: Iterable[str | int]) -> Categories:
     """Count each value exactly as given; everything else is OOV."""
-    given = as_list(values, "values", '["red", "green"]')
-    for value in given:
-        if isinstance(value, bool) or not isinstance(value, str | int):
-            raise InvalidInput(
-                f"values are texts or whole numbers, not {value!r}: count other numbers with "
-                "ch.intervals",
-                field="values",
-            )
+    given = tuple(map(_as_category, as_list(values, "values", '["red", "green"]')))
     with valid_input():
-        return Categories(column=as_column(column), values=tuple(given))
+        return Categories(column=as_column(column), values=given)
+
+
+def _as_category(value: object) -> str | int:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InvalidInput(
+            f"values are texts or whole numbers, not {value!r}: count other numbers with "
+            "ch.intervals",
+            field="values",
+        )
+    return int(value)
 
 
 def prefix_tree(

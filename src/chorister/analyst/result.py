@@ -29,6 +29,7 @@ from chorister.analyst.estimate import (
     part_columns,
     quantile,
 )
+from chorister.analyst.request import MAX_COUNT
 from chorister.analyst.tables import Tabular
 from chorister.encoding import AnyFeature, Encoding
 from chorister.errors import DecodeError, InvalidInput
@@ -63,7 +64,12 @@ class Result(Tabular):
         if not self.parts:
             raise InvalidInput("a result needs at least one released part")
         size = self.recipe.encoding.size
+        groups = part_columns(self.recipe)
         for part in self.parts:
+            if len(part.group) != groups or not 0 < part.reports <= MAX_COUNT:
+                raise InvalidInput(
+                    f"a part has {groups} groups, and reports of at least one device"
+                )
             if part.sums.shape != (size,) or part.sums.dtype != np.uint64:
                 raise InvalidInput(f"a part needs {size:,} sums, one per bin, as unsigned integers")
             part.sums.flags.writeable = False

@@ -189,13 +189,14 @@ class Track(Tabular):
         yet: collect again later.
         """
         fleet, name = self.study.fleet, self.study.name
+        last = as_count(up_to, "up_to")
         pending: ResultPending | None = None
         with fleet.archive.waiting(name, self.number):
             round_ = self.round
             if round_.published:
                 stored = fleet.archive.windows(name, self.number)
                 count = round_.recipe.window_count
-                for number in range(count if up_to is None else min(up_to, count)):
+                for number in range(count if last is None else min(last, count)):
                     record = self._record(round_, stored, number)
                     if self._collectable(record, ended_at(round_)):
                         try:

@@ -43,6 +43,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Final
 
 import numpy as np
@@ -196,8 +197,8 @@ def step_weights(windows: int) -> Floats:
 
 def z_of(alpha: float, candidates: int) -> float:
     """Standard deviations that none of so many intervals exceeds, but for the chance alpha."""
-    if not 0.0 < alpha < 1.0:
-        raise InvalidInput(f"a rate of false alarms lies strictly between 0 and 1, not {alpha}")
+    if not isinstance(alpha, Real) or not 0.0 < alpha < 1.0:
+        raise InvalidInput(f"a rate of false alarms lies strictly between 0 and 1, not {alpha!r}")
     return quantile(1.0 - alpha, candidates)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from chorister.analyst import report, trend_pictures
 from chorister.analyst.algorithms.density_bands import distribution_band
 from chorister.analyst.estimate import Floats, column_names, part_columns
+from chorister.analyst.request import as_exact, as_list
 from chorister.analyst.result import Result
 from chorister.analyst.statistic_bounds import BinCounts, Bounds
 from chorister.analyst.tables import Tabular, html_table
@@ -70,6 +71,7 @@ def statistics(trend: Trend, shares: Sequence[float] = _SHARES) -> TrendStatisti
     features = trend.recipe.features
     if len(features) != 1 or not isinstance(features[0], Intervals) or trend.bins is not None:
         raise InvalidInput("statistics need one feature in intervals, with all its bins")
+    shares = [float(as_exact(each, "shares")) for each in as_list(shares, "shares", "[0.5]")]
     if any(not 0.0 < share < 1.0 for share in shares):
         raise InvalidInput("shares lie strictly between 0 and 1: 0.5 is the median")
     candidates = trend.planned * trend.cells * (1 + len(shares))

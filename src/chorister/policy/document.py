@@ -20,6 +20,8 @@ def read_document(source: bytes | str | os.PathLike[str]) -> bytes:
     """Return a document, or read the file at a path."""
     if isinstance(source, bytes):
         return source
+    if not isinstance(source, str | os.PathLike):
+        raise PolicyError(f"a policy is a TOML file, given by its path or content, not {source!r}")
     path = Path(source)
     try:
         return path.read_bytes()

@@ -10,6 +10,7 @@ for the float holds for what was written.
 from __future__ import annotations
 
 import math
+import numbers
 from decimal import (
     MAX_EMAX,
     MIN_EMIN,
@@ -52,9 +53,13 @@ NEAREST = _context(ROUND_HALF_EVEN)
 
 
 def as_decimal(value: Number) -> Decimal:
-    """Read a number exactly: a float, NumPy's included, means the decimal that it prints as."""
+    """Read a number exactly, NumPy's included: a float means the decimal that it prints as."""
     if isinstance(value, float):
         return Decimal(repr(float(value)))
+    if isinstance(value, numbers.Integral):
+        return Decimal(int(value))
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Rational):
+        return Decimal(str(value))  # of NumPy, with fewer digits than a float
     return Decimal(value)
 
 

@@ -27,7 +27,15 @@ from chorister.analyst.algorithms.density_bands import Band, distribution_band
 from chorister.analyst.algorithms.density_rules import DensityRules, asked_once, regime
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.preflight import require_fitting
-from chorister.analyst.request import Real, as_exact, as_reads, intervals, reads_of, simple_query
+from chorister.analyst.request import (
+    Real,
+    as_exact,
+    as_list,
+    as_reads,
+    intervals,
+    reads_of,
+    simple_query,
+)
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.encoding import Intervals, Selection
@@ -138,8 +146,9 @@ class Distribution(AlgorithmResult):
         It is stretched to the fit's quantile where that lies outside. Values outside the range
         are left out, so an interval that reaches an end of the range is bounded by it alone.
         """
-        wanted = np.asarray(shares, dtype=np.float64)
-        if wanted.ndim != 1 or not np.all((wanted > 0.0) & (wanted < 1.0)):
+        given = as_list(shares, "shares", "[0.5]")
+        wanted = np.array([float(as_exact(each, "shares")) for each in given])
+        if not np.all((wanted > 0.0) & (wanted < 1.0)):
             raise InvalidInput("the shares of quantiles must lie strictly between 0 and 1")
         centre = _inverted(self.fit.cumulative, wanted, self.places)
         low, high = self.band(confidence).quantiles(wanted)

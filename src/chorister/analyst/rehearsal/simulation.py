@@ -110,6 +110,11 @@ def rehearse(
         people = population
     else:
         people = Population(population, rules, device=device, count=count, devices=devices)
+    if isinstance(later, str) or not isinstance(later, Sequence):
+        raise InvalidInput(
+            "later lists populations, of the second window, the third one, ...: [population]",
+            field="later",
+        )
     then = [
         each
         if isinstance(each, Population)
