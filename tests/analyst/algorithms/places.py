@@ -51,11 +51,13 @@ composition = {composition}
 """
 
 
-def trips_policy(*, reports: int, epsilon: float = 1.0, max_bins: int = 10_000) -> Policy:
+def trips_policy(
+    *, reports: int, epsilon: float = 1.0, max_bins: int = 10_000, local_epsilon: int = 0
+) -> Policy:
     """A device that answers so many questions about its trips."""
     keyboard = (REPOSITORY / "examples" / "keyboard" / "policy.toml").read_text()
     head = keyboard[: keyboard.index("# All analyses together")]
-    local = 12 * reports
+    local = local_epsilon or 12 * reports
     allowance = f"local_epsilon = {local}, epsilon = {epsilon}, delta = 1e-6, reports = {reports}"
     fields = "\n".join(f'"trip.{name}" = {{ {allowance} }}' for name in ("x", "y", "fare"))
     device = (

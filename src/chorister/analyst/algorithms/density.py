@@ -43,17 +43,31 @@ _LEAST_EVIDENCE: Final = 1e-3  # relative to the best; models below it are left 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Cells:
-    """What one round measured: cell i is grid steps low[i] .. high[i] - 1."""
+    """What one round measured: cell i is grid steps low[i] .. high[i] - 1.
+
+    The variance of a cell is `variances`, or `variances + slopes p` if it holds the share p.
+    """
 
     low: Integers
     high: Integers
     values: Floats  # shares of all devices
     variances: Floats
+    slopes: Floats | None = None
 
     @classmethod
-    def between(cls, edges: Integers, values: Floats, variances: Floats) -> Cells:
+    def between(
+        cls, edges: Integers, values: Floats, variances: Floats, slopes: Floats | None = None
+    ) -> Cells:
         """Neighbouring cells between edges."""
-        return cls(low=edges[:-1], high=edges[1:], values=values, variances=variances)
+        return cls(
+            low=edges[:-1], high=edges[1:], values=values, variances=variances, slopes=slopes
+        )
+
+    def variances_at(self, shares: Floats) -> Floats:
+        """The variances of cells that hold these shares."""
+        held = 0.0 if self.slopes is None else self.slopes * np.maximum(shares, 0.0)
+        found: Floats = np.maximum(self.variances + held, _LEAST_VARIANCE)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,18 +103,22 @@ def fit_density(parts: Sequence[Cells], size: int = 1024) -> DensityFit:
     low = np.concatenate([part.low for part in parts] + [np.array([0])])
     high = np.concatenate([part.high for part in parts] + [np.array([size])])
     values = np.concatenate([part.values for part in parts] + [np.array([1.0])])
-    variances = [np.maximum(part.variances, _LEAST_VARIANCE) for part in parts]
-    noise = np.concatenate([*variances, np.array([_TOTAL_VARIANCE])])
     if low.min() < 0 or high.max() > size or np.any(high <= low):
         raise InvalidInput(f"cells lie inside a grid of {size} steps and are not empty")
-    known = Cells(low=low, high=high, values=values, variances=noise)
+    variances = [part.variances_at(part.values) for part in parts]
     # The noise of one cell, all rounds together; the less there is, the more the last fit counts.
     least = float(sum(1.0 / np.median(each) for each in variances)) ** -0.5
     floor = min(max(60.0 * least, 0.02), 0.5)
     passes = 3 if floor < 0.1 else 2
-    base = np.full(size, 1.0 / size)
+    base = density = np.full(size, 1.0 / size)
     for turn in range(passes):
         prior = _Prior(base)
+        if turn > 0:
+            # At what was measured, cells with few devices by chance would have most weight.
+            curve = np.concatenate([[0.0], np.cumsum(density)])
+            variances = [part.variances_at(curve[part.high] - curve[part.low]) for part in parts]
+        noise = np.concatenate([*variances, np.array([_TOTAL_VARIANCE])])
+        known = Cells(low=low, high=high, values=values, variances=noise)
         mean, evidence = _posterior_mean(prior, known)
         density = norm_sub(mean, 1.0)
         if turn < passes - 1:

@@ -104,11 +104,14 @@ class Distribution(AlgorithmResult):
             feature = result.features[0]
             if not isinstance(feature, Intervals):
                 raise InvalidInput("a distribution needs one feature in intervals")
+            # With one device more: where nobody was drawn, there may be somebody.
+            least = each.base + each.slope * self.devices / result.n_reports
             parts.append(
                 Cells.between(
                     _on_grid(feature.edges, self.low, self.high),
                     each.value[1:] / inside,
-                    each.variance[1:] / inside**2,
+                    least[1:] / inside**2,
+                    each.slope[1:] / inside,
                 )
             )
         return parts, inside / self.devices
