@@ -135,8 +135,9 @@ def measure(
     """One round; `sampled` is the share of the devices that are not in its cohort."""
     sums = np.diff(np.concatenate([[0], np.cumsum(counts)])[edges])
     value = release.draw(rng, sums)
-    variance = release.base + (release.slope + sampled) * np.maximum(value, 1.0)
-    return Cells.between(edges, value / release.reports, variance / release.reports**2)
+    n, slope = release.reports, release.slope + sampled
+    least = np.full(len(value), (release.base + slope) / n**2)
+    return Cells.between(edges, value / n, least, np.full(len(value), slope / n))
 
 
 def static(task: DistributionTrial) -> list[list[float]]:
