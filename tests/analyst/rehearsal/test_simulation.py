@@ -292,6 +292,16 @@ def test_deny_lists() -> None:
     assert answers(people, recipe).tolist() == [1, 0, 1, 0]
 
 
+@pytest.mark.parametrize("devices", [150, 400])
+def test_a_small_fleet_reaches_the_cohort_that_was_planned(devices: int) -> None:
+    """However many come online: 100 fleets, each of which fails with a chance of 1e-9."""
+    people = {"age": [15, 25], "count": [devices // 2] * 2}
+    for seed in range(50):
+        study = ch.rehearse(people, generous(), reach=0.7, seed=seed).study("small")
+        asked = study.histogram(decades()).run()
+        assert asked.n_reports >= asked.min_cohort > devices / 4
+
+
 @pytest.mark.parametrize("make", [pl.DataFrame, pd.DataFrame, dict,
                                   lambda c: pl.DataFrame(c).to_arrow(),
                                   lambda c: pl.DataFrame(c).lazy()])  # fmt: skip

@@ -11,6 +11,7 @@ subset.
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -147,6 +148,13 @@ def rehearse(
     )
 
 
+def _margin(reach: float, online: int) -> float:
+    """The share of the devices expected online that come almost surely: six standard deviations."""
+    if reach == 1.0:
+        return 1.0
+    return max(min(0.95, 1.0 - 6.0 * math.sqrt((1.0 - reach) / online)), 0.0)
+
+
 class Rehearsal(Fleet):
     """A simulated fleet: draws what the aggregators would release."""
 
@@ -174,7 +182,7 @@ class Rehearsal(Fleet):
         self.clock: Clock = clock or SettableClock(SystemClock().now())
         self.archive = Archive(folder)
         self.devices: int | None = round(self.population.size * reach)
-        self.margin = 1.0 if reach == 1.0 else 0.95
+        self.margin = _margin(reach, max(self.devices, 1))
         self.reach = reach
         self.seed = _seed(folder, seed)
         self.identity = f"rehearsal {self.seed}"
