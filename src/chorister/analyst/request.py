@@ -512,8 +512,8 @@ def _largest(
     """The largest local epsilon that a cohort supports."""
     if cohort < 2:
         raise InvalidInput(
-            f"only {max(cohort, 0):,} devices are expected to answer, which hides nobody: ask a "
-            "larger share, or pass the number of devices",
+            f"only {max(cohort, 0):,} devices are sure to answer in each group or window, which "
+            "hides nobody: ask a larger share or in fewer groups, or pass the number of devices",
             field="participation",
         )
     left = DOWN.subtract(delta, BOUND_DELTA) if report == "bounded" else delta

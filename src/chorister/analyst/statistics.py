@@ -32,7 +32,7 @@ from chorister.analyst.algorithms.density_bands import distribution_band
 from chorister.analyst.estimate import Floats, column_names, part_columns
 from chorister.analyst.result import Result
 from chorister.analyst.statistic_bounds import BinCounts, Bounds
-from chorister.analyst.tables import Tabular, html_table, paragraphs
+from chorister.analyst.tables import Tabular, html_table, number_text, paragraphs
 from chorister.canonical import decimal_text
 from chorister.encoding import Intervals
 from chorister.errors import InvalidInput
@@ -200,12 +200,6 @@ def _heading(found: Statistic) -> str:
     return f"{found.kind} of {found.subject}"
 
 
-def _number(value: float, width: float) -> str:
-    """With enough digits to distinguish thousandths of the range."""
-    digits = max(0, 3 - math.floor(math.log10(width))) if width > 0.0 else 3
-    return f"{value:,.{min(digits, 12)}f}"
-
-
 def _shown(found: Statistic) -> str:
     columns = found.columns()
     labels = [column for name, column in columns.items() if name not in _MEASURED]
@@ -217,7 +211,9 @@ def _shown(found: Statistic) -> str:
         else:
             width = found.scale.width if found.scale is not None else 1.0
             unit = width * (found.result.n_reports if found.kind == "total" else 1.0)
-            low, value, high = (_number(each, unit) for each in (row.low, row.estimate, row.high))
+            low, value, high = (
+                number_text(each, unit) for each in (row.low, row.estimate, row.high)
+            )
             text = f"{value} ({low} to {high})"
         texts.append(f"{named}: {text}" if named else text)
     return "; ".join(texts)

@@ -6,6 +6,7 @@ import csv
 import html
 import importlib
 import io
+import math
 import os
 import re
 from abc import ABC, abstractmethod
@@ -141,3 +142,9 @@ def drawable(label: str) -> str:
 def paragraphs(text: str) -> str:
     """HTML with one paragraph per line. All text is escaped."""
     return "".join(f"<p>{html.escape(line)}</p>" for line in text.split("\n"))
+
+
+def number_text(value: float, width: float) -> str:
+    """Write a number with enough digits to distinguish thousandths of a range."""
+    digits = max(0, 3 - math.floor(math.log10(width))) if width > 0.0 else 3
+    return f"{value:,.{min(digits, 12)}f}"

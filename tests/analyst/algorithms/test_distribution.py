@@ -48,6 +48,17 @@ def test_quantiles_are_near_and_inside_the_range(found: Distribution) -> None:
     assert found.inside == pytest.approx(1.0, abs=0.01)
 
 
+def test_words_distinguish_what_is_far_from_zero() -> None:
+    """Times, say: in four digits every quantile would be 1.79e+09."""
+    begin = 1_790_000_000
+    seconds = begin + np.random.default_rng(1).integers(0, 86_400, 5_000)
+    study = rehearse({"fare": seconds}, trips_policy(reports=1), seed=1).study("times")
+    found = distribution(study, "fare", begin, begin + 86_400).result
+    quantile = found.quantiles([0.5])["quantile"][0]
+    assert f"50% below {quantile:,.0f} (1,790," in found.explain()
+    assert f"median {quantile:,.0f} (1,790," in repr(found)
+
+
 def test_next_to_no_noise_does_not_make_a_cohort_certain() -> None:
     """A tail with a device here and there: what a cohort happens to lack is not missing.
 

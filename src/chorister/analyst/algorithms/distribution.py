@@ -193,7 +193,7 @@ class Distribution(AlgorithmResult):
         """In words."""
         found = self.quantiles()
         named = ", ".join(
-            f"{share:.0%} below {value:,.4g} ({low:,.4g} to {high:,.4g})"
+            f"{share:.0%} below {self._text(value)} ({self._text(low)} to {self._text(high)})"
             for share, value, low, high in zip(*found.values(), strict=True)
         )
         bounded = ""
@@ -210,12 +210,18 @@ class Distribution(AlgorithmResult):
         )
 
     def __repr__(self) -> str:
-        middle = self.quantiles([0.5])
+        found = self.quantiles([0.5])
+        middle, low, high = (
+            self._text(found[name][0]) for name in ("quantile", "ci_low", "ci_high")
+        )
         return (
-            f"<Distribution of {self.column}: median {middle['quantile'][0]:,.4g} "
-            f"({middle['ci_low'][0]:,.4g} to {middle['ci_high'][0]:,.4g}), "
+            f"<Distribution of {self.column}: median {middle} ({low} to {high}), "
             f"{self.devices:,} devices>"
         )
+
+    def _text(self, value: float) -> str:
+        """A number of the range, however far that is from 0."""
+        return tables.number_text(value, float(self.high) - float(self.low))
 
     def _notebook_columns(self) -> dict[str, Any]:
         return self.quantiles()
