@@ -12,6 +12,7 @@ from chorister.policy.bounds import Claim
 from chorister.recipe import Recipe, SignedRecipe, check, refusal, sign, verify_recipe
 from chorister.recipe.in_words import describe
 from chorister.recipe.template import template
+from tests.conftest import REPOSITORY
 from tests.keyboard import (
     ANALYSIS,
     AUTHOR,
@@ -236,6 +237,17 @@ def test_templates_are_allowed(changes: dict[str, Any]) -> None:
     # A first try does not spend what other questions may need.
     terms = policy.analyses[recipe.analysis]
     assert recipe.privacy.epsilon * terms.budget.reports <= terms.budget.epsilon
+
+
+@pytest.mark.parametrize("name", ["algorithms", "fitness", "keyboard"])
+def test_every_example_has_a_template(name: str) -> None:
+    """That of the algorithms permits a local epsilon that no cohort hides at its epsilon."""
+    policy = Policy.load(REPOSITORY / "examples" / name / "policy.toml")
+    terms = next(iter(policy.analyses.values()))
+    columns = ["steps"] if name == "fitness" else ["value"]
+    recipe = template(policy, None, now=OPENS, columns=lambda *_: columns)
+    assert failed(recipe, policy, now=OPENS) == []
+    assert recipe.privacy.min_cohort <= terms.cohort.largest
 
 
 def test_how_often_it_can_be_asked_is_no_less_than_ledgers_permit() -> None:

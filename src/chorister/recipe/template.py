@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,10 +14,12 @@ from chorister.encoding import AnyFeature, Categories, Intervals, PrefixTree
 from chorister.errors import InvalidInput
 from chorister.policy import Analysis, FieldBudget, Policy
 from chorister.policy.bounds import Claim
-from chorister.policy.model import Budget
+from chorister.policy.model import Budget, CohortLimits
 from chorister.policy.values import duration_text
+from chorister.privacy import amplification
 from chorister.privacy.decimals import DOWN
 from chorister.privacy.randomizers import MAX_LOCAL_EPSILON
+from chorister.privacy.weights import BOUND_DELTA
 from chorister.recipe.model import (
     MAX_WINDOWS,
     Aggregators,
@@ -125,8 +128,38 @@ def _privacy(policy: Policy, analysis: Analysis, refs: Sequence[str]) -> Privacy
     claim = whole
     with suppress(InvalidInput):  # no cohort is large enough for so little
         claim = share if share.least_cohort() <= analysis.cohort.largest else whole
+    if not _supported(claim, analysis.cohort.largest):
+        claim = _in_cohorts(share, analysis.cohort)
     cohort = max(claim.least_cohort(), analysis.cohort.smallest)
     return Privacy(min_cohort=cohort, **{f.name: getattr(claim, f.name) for f in fields(claim)})
+
+
+def _supported(claim: Claim, largest: int) -> bool:
+    """Whether a cohort of at most this size certifies a claim."""
+    try:
+        return claim.least_cohort() <= largest
+    except InvalidInput:
+        return False
+
+
+def _in_cohorts(claim: Claim, sizes: CohortLimits) -> Claim:
+    """The claim with the largest local epsilon that a small cohort supports, or else a larger one.
+
+    A policy may permit a local epsilon that no cohort hides at this epsilon.
+    """
+    middle = math.isqrt(sizes.smallest * sizes.largest)
+    delta = DOWN.subtract(claim.delta, BOUND_DELTA) if claim.report == "bounded" else claim.delta
+    for cohort in (sizes.smallest, middle, sizes.largest):
+        with suppress(InvalidInput):
+            local = amplification.local_epsilon(
+                cohort=cohort, epsilon=claim.epsilon, delta=delta, mechanism=claim.mechanism,
+                crowd=claim.crowd, honest_fraction=claim.honest_fraction or 1,
+            )  # fmt: skip
+            local = min(local, claim.local_epsilon).quantize(Decimal("0.001"), context=DOWN)
+            found = replace(claim, local_epsilon=local)
+            if _supported(found, sizes.largest):
+                return found
+    return claim
 
 
 def _part(value: Decimal, reports: int) -> Decimal:
