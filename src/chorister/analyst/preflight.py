@@ -187,10 +187,12 @@ def _too_small(
 ) -> CohortTooSmall | None:
     """Nothing would be released: too few devices would answer, even with luck."""
     devices, least = fleet.devices, recipe.privacy.min_cohort
-    if devices is None or expected is None or recipe.group_by:
+    if devices is None or expected is None:
         return None
+    # All may be in one group. Where the fleet is known exactly, only participation is luck.
     part = expected * smallest_share(recipe.arms)
-    if part + _SIGMAS * part**0.5 >= least:
+    chance = part / devices if fleet.margin == 1.0 and devices else 0.0
+    if part + _SIGMAS * (part * (1.0 - chance)) ** 0.5 >= least:
         return None
     remedy = (
         ": ask a larger share, or lower the minimum cohort with a smaller local epsilon or a "

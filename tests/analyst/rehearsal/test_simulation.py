@@ -22,7 +22,7 @@ from chorister.analyst.rehearsal.population import Population, choose
 from chorister.analyst.rehearsal.queries import parse_simple
 from chorister.analyst.rehearsal.simulation import _stopping_counts, draw_sums
 from chorister.encoding import DenyList, Encoding
-from chorister.errors import InvalidInput, QueryRefused
+from chorister.errors import CohortTooSmall, InvalidInput, QueryRefused
 from chorister.recipe import Recipe
 from tests.analyst.fleets import AGES, DEVICES, decades, fleet, generous
 from tests.conftest import REPOSITORY
@@ -300,6 +300,15 @@ def test_a_small_fleet_reaches_the_cohort_that_was_planned(devices: int) -> None
         study = ch.rehearse(people, generous(), reach=0.7, seed=seed).study("small")
         asked = study.histogram(decades()).run()
         assert asked.n_reports >= asked.min_cohort > devices / 4
+
+
+@pytest.mark.parametrize("groups", [[], ["user.locale"]])
+def test_more_devices_than_there_are_can_not_answer(groups: list[str]) -> None:
+    study = ch.rehearse({"age": [15] * 60}, generous()).study("few")
+    question = study.histogram(decades(), min_cohort=100, local_epsilon=1, group_by=groups)
+    with pytest.raises(CohortTooSmall, match="At most about 60 of 60 devices"):
+        question.run()
+    assert not study.rounds
 
 
 @pytest.mark.parametrize("make", [pl.DataFrame, pd.DataFrame, dict,
