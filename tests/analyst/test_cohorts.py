@@ -6,11 +6,13 @@ import math
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
+import polars as pl
 import pytest
 
 import chorister as ch
 from chorister.analyst.cohorts import conditional_shares, enough_for_each
-from chorister.errors import CohortTooSmall, InvalidInput
+from chorister.errors import BudgetExceeded, CohortTooSmall, InvalidInput
 from chorister.policy import Policy
 from tests.analyst.fleets import decades, fleet, generous
 from tests.keyboard import ANALYSIS
@@ -197,3 +199,16 @@ def test_a_target_that_no_round_can_reach_is_refused_before_anything_is_asked() 
     assert not study.rounds
     plan = study.plan_rounds((1,), reads={"user": ["age"]}, target=50_000)
     assert plan.rounds[0].target == 50_000
+
+
+@pytest.mark.parametrize("kind", [list, np.array, pl.Series])
+def test_a_run_with_other_words_is_another_run(kind: Any) -> None:
+    """Else it would be planned by what was spent before the first one, and fail half-way."""
+    study = fleet(generous(3)).study("words", analysis=ANALYSIS)
+    words = [f"w{i}" for i in range(1_500)]
+    one, other = (kind([*words[:700], word, *words[700:]]) for word in ("this", "that"))
+    assert len(ch.discover_ngrams(study, one, max_n=2, cohorts="everyone").result.results) == 2
+    again = ch.discover_ngrams(study, one, max_n=2, cohorts="everyone")
+    assert len(again.plan.rounds) == 2
+    with pytest.raises(BudgetExceeded):
+        ch.discover_ngrams(study, other, max_n=2, cohorts="everyone")

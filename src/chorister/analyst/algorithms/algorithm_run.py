@@ -150,6 +150,9 @@ def _text(value: object) -> str:
         return repr([_text(each) for each in value])
     if isinstance(value, set | frozenset):
         return repr(sorted(_text(each) for each in value))
+    for name in ("tolist", "to_list"):  # arrays and series, whose text leaves out most of them
+        if callable(listed := getattr(value, name, None)):
+            return _text(listed())
     if type(value).__repr__ is object.__repr__ or isinstance(value, Iterator):
         return type(value).__qualname__  # its address would differ
     return str(value)
