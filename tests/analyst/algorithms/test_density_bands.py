@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -115,5 +115,7 @@ def test_results_that_were_changed_are_refused() -> None:
             results=(result.summing_to_reports(),), cohorts="everyone",
             low=as_exact(0), high=as_exact(100),
         )  # fmt: skip
-    with pytest.raises(InvalidInput, match="confidence"):
-        distribution_band([result], "everyone", 1.0)
+    wrongs: list[Any] = [1.0, 0.0, "95%", None]
+    for wrong in wrongs:
+        with pytest.raises(InvalidInput, match="confidence"):
+            distribution_band([result], "everyone", wrong)

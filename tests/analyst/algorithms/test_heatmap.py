@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,9 +166,21 @@ def test_any_outline_is_read_or_refused(tree: dict[str, object]) -> None:
     assert all(path.shape[1] == 2 for path in paths)
 
 
+def test_levels_of_an_image(found: HeatMap) -> None:
+    assert [found.image(level).shape for level in (None, 0, 3)] == [(128, 128), (1, 1), (8, 8)]
+    wrongs: list[Any] = [-1, 1.5, "x", 13]
+    for wrong in wrongs:
+        with pytest.raises(InvalidInput, match="level"):
+            found.image(wrong)
+
+
 def test_bad_input_is_refused() -> None:
     study = fleet(reports=3).study("towns")
     with pytest.raises(InvalidInput, match="depth"):
         heatmap(study, ("x", "y"), BOX, depth=13)
+    for box in (("1", 0, "1.000000000000001", 1), (0, "1e15", 1, "1000000000000004")):
+        with pytest.raises(InvalidInput, match="too narrow for cells of level 6"):
+            heatmap(study, ("x", "y"), box, depth=6)
+    assert not study.rounds
     with pytest.raises(InvalidInput, match="at least one round"):
         HeatMap(results=(), cohorts="everyone", depth=3)

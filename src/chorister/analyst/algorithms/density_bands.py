@@ -49,6 +49,7 @@ from scipy.special import ndtri
 
 from chorister.analyst.algorithms.algorithm_run import devices_of
 from chorister.analyst.cohorts import Cohorts
+from chorister.analyst.estimate import quantile
 from chorister.analyst.result import Result
 from chorister.encoding import Intervals
 from chorister.errors import InvalidInput
@@ -111,8 +112,7 @@ def distribution_band(
     With `drawn` it also covers which of its rows each device drew: for the distribution over all
     rows, those of each device together weighing as much as one device.
     """
-    if not 0.0 < confidence < 1.0:
-        raise InvalidInput(f"confidence must lie strictly between 0 and 1, not {confidence}")
+    quantile(confidence)  # raises if it is invalid
     devices = devices_of(results, cohorts)
     between, left = len(results) - 2, 1.0 - _SPARE
     if between < 0:

@@ -94,7 +94,10 @@ class HeatMap(AlgorithmResult):
 
     def image(self, level: int | None = None) -> NDArray[np.float64]:
         """Devices by cell of a level (default: the finest), rows from low to high y."""
-        return self.fit.at(self.depth if level is None else level)
+        chosen = as_count(self.depth if level is None else level, "level")
+        if chosen is None or not 0 <= chosen <= _MAX_DEPTH:
+            raise InvalidInput(f"level must be from 0 to {_MAX_DEPTH}, not {level}", field="level")
+        return self.fit.at(chosen)
 
     @cached_property
     def _last(self) -> tuple[Partition, tuple[str, ...], Estimates]:
@@ -238,6 +241,14 @@ def heatmap(
     if not 1 <= (as_count(depth, "depth") or 0) <= _MAX_DEPTH:
         raise InvalidInput(f"depth must be a level from 1 to {_MAX_DEPTH}, not {depth}")
     probe = grid(columns, box, level=1)
+    x0, y0, x1, y1 = map(float, probe.box)
+    for low, high in ((x0, x1), (y0, y1)):
+        if not (np.diff(np.linspace(low, high, 2**depth + 1)) > 0.0).all():
+            raise InvalidInput(
+                f"the box is too narrow for cells of level {depth}: from {low} to {high} there are "
+                "fewer doubles than cells; choose a smaller depth",
+                field="depth",
+            )
     if query is None:
         query = simple_query(study.fleet.policy, study.terms, (probe,), ())
     fields = reads_of(query, study.terms) if reads is None else as_reads(reads)
