@@ -42,12 +42,12 @@ from rich.table import Table
 from _accuracy import Floats, in_parallel, print_json
 from _shapes import COLUMNS, DATA, DESIGNED, SHARES, UNSEEN, Rng, real_column
 from chorister.analyst.algorithms.distribution import distribution
+from chorister.analyst.arguments import Real
 from chorister.analyst.cohorts import RoundsPlan
 from chorister.analyst.estimate import Part
 from chorister.analyst.question import Question
 from chorister.analyst.rehearsal import rehearse
 from chorister.analyst.rehearsal.simulation import draw_sums
-from chorister.analyst.request import Real
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.encoding import Intervals

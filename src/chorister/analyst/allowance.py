@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from chorister.analyst.request import Real, as_positive, budgets_of, proportional_delta
+from chorister.analyst.arguments import Real, as_positive
+from chorister.analyst.request import budgets_of, proportional_delta
 from chorister.analyst.rounds import PlanBasis
 from chorister.analyst.spending import LedgerClasses, LedgerModel, expected_ledgers, with_others
 from chorister.canonical import decimal_text

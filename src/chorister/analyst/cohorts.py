@@ -24,8 +24,7 @@ from chorister.analyst.allowance import (
     allowance,
     known_ledgers,
 )
-from chorister.analyst.request import (
-    PrivacyRequest,
+from chorister.analyst.arguments import (
     Real,
     as_count,
     as_exact,
@@ -33,6 +32,9 @@ from chorister.analyst.request import (
     as_participation,
     as_positive,
     as_reads,
+)
+from chorister.analyst.request import (
+    PrivacyRequest,
     budgets_of,
     expected_cohort,
     refs_of,

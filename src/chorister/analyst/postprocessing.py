@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorister.analyst import consistency
+from chorister.analyst.arguments import as_count, as_texts
 from chorister.analyst.estimate import (
     Estimates,
     Floats,
@@ -24,7 +25,6 @@ from chorister.analyst.estimate import (
     part_columns,
     quantile,
 )
-from chorister.analyst.request import as_count, as_texts
 from chorister.analyst.tables import Tabular, html_table, paragraphs
 from chorister.errors import InvalidInput
 

@@ -8,8 +8,9 @@ from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from chorister.analyst.arguments import as_count, as_positive, valid_input
 from chorister.analyst.preflight import preflight
-from chorister.analyst.request import as_count, as_positive, refs_of, valid_input
+from chorister.analyst.request import refs_of
 from chorister.analyst.spending import LedgerModel, expected_ledgers, fresh_share, new_to_study
 from chorister.analyst.tables import paragraphs
 from chorister.canonical import decimal_text, dumps, sha256

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from chorister.analyst import display, json_files, postprocessing
+from chorister.analyst.arguments import MAX_COUNT
 from chorister.analyst.estimate import (
     ConfidenceInterval,
     Estimates,
@@ -29,7 +30,6 @@ from chorister.analyst.estimate import (
     part_columns,
     quantile,
 )
-from chorister.analyst.request import MAX_COUNT
 from chorister.analyst.tables import Tabular
 from chorister.encoding import AnyFeature, Encoding
 from chorister.errors import DecodeError, InvalidInput

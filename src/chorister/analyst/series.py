@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from chorister.analyst.arguments import as_count, as_seconds, valid_input
 from chorister.analyst.question import Question
-from chorister.analyst.request import as_count, as_seconds, valid_input
 from chorister.analyst.rounds import Round, RoundState
 from chorister.analyst.study_status import progress_bar
 from chorister.analyst.tables import Tabular, html_table, paragraphs

@@ -16,18 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from chorister.analyst.arguments import Real, as_exact, as_list, valid_input
 from chorister.analyst.estimate import quantile
 from chorister.analyst.question import Question, QuestionCost
-from chorister.analyst.request import (
-    Real,
-    as_exact,
-    as_list,
-    categories,
-    intervals,
-    reads_of,
-    simple_query,
-    valid_input,
-)
+from chorister.analyst.request import categories, intervals, reads_of, simple_query
 from chorister.analyst.statistics import Statistic, StatisticKind, StatisticRange
 from chorister.analyst.tables import paragraphs
 from chorister.canonical import decimal_text

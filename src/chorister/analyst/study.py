@@ -9,12 +9,7 @@ from decimal import Decimal
 
 from chorister.analyst import series as tracks
 from chorister.analyst import statistic_questions
-from chorister.analyst.cohorts import choose_cohorts, plan_rounds
-from chorister.analyst.fleet import Fleet
-from chorister.analyst.preflight import preflight
-from chorister.analyst.question import Question, check_target, for_accuracy
-from chorister.analyst.request import (
-    PrivacyRequest,
+from chorister.analyst.arguments import (
     Real,
     as_arms,
     as_count,
@@ -25,6 +20,13 @@ from chorister.analyst.request import (
     as_periods,
     as_reads,
     as_seconds,
+)
+from chorister.analyst.cohorts import choose_cohorts, plan_rounds
+from chorister.analyst.fleet import Fleet
+from chorister.analyst.preflight import preflight
+from chorister.analyst.question import Question, check_target, for_accuracy
+from chorister.analyst.request import (
+    PrivacyRequest,
     expected_cohort,
     reads_of,
     refs_of,

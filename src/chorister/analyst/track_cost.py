@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chorister.analyst.arguments import as_count, as_exact
 from chorister.analyst.preflight import preflight
-from chorister.analyst.request import as_count, as_exact
 from chorister.analyst.spending import LedgerModel
 from chorister.analyst.tables import paragraphs
 from chorister.analyst.trend_intervals import Levels, smallest_shift, step_weights, z_of

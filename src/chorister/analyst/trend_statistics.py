@@ -10,8 +10,8 @@ import numpy as np
 
 from chorister.analyst import report, trend_pictures
 from chorister.analyst.algorithms.density_bands import distribution_band
+from chorister.analyst.arguments import as_exact, as_list
 from chorister.analyst.estimate import Floats, column_names, part_columns
-from chorister.analyst.request import as_exact, as_list
 from chorister.analyst.result import Result
 from chorister.analyst.statistic_bounds import BinCounts, Bounds
 from chorister.analyst.tables import Tabular, html_table

@@ -17,7 +17,7 @@ from chorister.analyst.algorithms.heatmap import heatmap
 from chorister.analyst.algorithms.ngrams import discover_ngrams
 from chorister.analyst.algorithms.word_rules import MAX_ROUNDS
 from chorister.analyst.algorithms.words import discover_words
-from chorister.analyst.request import valid_input
+from chorister.analyst.arguments import valid_input
 from chorister.analyst.study import Study
 from chorister.console.forms import (
     FieldChoice,

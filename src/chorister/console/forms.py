@@ -14,8 +14,9 @@ from urllib.parse import parse_qsl
 from starlette.requests import ClientDisconnect, Request
 
 import chorister as ch
+from chorister.analyst.arguments import valid_input
 from chorister.analyst.question import Question
-from chorister.analyst.request import simple_query, valid_input
+from chorister.analyst.request import simple_query
 from chorister.analyst.study import Study
 from chorister.canonical import decimal_text, parse_decimal
 from chorister.console.access import TooLarge

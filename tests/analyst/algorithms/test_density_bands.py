@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 import chorister as ch
 from chorister.analyst.algorithms.density_bands import distribution_band
 from chorister.analyst.algorithms.distribution import Distribution
+from chorister.analyst.arguments import as_exact
 from chorister.analyst.cohorts import Cohorts
 from chorister.analyst.estimate import Part
 from chorister.analyst.rehearsal import rehearse
 from chorister.analyst.rehearsal.simulation import draw_sums
-from chorister.analyst.request import as_exact
 from chorister.encoding import Intervals
 from chorister.errors import InvalidInput
 from chorister.privacy import Mechanism

@@ -40,10 +40,11 @@ from chorister.analyst.algorithms.crosstab_slices import (
     slice_counts,
     slice_starts,
 )
+from chorister.analyst.arguments import Real, as_reads
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.estimate import column_names
 from chorister.analyst.preflight import require_fitting
-from chorister.analyst.request import Real, as_reads, reads_of, simple_query
+from chorister.analyst.request import reads_of, simple_query
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.encoding import Categories, Encoding, Intervals, Selection

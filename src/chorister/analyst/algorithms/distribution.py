@@ -25,17 +25,10 @@ from chorister.analyst.algorithms.algorithm_run import (
 from chorister.analyst.algorithms.density import Cells, DensityFit, Floats, fit_density
 from chorister.analyst.algorithms.density_bands import Band, distribution_band
 from chorister.analyst.algorithms.density_rules import DensityRules, asked_once, regime
+from chorister.analyst.arguments import Real, as_exact, as_list, as_reads
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.preflight import require_fitting
-from chorister.analyst.request import (
-    Real,
-    as_exact,
-    as_list,
-    as_reads,
-    intervals,
-    reads_of,
-    simple_query,
-)
+from chorister.analyst.request import intervals, reads_of, simple_query
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.encoding import Intervals, Selection

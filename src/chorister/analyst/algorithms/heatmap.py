@@ -33,10 +33,11 @@ from chorister.analyst.algorithms.map_rules import (
     rounds_pay,
 )
 from chorister.analyst.algorithms.pyramid import Measured, Pyramid, fit_map
+from chorister.analyst.arguments import Real, as_count, as_reads
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.estimate import Estimates
 from chorister.analyst.preflight import require_fitting
-from chorister.analyst.request import Real, as_count, as_reads, grid, reads_of, simple_query
+from chorister.analyst.request import grid, reads_of, simple_query
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.encoding import Grid, Selection

@@ -38,10 +38,10 @@ from chorister.analyst.algorithms.ngram_rules import (
     stratified_means,
     worth_asking,
 )
+from chorister.analyst.arguments import Real, as_texts
 from chorister.analyst.cohorts import Cohorts, RoundsPlan
 from chorister.analyst.preflight import require_fitting
 from chorister.analyst.question import Question
-from chorister.analyst.request import Real, as_texts
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.encoding import Categories, DenyList, PrefixTree, canonical_texts

@@ -35,10 +35,10 @@ from chorister.analyst.algorithms.word_rules import (
     reported,
     round_shares,
 )
+from chorister.analyst.arguments import Real, as_texts
 from chorister.analyst.cohorts import Cohorts, RoundsPlan, reports_allowed
 from chorister.analyst.preflight import require_fitting
 from chorister.analyst.question import Question
-from chorister.analyst.request import Real, as_texts
 from chorister.analyst.result import Result
 from chorister.analyst.study import Study
 from chorister.encoding import Categories, canonical_texts

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from chorister.analyst.arguments import MAX_COUNT
 from chorister.analyst.rehearsal.columns import Ints
-from chorister.analyst.request import MAX_COUNT
 from chorister.analyst.tables import needed
 from chorister.errors import InvalidInput
 from chorister.fleet.first_policy import field_name

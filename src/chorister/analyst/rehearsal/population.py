@@ -14,10 +14,10 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from chorister.analyst.arguments import as_count
 from chorister.analyst.rehearsal.columns import Ints
 from chorister.analyst.rehearsal.device_tables import class_rows, number_devices, split_by_table
 from chorister.analyst.rehearsal.queries import QueryRows, QueryRunner, no_column
-from chorister.analyst.request import as_count
 from chorister.encoding import Encoding, Selection
 from chorister.errors import InvalidInput
 from chorister.policy import OTHER, Policy

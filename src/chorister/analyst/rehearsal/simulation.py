@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, Literal, SupportsIndex, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from chorister.analyst.arguments import as_exact
 from chorister.analyst.estimate import Part
 from chorister.analyst.fleet import Fleet, ReleasedSums
 from chorister.analyst.json_files import require_format, write_atomically
@@ -28,7 +29,6 @@ from chorister.analyst.preflight import device_checks, refusal
 from chorister.analyst.rehearsal.columns import Ints
 from chorister.analyst.rehearsal.drift import DriftingPopulation
 from chorister.analyst.rehearsal.population import GroupCounts, Population
-from chorister.analyst.request import as_exact
 from chorister.analyst.rounds import Archive, Round, RoundState
 from chorister.analyst.spending import LedgerClasses
 from chorister.analyst.study_status import OnProgress, Progress
