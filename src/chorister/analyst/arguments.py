@@ -1,4 +1,4 @@
-"""Readers of arguments: what an analyst passes is converted, or refused with what to pass instead."""
+"""Reads what an analyst passes: it is converted, or refused with what to pass instead."""
 
 from __future__ import annotations
 
