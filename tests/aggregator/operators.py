@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,10 +29,20 @@ REGISTRY = "https://registry.example/"
 TOKENS = {name: f"{name}-token-{'0' * 20}" for name in ("leader", "collector", "stranger")}
 
 
-def free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that this process keeps: nobody gets it by chance before its server listens.
+
+    The descriptor stays open. Its socket does not listen, so that a server may use the same address
+    (Linux allows that); until one does, whoever connects is refused.
+    """
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        if sys.platform == "linux":
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, 0))
+        port = int(probe.getsockname()[1])
+        if sys.platform == "linux":
+            probe.detach()
+        return port
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -111,7 +111,7 @@ class Hosts:
     """Both operators with their settings, and the policy that names them."""
 
     def __init__(self, folder: Path, databases: list[MortalPostgres]) -> None:
-        self.ports = {role: free_port() for role in HOSTS}
+        self.ports = {role: free_port(host) for role, host in HOSTS.items()}
         at = {role: f"https://{HOSTS[role]}:{self.ports[role]}/dap/" for role in HOSTS}
         registry = f"http://127.0.0.1:{free_port()}"
         self.world = Operators(folder, OperatorAddresses(**at, registry=registry))
