@@ -39,7 +39,7 @@ from tests.deploy.test_deploy import blocks
 from tests.faults.postgres_servers import MortalPostgres, mortal_servers
 from tests.logworld import body_of, public
 
-DEVICES = 12
+DEVICES = 24  # with fewer, too often one bin has no more ones than another
 HOSTS = {"leader": "127.0.0.1", "helper": "127.0.0.2"}
 
 
