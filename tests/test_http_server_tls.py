@@ -173,5 +173,6 @@ def test_encrypted_connections_end_in_every_state(tmp_path: Path, loop: Loop) ->
         for said in says:
             plain = stack.enter_context(connected(port))
             client = stack.enter_context(context.wrap_socket(plain, server_hostname="localhost"))
-            client.sendall(said)
+            with contextlib.suppress(OSError):  # whoever is too slow is cut before it spoke
+                client.sendall(said)
         wait_until(lambda: not places(server), "an empty server", 40)
