@@ -42,7 +42,7 @@ def registry(say: Say, *, times: int = 1) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)  # whoever was never asked need not wait
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -119,7 +119,7 @@ def test_an_exchange_has_one_deadline(
 
     def say(connection: socket.socket) -> None:
         connection.sendall(first)
-        for _ in range(100):  # ten seconds
+        for _ in range(300):  # half a minute
             time.sleep(0.1)
             if drip:
                 connection.sendall(drip)
@@ -130,7 +130,7 @@ def test_an_exchange_has_one_deadline(
     with registry(say) as url:
         with pytest.raises((ServiceError, LogWithheld), match=r"takes more than 0\.5 s"):
             call(url, 0.5)
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 20
 
 
 @EVERY_CALL
@@ -151,7 +151,7 @@ def test_no_proxy_of_the_environment_is_asked(
             monkeypatch.setenv(name, proxy)
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
-        call(url, 5)
+        call(url, 20)
     assert not asked
 
 
@@ -165,7 +165,7 @@ def test_a_redirect_is_not_followed(call: Callable[[str, float], None]) -> None:
             connection.sendall(head.encode())
 
         with registry(say) as url, pytest.raises((ServiceError, LogWithheld)):
-            call(url, 5)
+            call(url, 20)
     assert not asked
 
 
@@ -192,7 +192,7 @@ def test_whatever_it_answers_the_error_is_typed(
         connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(answer) + answer)
 
     with registry(say) as url, pytest.raises(ServiceError):
-        call(url, 5)
+        call(url, 20)
 
 
 def test_its_words_are_fit_for_a_terminal() -> None:
@@ -204,7 +204,7 @@ def test_its_words_are_fit_for_a_terminal() -> None:
         connection.sendall(head + answer)
 
     with registry(say) as url, pytest.raises(ChoristerError) as caught:
-        submit(url, 5)
+        submit(url, 20)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 1_000
 
@@ -220,7 +220,7 @@ def test_a_connection_is_kept_for_the_next_request() -> None:
             if not connection.recv(65_536):
                 return
 
-    with registry(say) as url, HTTPSource(url, timeout=5) as source:
+    with registry(say) as url, HTTPSource(url, timeout=20) as source:
         for _ in range(3):
             assert source.read("checkpoint", limit=10) == b"ok"
     assert len(accepted) == 1
@@ -232,7 +232,7 @@ def test_a_kept_connection_has_its_deadline_too() -> None:
     def say(connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
         connection.recv(65_536)
-        for _ in range(100):
+        for _ in range(300):
             connection.sendall(b"H")
             time.sleep(0.1)
 
@@ -242,4 +242,4 @@ def test_a_kept_connection_has_its_deadline_too() -> None:
         begun = time.monotonic()
         with pytest.raises(LogWithheld, match="takes more than 1 s"):
             source.read("checkpoint", limit=10)
-        assert 0.9 < time.monotonic() - begun < 5
+        assert 0.9 < time.monotonic() - begun < 20
