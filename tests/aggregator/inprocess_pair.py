@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 
 import httpx2
 import numpy as np
+import pytest
 
+from chorister.aggregator.cosigning import Cosigning
 from chorister.aggregator.inprocess import InProcessNetwork
 from chorister.aggregator.service import Service
-from chorister.clock import Clock, SystemClock
+from chorister.clock import Clock, SettableClock, SystemClock
 from chorister.dap.collector import Collected, CollectionHandle, Collector
 from chorister.dap.task import Task, task_binding
 from chorister.dap.upload_client import upload
@@ -22,7 +24,7 @@ from chorister.recipe import Recipe
 from chorister.registry.app import build_app
 from chorister.registry.server import RegistryConfig, open_registry
 from tests.aggregator.operators import TOKENS, Operators
-from tests.logworld import submission
+from tests.logworld import NOW, submission
 
 T = TypeVar("T")
 
@@ -160,3 +162,28 @@ def a_pair(folder: Path, **options: Any) -> Iterator[InProcessPair]:
         yield pair
     finally:
         pair.close()
+
+
+@contextlib.contextmanager
+def an_idle_pair(folder: Path, **leader: Any) -> Iterator[InProcessPair]:
+    """Time stands still, and nobody looks at the log but the tests.
+
+    That is so once both have looked by themselves, which each does when it starts.
+    """
+    slow = {"cosign_every": "3000d"}
+    looked: list[Cosigning] = []
+    run = Cosigning.run
+
+    def counted(cosigning: Cosigning) -> bool:
+        try:
+            return run(cosigning)
+        finally:
+            looked.append(cosigning)
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        patch.setattr(Cosigning, "run", counted)
+        settings = {"leader": slow | leader, "helper": slow}
+        pair = stack.enter_context(a_pair(folder, clock=SettableClock(NOW), settings=settings))
+        wait_until(lambda: len(looked) == 2, "the first looks")
+        patch.undo()
+        yield pair

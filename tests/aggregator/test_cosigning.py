@@ -15,17 +15,13 @@ from chorister.errors import HeadLost, ServiceError
 from chorister.registry.registry import CANDIDATE_LIFETIME
 from chorister.transparency.entries import HPKEConfigEntry, Submission
 from chorister.transparency.note import key_name
-from tests.aggregator.inprocess_pair import InProcessPair, a_pair, wait_until
+from tests.aggregator.inprocess_pair import InProcessPair, an_idle_pair, wait_until
 from tests.logworld import DAY, NOW, key, submission
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[InProcessPair]:
-    """Time stands still, and nobody looks at the log but the tests."""
-    slow = {"cosign_every": "3000d"}
-    with a_pair(
-        tmp_path, clock=SettableClock(NOW), settings={"leader": slow, "helper": slow}
-    ) as pair:
+    with an_idle_pair(tmp_path) as pair:
         yield pair
 
 

@@ -15,17 +15,13 @@ from chorister.transparency.note import key_name, parse_lines
 from chorister.transparency.tiles import bundle_path
 from chorister.transparency.tree import consistency_proof
 from chorister.transparency.witness import SIZE_TYPE, WitnessRequest, origin_hash
-from tests.aggregator.inprocess_pair import InProcessPair, a_pair
+from tests.aggregator.inprocess_pair import InProcessPair, an_idle_pair
 from tests.logworld import NOW, ORIGIN, key, public, submission
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[InProcessPair]:
-    """Time stands still, and nobody looks at the log but the tests."""
-    slow = {"cosign_every": "3000d"}
-    with a_pair(
-        tmp_path, clock=SettableClock(NOW), settings={"leader": slow, "helper": slow}
-    ) as pair:
+    with an_idle_pair(tmp_path) as pair:
         yield pair
 
 
@@ -129,10 +125,7 @@ def test_the_longest_request_of_a_registry_fits_and_strangers_fill_no_memory(
 
 
 def test_its_operator_sets_how_much_is_fetched_at_once(tmp_path: Path) -> None:
-    limits = {"cosign_every": "3000d", "new_log_entries": 4}
-    slow = {"cosign_every": "3000d"}
-    settings = {"leader": limits, "helper": slow}
-    with a_pair(tmp_path, clock=SettableClock(NOW), settings=settings) as pair:
+    with an_idle_pair(tmp_path, new_log_entries=4) as pair:
         for number in range(3):
             entry = pair.operators.entry(pair.operators.recipe(f"more-{number}", NOW))
             pair.registry.submit(submission(entry).encode())
