@@ -40,7 +40,8 @@ def ask(
     port: int, method: str, path: str, body: bytes = b"", **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+    asked = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    with contextlib.closing(asked) as connection:
         connection.request(method, path, body=body or None, headers=sent)
         response = connection.getresponse()
         data = response.read()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from chorister.errors import LogWithheld, ServiceError, SubmissionRefused
+from chorister.http_server import Deadlines
 from chorister.registry.app import Limits
 from chorister.registry.registry import CANDIDATE_LIFETIME
 from chorister.transparency.auditor import audit
@@ -22,6 +23,7 @@ from chorister.transparency.client import PROOF, HTTPSource, RegistryClient, bod
 from chorister.transparency.note import SignatureLine
 from chorister.transparency.reader import read_current
 from chorister.transparency.tiles import Source
+from tests.aggregator.operators import free_port
 from tests.logworld import (
     HELPER,
     HELPER_NAME,
@@ -38,7 +40,7 @@ from tests.logworld import (
 )
 from tests.registry.serving import ask, serving
 
-LIMITS = Limits(entry_bytes=20_000, body_seconds=0.5)
+LIMITS = Limits(entry_bytes=20_000)
 
 
 @pytest.fixture
@@ -54,20 +56,20 @@ def port(world: World) -> Iterator[int]:
 
 @pytest.fixture
 def source(port: int) -> Iterator[HTTPSource]:
-    with HTTPSource(f"http://127.0.0.1:{port}/", timeout=5) as source:
+    with HTTPSource(f"http://127.0.0.1:{port}/", timeout=60) as source:
         yield source
 
 
 @pytest.fixture
 def client(port: int) -> Iterator[RegistryClient]:
-    with RegistryClient(f"http://127.0.0.1:{port}", timeout=5) as client:
+    with RegistryClient(f"http://127.0.0.1:{port}", timeout=60) as client:
         yield client
 
 
 def publish(world: World, source: Source, client: RegistryClient) -> None:
     """Let both cosigners sign over HTTP the candidate that covers everything."""
     world.clock.advance(CANDIDATE_LIFETIME)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while world.registry.issue().checkpoint.size != world.registry.status().size:
         assert time.monotonic() < deadline
     for side in (world.leader, world.helper):
@@ -229,19 +231,22 @@ def test_cosignatures_are_checked(world: World, client: RegistryClient, port: in
 def test_oversized_bodies_are_refused(port: int) -> None:
     """By their declared length before they are sent, and by what arrives when none is declared."""
     assert ask(port, "POST", "/entries", b"x" * 20_001)[0] == 413
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(
             b"POST /entries HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n"
         )
         assert connection.recv(64).startswith(b"HTTP/1.1 413")
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         head = b"POST /entries HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         connection.sendall(head + b"7530\r\n" + b"x" * 30_000 + b"\r\n")
         assert connection.recv(64).startswith(b"HTTP/1.1 413")
 
 
-def test_slow_bodies_are_refused(port: int) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+def test_slow_bodies_are_refused(world: World) -> None:
+    with (
+        serving(world, limits=Limits(body_seconds=0.5)) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=20) as connection,
+    ):
         connection.sendall(b"POST /entries HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")
         for _ in range(99):  # never the whole body
             connection.sendall(b"x")
@@ -250,15 +255,19 @@ def test_slow_bodies_are_refused(port: int) -> None:
             with contextlib.suppress(TimeoutError):
                 answer = connection.recv(64)
                 break
-            connection.settimeout(5)
+            connection.settimeout(20)
         else:
             pytest.fail("the registry went on listening")
         assert answer.startswith(b"HTTP/1.1 408")
 
 
-def test_slow_senders_do_not_keep_readers_waiting(world: World, port: int) -> None:
+def test_slow_senders_do_not_keep_readers_waiting(world: World) -> None:
     world.registry.issue()
-    with contextlib.ExitStack() as stack:
+    limits, deadlines = Limits(body_seconds=300), Deadlines(body=300, stall=300)
+    with (
+        serving(world, limits=limits, deadlines=deadlines) as port,
+        contextlib.ExitStack() as stack,
+    ):
         for _ in range(6):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             connection.sendall(b"POST /entries HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")
@@ -287,7 +296,7 @@ def test_a_source_sends_nothing_that_identifies(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=answer, args=(listener,))
         thread.start()
-        with HTTPSource(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=5) as source:
+        with HTTPSource(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=60) as source:
             assert source.read("checkpoint", limit=10) == b"ok"
             assert source.read("checkpoint", limit=10) == b"ok"
             with pytest.raises(LogWithheld, match="302"):
@@ -314,17 +323,18 @@ def test_endless_and_trickling_files_are_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=answer, args=(listener,))
         thread.start()
-        with HTTPSource(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=2) as source:
-            with pytest.raises(LogWithheld, match="longer than the 5000 bytes"):
-                source.read("checkpoint", limit=5000)
-            with pytest.raises(LogWithheld, match=r"takes more than 2 s"):
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        for seconds, problem in ((60, "longer than the 5000 bytes"), (2, "takes more than 2 s")):
+            with (
+                HTTPSource(url, timeout=seconds) as source,
+                pytest.raises(LogWithheld, match=problem),
+            ):
                 source.read("checkpoint", limit=5000)
         thread.join(15)
 
 
 def test_nobody_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     with HTTPSource(url) as source, pytest.raises(LogWithheld, match="can't be fetched"):
         source.read("checkpoint", limit=10)
     with RegistryClient(url) as client, pytest.raises(ServiceError, match="can't be reached"):
