@@ -37,7 +37,7 @@ class MortalPostgres:
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         address = f"postgresql://chorister@/postgres?host={self.folder}"
-        with psycopg.connect(address, autocommit=True, connect_timeout=5) as connection:
+        with psycopg.connect(address, autocommit=True, connect_timeout=30) as connection:
             return connection.execute(statement.encode()).fetchall()
 
     def start(self) -> None:

@@ -35,6 +35,7 @@ from tests.faults.postgres_servers import mortal_servers
 from tests.faults.proxy import MODES
 from tests.faults.two_operators import BINS, TwoOperators, deployed
 
+MAIN_KINDS = {"kill", "database", "line"}
 _LONG = 60
 _LOOK = 0.3
 _RECOVERY = 90
@@ -114,7 +115,7 @@ class Storm:
     # --- faults ---------------------------------------------------------------------------------
 
     def blow(self, seconds: float) -> None:
-        """Faults at random moments, for so long; then all are healed."""
+        """Faults at random moments, for so long, and of all main kinds; then all are healed."""
         deadline = time.monotonic() + seconds
         kinds = [
             self._kill, self._kill, self._database, self._line, self._line, self._two_at_once,
@@ -123,10 +124,15 @@ class Storm:
         if seconds >= _LONG:
             kinds.append(self._freeze_for_long)
             self._helper_away(seconds / 3)
-        while time.monotonic() < deadline:
+        # On a machine that stood still there may have been time for few.
+        while time.monotonic() < deadline or not self.kinds() >= MAIN_KINDS:
             time.sleep(self.random.uniform(0.2, 1.5))
             self.random.choice(kinds)()
         self.heal()
+
+    def kinds(self) -> set[str]:
+        """What has happened so far."""
+        return {name.partition(" ")[0] for name in self.happened}
 
     def _kill(self) -> None:
         member = self.random.choice(list(self.deployment.members.values()))
