@@ -101,10 +101,11 @@ class InProcessNetwork(httpx2.BaseTransport):
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Answer one request; the interface of an httpx transport."""
         url = str(request.url)
-        matching = [prefix for prefix in self._apps if url.startswith(prefix)]
+        apps = self._apps.copy()  # other threads serve and withdraw meanwhile
+        matching = [prefix for prefix in apps if url.startswith(prefix)]
         if not matching:
             raise httpx2.ConnectError("no application is served there", request=request)
-        transport, _ = self._apps[max(matching, key=len)]
+        transport, _ = apps[max(matching, key=len)]
         request.read()
         try:
             return self._call(_exchange(transport, request), _RESPONSE_TIMEOUT_SECONDS)
