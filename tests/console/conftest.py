@@ -7,9 +7,13 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, sync_playwright
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
 from tests.console.world import TOKENS
+
+# The machine may be busy: a page may take longer than the 5 seconds that Playwright waits.
+PATIENCE = 120_000
+expect.set_options(timeout=PATIENCE)
 
 AXE = Path(__file__).parents[2] / "target" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 
@@ -74,6 +78,7 @@ def watched(
         viewport={"width": width, "height": 860},
         color_scheme="dark" if theme == "dark" else "light",
     )
+    context.set_default_timeout(PATIENCE)
     return WatchedPage(context.new_page(), origin)
 
 

@@ -111,6 +111,7 @@ def test_an_analysts_day(browser: Browser, tmp_path: Path, width: int, theme: st
         page.screenshot(path=tmp_path / f"study-{width}-{theme}.png", full_page=True)
         page.check("#about input[type=checkbox]")
         page.click("#about button")
+        expect(page.locator(".tag", has_text="archived")).to_be_visible()
         page.goto(world.url + "/")
         assert page.locator(".studies").count() == 0
         expect(page.locator("main")).to_contain_text("1 archived")

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx2
@@ -87,10 +88,10 @@ def test_a_study_outlives_the_process(tmp_path: Path) -> None:
     try:
         client, csrf = sign_in(url)
         with contextlib.closing(client):
-            for _ in range(100):
-                answer = client.get(path + "/rounds/1/result.csv")
-                if answer.status_code == 200:
-                    break
+            deadline = time.monotonic() + 60
+            while (answer := client.get(path + "/rounds/1/result.csv")).status_code != 200:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
             assert answer.text.startswith("age,estimate,std_error,ci_low,ci_high")
             svg = client.get(path + "/rounds/1/chart.svg")
             assert svg.headers["content-type"].startswith("image/svg+xml")

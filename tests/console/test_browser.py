@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,14 @@ def ask(page: Page) -> None:
     page.click(".ask-button", timeout=WAIT)
 
 
-def test_a_study_from_the_first_question_to_the_next(browser: Browser, tmp_path: Path) -> None:
-    with running(tmp_path, fill_seconds=4) as world:
+def test_a_study_from_the_first_question_to_the_next(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path, fill_seconds=1) as world:
+        filled, progress = [0.2], world.fleet.progress
+        monkeypatch.setattr(
+            world.fleet, "progress", lambda round_: replace(progress(round_), filled=filled[0])
+        )
         visitor = watched(browser, world.url)
         page = visitor.page
         visitor.sign_in()
@@ -49,15 +56,10 @@ def test_a_study_from_the_first_question_to_the_next(browser: Browser, tmp_path:
         # The cohort fills, and the result comes, without the page being loaded again.
         page.wait_for_url(f"{path}#round-1")
         page.evaluate("window.sameDocument = true")
-        seen = set()
         bar = page.locator(".fill progress")
-        for _ in range(600):
-            if page.locator("img.chart").count():
-                break
-            if bar.count():
-                seen.add(bar.first.get_attribute("value", timeout=5000) if bar.count() else None)
-            page.wait_for_timeout(100)
-        assert len(seen - {None}) >= 2, seen
+        for filled[0] in (0.3, 0.7):
+            expect(bar).to_have_attribute("value", str(filled[0]))
+        filled[0] = 1.0
         chart = page.locator("#round-1 img.chart")
         expect(chart).to_be_visible(timeout=WAIT)
         drawn(page, "#round-1 img.chart")
@@ -227,7 +229,8 @@ def test_it_works_by_keyboard_alone(browser: Browser, tmp_path: Path) -> None:
         visitor = watched(browser, world.url)
         page = visitor.page
         page.goto(world.url)
-        page.keyboard.type(TOKENS["ada"])  # the field has the focus
+        expect(page.locator("#token")).to_be_focused()
+        page.keyboard.type(TOKENS["ada"])
         page.keyboard.press("Enter")
         page.wait_for_selector("text=Begin a study")
         page.focus("#name")

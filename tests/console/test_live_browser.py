@@ -95,8 +95,8 @@ def test_a_live_study_from_sign_in_to_the_chart_and_on_after_a_restart(
     expect(page.locator("main")).to_contain_text("One operator runs both aggregators")
     page.click("text=Ask a question")
     ask_ages(page, "10, 40, 96")
-    page.evaluate("window.sameDocument = true")
     expect(page.locator("#round-1")).to_contain_text("Why is there no result yet?")
+    page.evaluate("window.sameDocument = true")
     page.screenshot(path=tmp_path / "filling.png", full_page=True)
     expect(page.locator("#round-1 img.chart")).to_be_visible(timeout=WAIT)
     assert page.evaluate("window.sameDocument") is True

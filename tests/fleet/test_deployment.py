@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from chorister.aggregator.config import load_config
 from chorister.analyst.live_fleet import Profile
 from chorister.console.config import ConsoleConfig
-from chorister.errors import InvalidInput, ServiceError
+from chorister.errors import InvalidInput, LogWithheld, ServiceError
 from chorister.fleet.deployment import Deployment, Server
 from chorister.policy.contradictions import findings
 from chorister.registry.server import RegistryConfig
 from tests.fleet.local import TERMS, create
+from tests.logworld import body_of, recipe, recipe_entry
 
 
 def test_everything_can_be_read_by_those_who_need_it(tmp_path: Path) -> None:
@@ -96,3 +98,29 @@ def test_a_server_without_words_points_to_its_log(tmp_path: Path) -> None:
     assert "none.log" in server.last_line()
     server.check()
     server.stop()
+
+
+def test_a_look_at_the_log_that_fails_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that stands still for some seconds, for example."""
+    deployment = create(tmp_path / "here")
+    looks = [
+        LogWithheld("no answer in time", path="checkpoint"),
+        (),
+        [body_of(recipe_entry("one"))],
+    ]
+
+    def current(_: Deployment) -> SimpleNamespace:
+        found = looks.pop(0)
+        if isinstance(found, LogWithheld):
+            raise found
+        return SimpleNamespace(recipes=found)
+
+    monkeypatch.setattr(Deployment, "current", current)
+    deployment.await_recipe(recipe("one"))
+    assert looks == []
+    monkeypatch.setattr("chorister.fleet.deployment._START_TIMEOUT_SECONDS", 0.1)
+    looks += [LogWithheld("no answer in time", path="checkpoint")] * 2
+    with pytest.raises(ServiceError, match=r"was not published \(no answer in time\)"):
+        deployment.await_recipe(recipe("two"))

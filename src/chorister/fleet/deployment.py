@@ -248,12 +248,17 @@ class Deployment:
     def await_recipe(self, recipe: Recipe) -> None:
         """Wait until a checkpoint with both cosignatures lists a recipe."""
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
+        why = ""
         while time.monotonic() < deadline:
-            entries = self.current().recipes
+            try:
+                entries = self.current().recipes
+            except ChoristerError as error:  # a busy machine may take longer than one look
+                entries, why = (), f" ({error})"
             if any(open_recipe(entry).digest == recipe.digest for entry in entries):
                 return
             time.sleep(0.25)
-        raise ServiceError(f"the recipe {recipe.id} was not published; see {self.log('registry')}")
+        log = self.log("registry")
+        raise ServiceError(f"the recipe {recipe.id} was not published{why}; see {log}")
 
 
 @dataclass(kw_only=True, slots=True)

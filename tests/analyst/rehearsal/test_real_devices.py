@@ -60,7 +60,10 @@ def test_real_devices_are_few_and_draw_by_themselves() -> None:
 
 
 def test_real_devices_answer_the_windows_that_they_drew() -> None:
-    """A series over real devices and servers: every device answers as often as it may, no more."""
+    """A series over real devices and servers: every device answers as often as it may, no more.
+
+    Each draws three of four windows: with a chance of 1e-9, one has fewer reports than its minimum.
+    """
     limits = {"windows": 8, "longest": "100d", "answers": 3, "cells": 100}
     changes: dict[str, Any] = {
         f"analyses/{ANALYSIS}/cohort/smallest": 2,
@@ -69,7 +72,7 @@ def test_real_devices_answer_the_windows_that_they_drew() -> None:
     with ch.rehearse(HELD, generous(3, **changes), mode="reports") as real:
         plan = real.study("series", analysis=ANALYSIS).track(
             ch.intervals("age", [0, 40, 80, 160]), every="1d", windows=4, answers_per_device=3,
-            local_epsilon="0.01", epsilon="0.5", delta="1e-6", min_cohort=10,
+            local_epsilon="0.01", epsilon="0.5", delta="1e-6", min_cohort=5,
         )  # fmt: skip
         track = plan.ask()
         first = track.collect(up_to=2)
@@ -79,7 +82,7 @@ def test_real_devices_answer_the_windows_that_they_drew() -> None:
         assert trend.windows == (0, 1, 2, 3)
         reports = [result.n_reports for result in trend.results.values()]
         assert sum(reports) == 3 * 26
-        assert min(reports) >= 10
+        assert min(reports) >= 5
         assert not any(result.marked for result in trend.results.values())
         with pytest.raises(ch.errors.BudgetExceeded):
             plan.again().ask()

@@ -28,7 +28,7 @@ from tests.analyst.fleets import AGES, DEVICES, decades, fleet, generous
 from tests.conftest import REPOSITORY
 from tests.keyboard import ANALYSIS
 
-ALARM = 1e-6
+ALARM = 1e-8
 TEXTS = ["How are you?", "how are they", "I'm fine, thanks", "", None, "ça va bien", "how ARE you"]
 
 
@@ -74,7 +74,7 @@ def test_sums_have_the_law_of_the_sum_of_reports(mechanism: str) -> None:
 
 
 def same_law(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    """A two-sample chi-squared test; in one of a million runs it is wrong about equal laws."""
+    """A two-sample chi-squared test; one of a hundred million is wrong about equal laws."""
     values = np.concatenate((one, other)).astype(np.int64)
     edges = np.unique(np.quantile(values, np.linspace(0, 1, 12)))
     table = np.array([np.histogram(each, [-1, *edges[1:-1], 10**12])[0] for each in (one, other)])
