@@ -251,7 +251,7 @@ class Deployment:
         why = ""
         while time.monotonic() < deadline:
             try:
-                entries = self.current().recipes
+                entries, why = self.current().recipes, ""
             except ChoristerError as error:  # a busy machine may take longer than one look
                 entries, why = (), f" ({error})"
             if any(open_recipe(entry).digest == recipe.digest for entry in entries):
