@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import ssl
 import threading
 import time
@@ -134,7 +135,10 @@ def deployment(tmp_path: Path) -> Deployment:
 
 
 def test_nothing_but_that_it_does_not_run(deployment: Deployment) -> None:
-    found = bad(deployment)
+    with contextlib.ExitStack() as stack:
+        for port in deployment.ports.values():  # so that no other test's server gets it meanwhile
+            stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+        found = bad(deployment)
     assert set(found) == {
         "processes",
         "registry log",
