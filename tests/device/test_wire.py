@@ -27,7 +27,6 @@ from chorister.device.sandbox.wire import (
 from chorister.errors import DecodeError
 from chorister.recipe.model import MAX_RECIPE_BYTES
 
-
 SOON = 30.0
 """The longest that a wait of half a second may take on a busy machine: others take hours."""
 
