@@ -425,9 +425,12 @@ def test_a_sandbox_that_does_not_start_stops_neither_polls_nor_uploads(
     def fail(**_: object) -> None:
         raise SandboxUnavailable("out of memory")
 
+    # Polls are rare: the report has to make way for none.
+    timing = replace(TIMING, poll=50_000)
     with at_work(EMPTY, a_generous_policy(), seed=None, recipes=RECIPES[:1]) as home:
+        home.restart(timing=timing, sandbox=WorkingSandbox(home.clock, EMPTY))
         assert home.device.run_once().answered
-        home.restart(timing=TIMING, sandbox=None)
+        home.restart(timing=timing, sandbox=None)
         monkeypatch.setattr("chorister.device.device.Sandbox", fail)
         upload_at = home.device.plan().upload_at
         polls = len(home.network.gets)
