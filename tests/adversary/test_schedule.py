@@ -294,10 +294,10 @@ def test_no_process_sends_while_data_may_be_touched(home: Home) -> None:
     assert home.device.run_once().waiting
     assert all(why is not None and "data may be touched" in why for why in said)
     assert busy_until is not None
-    home.clock.advance(home.device.quiet_seconds() - 0.001)
+    home.clock.advance(home.device.quiet_seconds() - 1 / SECOND)
     assert home.device.run_once().silent
     assert home.clock.now() == busy_until - 1
-    home.clock.advance(0.001)
+    home.clock.advance(1 / SECOND)
     assert home.device.run_once().silent is None
     other.close()
 
