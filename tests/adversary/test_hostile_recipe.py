@@ -29,7 +29,7 @@ from tests.device.world import (
     a_recipe,
     an_entry,
 )
-from tests.keyboard import changed
+from tests.keyboard import REMOVE, changed
 from tests.logworld import OTHER_ANALYSIS, body_of, key, public, with_body
 
 
@@ -370,9 +370,16 @@ def test_a_clock_that_is_fast_opens_no_window_twice(tmp_path: Path) -> None:
 
 
 def test_the_same_series_under_another_name_is_charged_to_the_same_budget(tmp_path: Path) -> None:
-    """`answers` bounds one series; what all of them cost together is the budget's business."""
-    limits = {"windows": 2, "longest": "30d", "answers": 1, "cells": 100}
-    policy = a_policy({f"analyses/{ANALYSIS}/series": limits})  # one report for the analysis
+    """`answers` bounds one series; what all of them cost together is the budget's business.
+
+    The budget never renews: a period would end between the two windows in one of 26 runs.
+    """
+    changes: dict[str, Any] = {
+        f"analyses/{ANALYSIS}/series": {"windows": 2, "longest": "30d", "answers": 1, "cells": 100},
+        f"analyses/{ANALYSIS}/budget/period": REMOVE,
+        "device/period": REMOVE,
+    }
+    policy = a_policy(changes)  # one report for the analysis
     with at_home(tmp_path, policy) as home:
         every = [a_recipe(f"series-{i}", {"series": SERIES}) for i in range(20)]
         home.ask(*every)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,11 @@ from tests.keyboard import REMOVE
 from tests.logworld import OTHER_ANALYSIS
 
 PERIOD = 180 * DAY
+FOREVER: dict[str, Any] = {
+    "device/period": REMOVE,
+    f"analyses/{ANALYSIS}/budget/period": REMOVE,
+}
+"""Budgets that never renew: a period could end between two questions, at the device's own time."""
 
 
 @pytest.fixture
@@ -118,7 +124,15 @@ def test_a_new_ledger_is_silent_for_its_age_whatever_the_registry_shows(tmp_path
             assert home.charges() == charges
 
 
-def test_a_restored_backup_answers_nothing(home: Home, tmp_path: Path) -> None:
+@pytest.fixture
+def frugal(tmp_path: Path) -> Iterator[Home]:
+    with at_home(tmp_path, a_policy(FOREVER)) as home:
+        home.donate()
+        yield home
+
+
+def test_a_restored_backup_answers_nothing(frugal: Home, tmp_path: Path) -> None:
+    home = frugal
     home.device.close()
     shutil.copytree(tmp_path / "device", tmp_path / "backup")
     home.restart()
@@ -227,12 +241,13 @@ def test_a_policy_update_refunds_nothing(home: Home) -> None:
     assert Event.POLICY in home.events()
 
 
-def test_an_analysis_removed_and_brought_back_remembers(home: Home) -> None:
+def test_an_analysis_removed_and_brought_back_remembers(frugal: Home) -> None:
+    home = frugal
     spend(home)
-    home.policy = a_policy({f"analyses/{ANALYSIS}": REMOVE})
+    home.policy = a_policy({"device/period": REMOVE, f"analyses/{ANALYSIS}": REMOVE})
     home.restart()
     home.ask()
-    home.policy = a_policy()
+    home.policy = a_policy(FOREVER)
     home.restart()
     home.ask(a_recipe("second"))
     assert home.charges() == 1

@@ -147,12 +147,13 @@ def test_an_answer_without_end_is_cut(status: int) -> None:
 
 
 def test_a_server_that_is_not_there_says_so_in_a_typed_error() -> None:
-    with serve(lambda _: Reply()) as server:
-        url = server.url
-    with pytest.raises(Unreachable, match="can't be reached"):
-        HTTPTransport(timeout=2).get(url, limit=1)
-    with pytest.raises(LogWithheld):
-        LogSource(HTTPTransport(timeout=2), url).read("checkpoint", limit=1)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # it does not listen, and no other server gets the port
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        with pytest.raises(Unreachable, match="can't be reached"):
+            HTTPTransport(timeout=60).get(url, limit=1)
+        with pytest.raises(LogWithheld):
+            LogSource(HTTPTransport(timeout=60), url).read("checkpoint", limit=1)
 
 
 @pytest.mark.parametrize(

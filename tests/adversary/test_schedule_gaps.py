@@ -302,17 +302,22 @@ def test_a_run_has_no_more_queries_than_can_be_reserved() -> None:
 
 def test_deleting_ends_in_its_time_though_another_process_reads(tmp_path: Path) -> None:
     with at_home(tmp_path) as home:
-        home.device.donate_many("keyboard", [{"ngram": "x" * 1000, "perplexity": 1.0}] * 500)
         other = home.build()
         reader = other._opened().store._reader
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM stream_keyboard").fetchall()
-        home.clock.advance(4000 * 86_400)
-        begun = time.monotonic()
-        assert home.device._opened().store.expire(2.5) == 500
-        took = time.monotonic() - begun
+        left = 0
+        for _ in range(3):  # the machine may stand still meanwhile, but not each time
+            home.device.donate_many("keyboard", [{"ngram": "x" * 1000, "perplexity": 1.0}] * 500)
+            home.clock.advance(4000 * 86_400)
+            begun = time.monotonic()
+            left += 500 - home.device._opened().store.expire(2.5)
+            took = time.monotonic() - begun
+            if left == 0 and took < Timing().housekeeping:
+                break
         reader.execute("COMMIT")
         other.close()
+        assert left == 0
         assert took < Timing().housekeeping
 
 
@@ -321,7 +326,8 @@ def test_deleting_ends_in_its_time_however_long_the_log_is(tmp_path: Path) -> No
 
     It came with the first transaction that deleted something, and took 15 s for 300 megabytes.
     """
-    with at_home(tmp_path) as home:
+
+    def ends_in_its_time(home: Home) -> bool:
         other = home.build()
         reader = other._opened().store._reader
         reader.execute("BEGIN")
@@ -333,12 +339,16 @@ def test_deleting_ends_in_its_time_however_long_the_log_is(tmp_path: Path) -> No
         home.clock.advance(4000 * 86_400)
         store = home.device._opened().store
         begun = time.monotonic()
-        assert store.expire(0.2) > 0
+        deleted = store.expire(0.2)
         took = time.monotonic() - begun
         begun = time.monotonic()
         assert forget(store._connection)
         whole = time.monotonic() - begun
-        assert took < 0.2 + whole / 2
+        return deleted > 0 and took < 0.2 + whole / 2
+
+    with at_home(tmp_path) as home:
+        # The machine may stand still meanwhile, but not each time.
+        assert any(ends_in_its_time(home) for _ in range(3))
 
 
 def test_a_lost_zygote_is_started_before_the_moment() -> None:
@@ -415,9 +425,12 @@ def test_a_sandbox_that_does_not_start_stops_neither_polls_nor_uploads(
     def fail(**_: object) -> None:
         raise SandboxUnavailable("out of memory")
 
+    # Polls are rare: the report has to make way for none.
+    timing = replace(TIMING, poll=50_000)
     with at_work(EMPTY, a_generous_policy(), seed=None, recipes=RECIPES[:1]) as home:
+        home.restart(timing=timing, sandbox=WorkingSandbox(home.clock, EMPTY))
         assert home.device.run_once().answered
-        home.restart(timing=TIMING, sandbox=None)
+        home.restart(timing=timing, sandbox=None)
         monkeypatch.setattr("chorister.device.device.Sandbox", fail)
         upload_at = home.device.plan().upload_at
         polls = len(home.network.gets)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from chorister._native import scan_reports
-from chorister.device.ledger.ledger_entries import Charged
+from chorister.device.ledger.ledger_entries import Charged, Created, PolicyTaken
 from chorister.device.run import RunStep
 from chorister.errors import Unreachable
 from chorister.policy import Policy
@@ -33,6 +33,7 @@ from tests.logworld import OTHER_ANALYSIS
 
 LIMIT = Decimal("1")
 REPORTS = 7
+SHORTEST = 2 * DAY  # of all periods, and each of them is a multiple
 RENAMED = "keyboard.renamed"
 GARBAGE = b"not a head"
 
@@ -50,7 +51,7 @@ def policy(
     perplexity: bool = True,
     answers: int | None = 3,
 ) -> Policy:
-    """Without a period at first: then nothing that was charged ever renews, whatever comes."""
+    """Without a period at first: what is charged then never renews, whatever comes."""
     changes: dict[str, Any] = {
         "device/epsilon": limit,
         "device/reports": REPORTS,
@@ -95,6 +96,8 @@ class DeviceMachine(RuleBasedStateMachine):
         self.analysis = ANALYSIS
         self.has_perplexity = self.is_basic = True
         self.charged: dict[tuple[str, int | None], Decimal] = {}  # ever, by recipe and window
+        # Of each, the shortest period in which it was charged; None if it never renews.
+        self.periods: dict[tuple[str, int | None], int | None] = {}
         self.ended: dict[str, set[int | None]] = {}  # what was charged when a recipe ended
         self.asked: list[Recipe] = []  # published at some time; `recipes` are listed now
         self.backup: Path | None = None
@@ -173,9 +176,16 @@ class DeviceMachine(RuleBasedStateMachine):
         entries = self.home.device._opened().ledger.entries()
         charged = [entry.charge for entry in entries if isinstance(entry, Charged)]
         assert len({(charge.recipe, charge.window) for charge in charged}) == len(charged)
-        self.charged |= {
-            (charge.recipe, charge.window): charge.privacy.epsilon for charge in charged
-        }
+        offset, renews = 0, False
+        for entry in entries:
+            if isinstance(entry, Created):
+                offset = entry.offset
+            elif isinstance(entry, PolicyTaken):
+                renews = entry.terms.device.period is not None
+            elif isinstance(entry, Charged):
+                key = (entry.charge.recipe, entry.charge.window)
+                self.charged[key] = entry.charge.privacy.epsilon
+                self.periods[key] = (entry.time + offset) // SHORTEST if renews else None
 
     def _charged_windows(self, recipe: Recipe) -> set[int | None]:
         self._note_charges()
@@ -232,7 +242,7 @@ class DeviceMachine(RuleBasedStateMachine):
 
     @rule(
         limit=st.sampled_from(["0.5", "1", "2"]),
-        period=st.sampled_from([None, "2d", "180d"]),
+        period=st.sampled_from([None, f"{SHORTEST // DAY}d", "180d"]),
         composition=st.sampled_from(["basic", "basic", {"renyi": 64}]),
         analysis=st.sampled_from([ANALYSIS, RENAMED]),
         perplexity=st.booleans(),
@@ -318,9 +328,17 @@ class DeviceMachine(RuleBasedStateMachine):
     @invariant()
     def what_left_was_charged_and_fits(self) -> None:
         self._note_charges()
-        assert len({url for url, _, _ in self.home.network.posts}) <= len(self.charged) <= REPORTS
-        if self.is_basic:
-            assert sum(self.charged.values(), Decimal(0)) <= self.largest
+        assert len({url for url, _, _ in self.home.network.posts}) <= len(self.charged)
+        for period in {None, *self.periods.values()}:
+            # What never renews counts in every period, whichever was charged first.
+            counted = [
+                epsilon
+                for key, epsilon in self.charged.items()
+                if self.periods[key] in (None, period)
+            ]
+            assert len(counted) <= REPORTS
+            if self.is_basic:
+                assert sum(counted, Decimal(0)) <= self.largest
 
     @invariant()
     def no_device_answers_more_windows_than_allowed(self) -> None:

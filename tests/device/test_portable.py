@@ -115,7 +115,7 @@ def test_a_query_is_killed_at_its_deadline(portable: Sandbox) -> None:
     process, start = spare(portable), time.monotonic()
     with pytest.raises(SandboxFailed):
         choose(portable, ENDLESS, deadline=1.0)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 30  # on a busy machine; to its end it would take hours
     assert gone(process)
 
 
@@ -276,13 +276,18 @@ def test_a_python_that_lacks_all_of_it_runs_a_device(tmp_path: Path) -> None:
 
 
 DIES = """
-import os, signal, threading
+import contextlib, os, signal, threading
+from chorister.errors import SandboxFailed
 from tests.device.asking import ENDLESS, choose
 from tests.device.test_portable import running, spare, until
 from chorister.device.sandbox import Sandbox, confinement
 confinement.FACILITIES = frozenset()
 sandbox = Sandbox()
-threading.Thread(target=lambda: choose(sandbox, ENDLESS, deadline=2), daemon=True).start()
+def ask():
+    while True:  # again, if the machine stood still until the deadline
+        with contextlib.suppress(SandboxFailed):
+            choose(sandbox, ENDLESS, deadline=2)
+threading.Thread(target=ask, daemon=True).start()
 until(lambda: running(sandbox))
 print(spare(sandbox), *running(sandbox), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -294,7 +294,7 @@ def test_a_query_ends_at_its_deadline(sandbox: Sandbox) -> None:
     start = time.monotonic()
     with pytest.raises(SandboxFailed):
         choose(sandbox, ENDLESS, deadline=0.3)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30  # on a busy machine; to its end it would take hours
 
 
 @pytest.mark.parametrize("late", [0.0, 1e-9, 1000.0])

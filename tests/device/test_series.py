@@ -141,7 +141,7 @@ def test_late_devices_answer_no_more_often(tmp_path: Path) -> None:
 
 
 def test_one_coin_and_one_arm_for_the_whole_series(home: Home) -> None:
-    never = a_series(participation={"probability": "0.000001", "once_per_study": False})
+    never = a_series(participation={"probability": f"0.{'0' * 23}1", "once_per_study": False})
     assert live_through(home, never) == [()] * 4
     assert home.device.status().recipes == {AttemptState.DECLINED: 1}
     arms = [{"name": "control", "weight": 1}, {"name": "treated", "weight": 1}]

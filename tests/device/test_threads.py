@@ -66,8 +66,10 @@ def test_a_run_in_another_thread_heeds_the_person(act: str, home: Home) -> None:
     with Stalled(home) as stalled, ThreadPoolExecutor(1) as app:
         done = app.submit(getattr(home.device, act))
         seen = home.device._opened().store
+        # Until it shows, or is done: a pause may begin and end between two looks.
         while not (home.device._pausing.is_set() if act == "pause" else not seen.consent.opted_in):
-            assert not done.done()
+            if done.done():
+                break
         assert stalled.finish().answered == ()
         done.result(WAIT)
     assert home.charges() == 0

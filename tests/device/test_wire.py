@@ -27,6 +27,9 @@ from chorister.device.sandbox.wire import (
 from chorister.errors import DecodeError
 from chorister.recipe.model import MAX_RECIPE_BYTES
 
+SOON = 30.0
+"""The longest that a wait of half a second may take on a busy machine: others take hours."""
+
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
@@ -128,7 +131,7 @@ def test_what_does_not_come_ends_at_the_deadline(
     start = time.monotonic()
     with pytest.raises(TimeoutError):
         WAITS[name](pair[0], uptime() + 0.2)
-    assert 0.1 < time.monotonic() - start < 5
+    assert 0.1 < time.monotonic() - start < SOON
 
 
 @pytest.mark.parametrize("name", ["a frame", "bytes", "to be read"])
@@ -159,7 +162,7 @@ def test_a_peer_that_dribbles_gets_no_more_time(
     finally:
         over.set()
         thread.join()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < SOON
 
 
 def test_a_deadline_passes_while_the_machine_is_suspended(

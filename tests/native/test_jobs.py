@@ -288,20 +288,26 @@ def test_headers_are_columns() -> None:
 def test_other_python_threads_run_while_a_job_does() -> None:
     pair = NativePair(Prio3.multihot_count_vec(1000, 50))
     reports = b"".join(pair.reports(one_hots(1000, 200, weight=50)))
-    done = threading.Event()
 
-    def lead() -> None:
-        pair.lead(reports)
-        done.set()
+    def turns_during_a_job() -> int:
+        done = threading.Event()
 
-    worker = threading.Thread(target=lead)
-    worker.start()
-    turns = 0
-    while not done.is_set():
-        turns += 1
-        time.sleep(0.0005)
-    worker.join()
-    assert turns > 5  # With the GIL held, the first turn would end after the job.
+        def lead() -> None:
+            pair.lead(reports)
+            done.set()
+
+        worker = threading.Thread(target=lead)
+        worker.start()
+        turns = 0
+        while not done.is_set():
+            turns += 1
+            time.sleep(0.0005)
+        worker.join()
+        return turns
+
+    # With the GIL held, the first turn would end after the job, each time. A busy machine may give
+    # this thread no turn during one job, but not during all of them.
+    assert any(turns_during_a_job() > 5 for _ in range(100))
 
 
 def test_memory_is_bounded_by_the_job_and_not_by_its_output_shares() -> None:

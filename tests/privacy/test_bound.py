@@ -222,14 +222,19 @@ def test_no_divergence_takes_long(mechanism: Mechanism, n: int) -> None:
 
 def test_others_run_while_a_bound_is_computed() -> None:
     """The interpreter's lock is released."""
-    with ThreadPoolExecutor(1) as pool:
-        exact_epsilon.cache_clear()
-        slow = pool.submit(exact_epsilon, LARGEST, ASYMMETRIC, 0.01, 1e-12, noised=False)
-        turns = 0
-        while not slow.done():
-            time.sleep(0.001)
-            turns += 1
-    assert turns > 5
+
+    def turns_meanwhile() -> int:
+        with ThreadPoolExecutor(1) as pool:
+            exact_epsilon.cache_clear()
+            slow = pool.submit(exact_epsilon, LARGEST, ASYMMETRIC, 0.01, 1e-12, noised=False)
+            turns = 0
+            while not slow.done():
+                time.sleep(0.001)
+                turns += 1
+        return turns
+
+    # A busy machine may give this thread no turn during one computation, but not during all.
+    assert any(turns_meanwhile() > 5 for _ in range(50))
 
 
 # --- Arguments that make no sense ----------------------------------------------------------------
