@@ -67,8 +67,8 @@ def test_a_run_in_another_thread_heeds_the_person(act: str, home: Home) -> None:
         done = app.submit(getattr(home.device, act))
         seen = home.device._opened().store
         # Until it shows, or is done: a pause may begin and end between two looks.
-        while not (home.device._pausing.is_set() if act == "pause" else not seen.consent.opted_in):
-            if done.done():
+        while not done.done():
+            if home.device._pausing.is_set() if act == "pause" else not seen.consent.opted_in:
                 break
         assert stalled.finish().answered == ()
         done.result(WAIT)

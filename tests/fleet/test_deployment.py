@@ -10,7 +10,7 @@ import pytest
 from chorister.aggregator.config import load_config
 from chorister.analyst.live_fleet import Profile
 from chorister.console.config import ConsoleConfig
-from chorister.errors import InvalidInput, LogWithheld, ServiceError
+from chorister.errors import InvalidInput, LogForked, LogWithheld, ServiceError
 from chorister.fleet.deployment import Deployment, Server
 from chorister.policy.contradictions import findings
 from chorister.registry.server import RegistryConfig
@@ -124,3 +124,15 @@ def test_a_look_at_the_log_that_fails_is_repeated(
     looks += [LogWithheld("no answer in time", path="checkpoint")] * 2
     with pytest.raises(ServiceError, match=r"was not published \(no answer in time\)"):
         deployment.await_recipe(recipe("two"))
+
+
+def test_a_log_that_is_wrong_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def current(_: Deployment) -> SimpleNamespace:
+        raise LogForked("two different logs")
+
+    deployment = create(tmp_path / "here")
+    monkeypatch.setattr(Deployment, "current", current)
+    with pytest.raises(LogForked):
+        deployment.await_recipe(recipe("one"))

@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import Final, Self
 
 from chorister.clock import SystemClock
-from chorister.errors import ChoristerError, InvalidInput, LogOutdated, ServiceError, Unreachable
+from chorister.errors import (
+    CheckpointTime,
+    ChoristerError,
+    InvalidInput,
+    LogOutdated,
+    LogWithheld,
+    ServiceError,
+    Unreachable,
+)
 from chorister.fleet.deployment_files import (
     Addresses,
     DeploymentFiles,
@@ -252,7 +260,7 @@ class Deployment:
         while time.monotonic() < deadline:
             try:
                 entries, why = self.current().recipes, ""
-            except ChoristerError as error:  # a busy machine may take longer than one look
+            except (LogWithheld, CheckpointTime) as error:  # a busy machine may be late once
                 entries, why = (), f" ({error})"
             if any(open_recipe(entry).digest == recipe.digest for entry in entries):
                 return
